@@ -1,0 +1,51 @@
+# neptrio: `make run` serves the example repository, `make test` proves it works.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
+
+.PHONY: help build run test test-quick lint format proto clean
+
+help: ## List every target in a sentence
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+build: $(VENV)/.built ## Create the environment, install pinned dependencies and build the Cython modules
+
+$(VENV)/.system:
+	@$(PYTHON) -c 'import sys; sys.exit("neptrio needs Python >= 3.11, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@sh tools/system_libraries.sh
+	@touch $@
+
+$(VENV)/.deps: $(VENV)/.system pyproject.toml
+	@$(BIN)/pip install -q --disable-pip-version-check setuptools wheel "Cython>=3.1,<4"
+	@$(BIN)/python tools/requirements.py | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.deps $(CEXT)
+	@$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+run: build ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 8002 (metrics); ARGS='...' adds flags
+	@$(BIN)/python examples/prepare.py
+	@$(BIN)/neptrio --model-repository examples/model_repository $(ARGS)
+
+test: build lint ## Set up, lint, type-check and run every test
+	@$(BIN)/python examples/prepare.py
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: build ## Check formatting, lint rules and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: build ## Rewrite the Python sources in the project's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+proto: build ## Regenerate src/neptrio/_proto from proto/
+	@$(BIN)/python tools/gen_proto.py
+
+clean: ## Remove the environment and everything built
+	@rm -rf $(VENV) build dist src/*.egg-info src/neptrio/_cext/*.so

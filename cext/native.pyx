@@ -1,0 +1,49 @@
+"""Batches that execute without the GIL."""
+from libc.stdint cimport int64_t
+from posix.time cimport nanosleep, timespec
+
+from neptrio._cext.batch cimport Batch
+from neptrio._cext.mailbox cimport Work
+from neptrio._cext.request cimport now_ns
+
+
+cdef struct Delay:
+    int64_t ns
+    int64_t start
+    int64_t end
+
+
+cdef class DelayBatch(Batch):
+    """A batch whose responses are known already; executing it takes `delay` nanoseconds."""
+
+    cdef Delay delay
+
+    @staticmethod
+    def of(Batch batch, int64_t delay_ns):
+        """`batch` as a DelayBatch."""
+        cdef DelayBatch made = DelayBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
+        made.instance = batch.instance
+        made.delay.ns = delay_ns
+        made.work.run = run_delay
+        return made
+
+    cpdef object deliver(self):
+        self.compute_start = self.delay.start
+        self.compute_end = self.delay.end
+        return Batch.deliver(self)
+
+
+cdef void run_delay(Work* work) noexcept nogil:
+    cdef Delay* delay = &(<DelayBatch>work.owner).delay
+    cdef timespec ts
+    delay.start = now_ns()
+    if delay.ns > 0:
+        ts.tv_sec = delay.ns // 1000000000
+        ts.tv_nsec = delay.ns % 1000000000
+        nanosleep(&ts, NULL)
+    delay.end = now_ns()
+
+
+def run_inline(Batch batch not None):
+    """Executes a native batch right here, with the GIL released."""
+    batch.run_here()

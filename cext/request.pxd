@@ -1,0 +1,141 @@
+# The types that flow through the house. Ownership in short sentences:
+#   A Tensor owns (a reference to) the memory it points at, never a borrowed pointer.
+#   A request owns its input tensors until its final response has been delivered.
+#   Everything here is created, changed and dropped with the GIL held; the one exception is
+#   the memory behind `ptr`, which instance threads may read or write without it.
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+cdef enum DataType:  # numbers as in model_config.proto
+    DT_INVALID = 0
+    DT_BOOL = 1
+    DT_UINT8 = 2
+    DT_UINT16 = 3
+    DT_UINT32 = 4
+    DT_UINT64 = 5
+    DT_INT8 = 6
+    DT_INT16 = 7
+    DT_INT32 = 8
+    DT_INT64 = 9
+    DT_FP16 = 10
+    DT_FP32 = 11
+    DT_FP64 = 12
+    DT_BYTES = 13
+    DT_BF16 = 14
+
+cdef enum Stamp:  # index into InferRequest.stamps, CLOCK_MONOTONIC nanoseconds, 0 = not reached
+    RECV_START = 0
+    RECV_END = 1
+    REQUEST_START = 2
+    QUEUE_START = 3
+    COMPUTE_START = 4
+    COMPUTE_INPUT_END = 5
+    COMPUTE_OUTPUT_START = 6
+    COMPUTE_END = 7
+    REQUEST_END = 8
+    SEND_START = 9
+    SEND_END = 10
+    CACHE_LOOKUP_START = 11
+    CACHE_LOOKUP_END = 12
+    CACHE_INSERT_START = 13
+    CACHE_INSERT_END = 14
+    RESPONSE_COMPLETE = 15
+    STAMPS = 16
+
+cdef enum RequestState:
+    CREATED = 0
+    QUEUED = 1      # owned by a scheduler's queue
+    PREPARED = 2    # in a batch that waits in an instance's mailbox
+    EXECUTING = 3
+    DONE = 4        # the final response was handed to the responder
+
+cdef int64_t now_ns() noexcept nogil
+cdef int element_size(int dtype) noexcept nogil   # bytes per element; 0 for BYTES and INVALID
+
+cdef class Tensor:
+    cdef public str name
+    cdef public int dtype
+    cdef public tuple shape            # ints; -1 never appears in a tensor
+    cdef public object owner           # keeps the memory behind ptr alive
+    cdef const char* ptr               # row-major elements; BYTES in its length-prefixed form
+    cdef readonly Py_ssize_t nbytes
+    cdef public int memory_kind        # 0 CPU, 1 pinned CPU, 2 GPU (ptr is then a device address)
+    cdef public int64_t memory_id
+    cdef Py_buffer view
+    cdef bint has_view
+    cdef int hold(self, object buffer, bint writable) except -1
+    cpdef Py_ssize_t count(self)
+
+cdef class RequestedOutput:
+    cdef public str name
+    cdef public int binary             # HTTP: 1 binary, 0 JSON, -1 the request's default
+    cdef public int64_t class_count    # classification extension, 0 = off
+    cdef public str shm_region         # None: not in shared memory
+    cdef public int64_t shm_offset
+    cdef public int64_t shm_byte_size
+
+cdef class Responder:
+    cpdef object respond(self, InferRequest request, InferResponse response, bint final)
+
+cdef class InferRequest:
+    cdef public str model_name
+    cdef public str model_version      # as asked for, "" = latest
+    cdef public str id
+    cdef public dict parameters        # custom parameters, None when there are none
+    cdef public list inputs            # [Tensor]
+    cdef public list outputs           # [RequestedOutput], None = all
+    cdef public object sequence_id     # 0, a positive int or a non-empty str
+    cdef public bint sequence_start
+    cdef public bint sequence_end
+    cdef public uint64_t priority
+    cdef public uint64_t timeout_us
+    cdef public bint want_empty_final
+    cdef public int64_t batch_size     # 1 for models without batching
+    cdef public object model           # the ModelCore it was accepted by
+    cdef public Responder responder
+    cdef public object scheduler       # who owns it while QUEUED
+    cdef public object scheduler_data  # that owner's own record
+    cdef public object batch
+    cdef public object trace           # a trace of the observer, None = not sampled
+    cdef public object context         # the transport's own record
+    cdef public InferRequest parent    # ensemble or BLS request this one is a part of
+    cdef public bytes cache_key
+    cdef public int state
+    cdef public bint cancelled
+    cdef public bint collect_statistics
+    cdef public int64_t deadline_ns    # of the queue policy, 0 = none
+    cdef public int64_t responses      # responses delivered so far
+    cdef int64_t stamps[STAMPS]
+
+cdef class InferResponse:
+    cdef public str model_name
+    cdef public str model_version
+    cdef public str id
+    cdef public dict parameters
+    cdef public list outputs           # [Tensor]
+    cdef public object error           # TritonError or None
+    cdef public bint null              # flag-only final response of a decoupled model
+
+cdef class ModelCore:
+    cdef public str name
+    cdef public str version
+    cdef public str platform
+    cdef public int64_t max_batch_size
+    cdef public list input_specs       # [InputSpec] in config order
+    cdef public dict input_index       # name -> InputSpec
+    cdef public set output_names
+    cdef public int64_t required_inputs
+    cdef public bint decoupled
+    cdef public bint ready
+    cdef public object scheduler       # enqueue(request), cancel(request), ...
+    cdef public object counters        # counters.ModelCounters
+    cdef public int64_t inflight       # accepted requests whose final response is not out
+    cdef public object on_idle         # called when inflight falls to 0, or None
+
+cdef class InputSpec:
+    cdef public str name
+    cdef public int dtype
+    cdef public tuple dims             # without the batch dimension, -1 = any
+    cdef public bint optional
+    cdef public bint ragged
+    cdef public int64_t fixed_elements # product of dims, -1 when a dim is variable

@@ -1,0 +1,1 @@
+"""The compiled modules; their sources are in cext/ at the top level."""

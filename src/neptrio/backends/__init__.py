@@ -1,0 +1,1 @@
+"""Backends: how a model's files become something that executes batches."""

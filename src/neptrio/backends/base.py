@@ -1,0 +1,88 @@
+"""The backend interface.
+
+A Backend belongs to one model version and is used from loader threads; its instances each live
+on their own thread: initialize(), execute() and finalize() are called there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import traceback
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neptrio._cext.batch import Batch
+from neptrio.errors import Internal, Reason, TritonError
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """What a backend may know when it loads a version."""
+
+    name: str
+    version: int
+    model_dir: Path
+    version_dir: Path
+    config: Any  # inference.ModelConfig
+    settings: Any  # neptrio.settings.Settings
+    services: Any  # neptrio.server.Services: inference for BLS, shared memory, metrics
+
+
+class BackendInstance(ABC):
+    """One instance of a model. `native` instances execute without the GIL."""
+
+    native = False
+
+    def initialize(self) -> None:
+        """Called once on the instance's thread before the first batch. May raise."""
+
+    @abstractmethod
+    def execute(self, batch: Batch) -> None:
+        """Answers every request of the batch.
+
+        Sets batch.responses[i] to an InferResponse (outputs or a TritonError of its own) for
+        each request, and calls batch.mark_input_end() and batch.mark_output_start() at those
+        points. Raising fails the whole batch. Runs on the instance's thread.
+        """
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Called on the trio thread before submission; native instances fill in their work."""
+        return batch
+
+    def describe_failure(self, error: BaseException) -> TritonError:
+        """The error that clients see when execute() raised `error`."""
+        return Internal(_failure_text(error), reason=Reason.BACKEND)
+
+    def finalize(self) -> None:
+        """Called once on the instance's thread after the last batch."""
+
+
+def _failure_text(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-3:]))
+    return f"{type(error).__name__}: {error}\n\nAt:\n{at}"
+
+
+class Backend(ABC):
+    """One loaded model version, from which instances are made."""
+
+    # config.platform / metadata platform when the config leaves it empty
+    platform = ""
+
+    def __init__(self, context: LoadContext) -> None:
+        self.context = context
+
+    @classmethod
+    def auto_complete(cls, context: LoadContext) -> None:
+        """Fills in what context.config leaves open (inputs, outputs, max_batch_size). May raise."""
+
+    def load(self) -> None:
+        """Reads the model's files; called on a loader thread."""
+
+    @abstractmethod
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        """A new instance, not initialized yet. `kind` is "CPU", "GPU" or "MODEL"."""
+
+    def unload(self) -> None:
+        """Drops what load() took; called after the last instance was finalized."""

@@ -1,0 +1,66 @@
+"""The identity backend: each output is the input of the same position.
+
+Outputs alias the inputs' memory; nothing is copied and the GIL is not needed. The parameter
+`execute_delay_ms` makes every execution take that long, for testing schedulers.
+"""
+
+from __future__ import annotations
+
+from neptrio._cext.batch import Batch
+from neptrio._cext.native import DelayBatch
+from neptrio._cext.request import InferResponse
+from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.errors import InvalidArgument
+
+
+class IdentityBackend(Backend):
+    """See the module's text."""
+
+    platform = "identity"
+
+    def __init__(self, context: LoadContext) -> None:
+        super().__init__(context)
+        text = context.config.parameters["execute_delay_ms"].string_value or "0"
+        try:
+            self.delay_ns = int(float(text) * 1e6)
+        except ValueError:
+            raise InvalidArgument(
+                f"parameter 'execute_delay_ms' of model '{context.name}' must be a number, got '{text}'"
+            ) from None
+
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        outputs = [o.name for o in self.context.config.output]
+        inputs = [i.name for i in self.context.config.input]
+        if len(outputs) > len(inputs):
+            raise InvalidArgument(
+                f"model '{self.context.name}' has {len(outputs)} outputs but only {len(inputs)} inputs to "
+                "copy them from"
+            )
+        return IdentityInstance(inputs, outputs, self.delay_ns)
+
+
+class IdentityInstance(BackendInstance):
+    """Answers on the trio thread; only the delay runs on the instance's thread."""
+
+    native = True
+
+    def __init__(self, inputs: list[str], outputs: list[str], delay_ns: int) -> None:
+        self._pairs = list(zip(inputs, outputs, strict=False))
+        self._delay_ns = delay_ns
+
+    def prepare(self, batch: Batch) -> Batch:
+        made: Batch = DelayBatch.of(batch, self._delay_ns)
+        made.responses = [
+            InferResponse(
+                [
+                    tensor.renamed(output)
+                    for name, output in self._pairs
+                    if (tensor := request.input_named(name)) is not None
+                ]
+            )
+            for request in batch.requests
+        ]
+        return made
+
+    def execute(self, batch: Batch) -> None:
+        raise AssertionError("native instances do not execute in Python")

@@ -1,0 +1,1 @@
+"""Wire forms <-> requests and responses. No I/O, no scheduling."""

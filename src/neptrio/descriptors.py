@@ -1,0 +1,36 @@
+"""The protocol's descriptors in a pool of their own.
+
+protobuf's text and JSON parsers need message classes. They are built from the compiled
+descriptor set that `make proto` writes, in a private pool, so that a process which also imports
+tritonclient (whose generated modules claim the default pool) never sees a conflict.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+
+@cache
+def file_set() -> Any:
+    """The FileDescriptorSet of proto/ (used by gRPC reflection too)."""
+    data = resources.files("neptrio._proto").joinpath("descriptors.binpb").read_bytes()
+    return descriptor_pb2.FileDescriptorSet.FromString(data)
+
+
+@cache
+def pool() -> Any:
+    """The private descriptor pool."""
+    made = descriptor_pool.DescriptorPool()
+    for file in file_set().file:
+        made.Add(file)
+    return made
+
+
+@cache
+def message_class(name: str) -> Any:
+    """The protobuf class of a full message name such as `inference.ModelConfig`."""
+    return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))

@@ -1,0 +1,1 @@
+"""Models: configuration, a loaded version, its instances."""

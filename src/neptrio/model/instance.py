@@ -1,0 +1,140 @@
+"""Model instances: a thread each, with a mailbox, and the pool that picks among them.
+
+A native instance that has nothing under way and whose executions have been measured at a few
+microseconds runs on the trio thread itself: handing such work to a thread and back costs several
+times the work. `inline_executions` says how often that happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from neptrio._cext.batch import Batch
+from neptrio._cext.mailbox import CompletionQueue, Mailbox, WorkItem
+from neptrio._cext.native import run_inline
+from neptrio._cext.request import InferRequest
+from neptrio.backends.base import BackendInstance
+from neptrio.model.core import ModelCore
+
+log = logging.getLogger("neptrio.instance")
+
+INLINE_LIMIT_NS = 20_000  # above this the hop to a thread and back is worth its 40 us
+EXECUTING = 3
+
+
+@dataclass(frozen=True)
+class InstanceStatistics:
+    """What an instance has under way and has done."""
+
+    name: str
+    outstanding: int
+    executions: int
+    inline_executions: int
+
+
+class _Call(WorkItem):
+    """initialize() or finalize() on the instance's thread."""
+
+    def __init__(self, function: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        self._function = function
+        self._done = done
+        self._error: BaseException | None = None
+
+    def execute(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+
+    def deliver(self) -> None:
+        self._done(self._error)
+
+
+class Instance:
+    """One instance: `submit` gives it a batch, `finished` is called when the batch is back."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelCore,
+        backend: BackendInstance,
+        completions: CompletionQueue,
+        pool: InstancePool,
+    ) -> None:
+        self.name = name
+        self.backend = backend
+        self.outstanding = 0
+        self.executions = 0
+        self.inline_executions = 0
+        self._mean_ns = 0.0 if backend.native else float("inf")
+        self._model = model
+        self._pool = pool
+        self._mailbox = Mailbox(completions)
+        self._thread = threading.Thread(target=self._mailbox.run, name=f"instance-{name}", daemon=True)
+
+    def start(self, done: Callable[[BaseException | None], None]) -> None:
+        """Starts the thread and initializes the backend on it; `done(error)` on the trio thread."""
+        self._thread.start()
+        self._mailbox.submit(_Call(self.backend.initialize, done))
+
+    def stop(self, done: Callable[[BaseException | None], None]) -> None:
+        """Finalizes after the last batch and ends the thread; `done(error)` on the trio thread."""
+        self._mailbox.submit(_Call(self.backend.finalize, done))
+        self._mailbox.close()
+
+    def submit(self, requests: list[InferRequest], close_reason: str, oldest_wait_ns: int) -> None:
+        """Executes `requests` as one batch."""
+        batch = Batch(self._model, requests, close_reason, oldest_wait_ns)
+        batch.instance = self
+        batch = self.backend.prepare(batch)
+        for request in requests:
+            request.batch = batch
+        self.outstanding += 1
+        if self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS:
+            self.inline_executions += 1
+            run_inline(batch)
+            batch.deliver()
+        else:
+            self._mailbox.submit(batch)
+
+    def finished(self, batch: Batch) -> None:
+        """The batch is back on the trio thread and about to be answered."""
+        self.outstanding -= 1
+        self.executions += 1
+        if self.backend.native:
+            self._mean_ns += (batch.compute_end - batch.compute_start - self._mean_ns) * 0.1
+        self._pool.freed()
+
+    def statistics(self) -> InstanceStatistics:
+        """What is under way and what has been done."""
+        return InstanceStatistics(self.name, self.outstanding, self.executions, self.inline_executions)
+
+
+class InstancePool:
+    """A model version's instances; the least loaded one is used."""
+
+    def __init__(self) -> None:
+        self.instances: list[Instance] = []
+        self.on_free: Callable[[], None] = lambda: None
+
+    @property
+    def executing(self) -> int:
+        """Batches under way, prepared ones included."""
+        return sum(instance.outstanding for instance in self.instances)
+
+    def available(self, limit: int) -> Instance | None:
+        """The instance with the fewest batches under way, if that is below `limit`."""
+        best = None
+        for instance in self.instances:
+            if instance.outstanding < limit and (best is None or instance.outstanding < best.outstanding):
+                best = instance
+                if best.outstanding == 0:
+                    break
+        return best
+
+    def freed(self) -> None:
+        """An instance has room again."""
+        self.on_free()

@@ -1,0 +1,118 @@
+"""A loaded model version: its backend, its instances and its scheduler.
+
+Life: Model.load() on a loader thread reads files; start() on the trio thread makes the instances
+and waits for their initialize(); drain() waits until the last accepted request is answered;
+stop() finalizes the instances.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import trio
+
+from neptrio._cext.counters import ModelCounters
+from neptrio._cext.mailbox import CompletionQueue
+from neptrio.backends.base import Backend, LoadContext
+from neptrio.errors import Internal, TritonError
+from neptrio.model import config as model_config
+from neptrio.model.core import ModelCore
+from neptrio.model.instance import Instance, InstancePool
+from neptrio.scheduling.base import LoopServices
+from neptrio.scheduling.choose import make_scheduler
+
+log = logging.getLogger("neptrio.model")
+
+KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
+
+
+class Model(ModelCore):
+    """One version of one model."""
+
+    def __init__(
+        self, context: LoadContext, backend: Backend, loop: LoopServices, completions: CompletionQueue
+    ) -> None:
+        super().__init__(context.name, str(context.version))
+        config = context.config
+        self.config = config
+        self.context = context
+        self.backend = backend
+        self.platform = config.platform or backend.platform or config.backend
+        self.max_batch_size = config.max_batch_size
+        self.set_inputs(model_config.input_specs(config))
+        self.output_names = {o.name for o in config.output}
+        self.decoupled = config.model_transaction_policy.decoupled
+        self.counters = ModelCounters()
+        self.pool = InstancePool()
+        self._loop = loop
+        self._completions = completions
+        self._idle = trio.Event()
+        self.on_idle: Any = None
+
+    async def start(self) -> None:
+        """Creates and initializes the instances, in parallel. Raises what initialize() raised."""
+        for group in self.config.instance_group:
+            kind = KINDS.get(group.kind, "CPU")
+            devices = list(group.gpus) or [0] if kind == "GPU" else [0]
+            for device in devices:
+                for index in range(group.count):
+                    name = f"{group.name}_{index}"
+                    made = self.backend.create_instance(name, kind, device)
+                    self.pool.instances.append(Instance(name, self, made, self._completions, self.pool))
+        self.scheduler = make_scheduler(self, self.pool, self._loop)
+        errors: list[BaseException] = []
+        async with trio.open_nursery() as nursery:
+            for instance in self.pool.instances:
+                nursery.start_soon(self._start_instance, instance, errors)
+        if errors:
+            await self.stop()
+            raise errors[0]
+        self.ready = True
+
+    async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
+        error = await _called(instance.start)
+        if error is not None:
+            if isinstance(error, TritonError):
+                errors.append(error)
+            else:
+                errors.append(Internal(instance.backend.describe_failure(error).message))
+
+    async def drain(self) -> None:
+        """Returns once no accepted request is left."""
+        self.ready = False
+        if self.scheduler is not None:
+            self.scheduler.stop()
+        while self.inflight:
+            self._idle = trio.Event()
+            self.on_idle = self._idle.set
+            await self._idle.wait()
+        self.on_idle = None
+
+    async def stop(self) -> None:
+        """Finalizes every instance and unloads the backend."""
+        self.ready = False
+        async with trio.open_nursery() as nursery:
+            for instance in self.pool.instances:
+                nursery.start_soon(self._stop_instance, instance)
+        self.pool.instances = []
+        self.backend.unload()
+
+    async def _stop_instance(self, instance: Instance) -> None:
+        error = await _called(instance.stop)
+        if error is not None:
+            log.error("finalize of %s failed: %s", instance.name, error)
+
+
+async def _called(start: Any) -> BaseException | None:
+    """Awaits the done-callback of Instance.start or Instance.stop."""
+    finished = trio.Event()
+    outcome: list[BaseException | None] = []
+
+    def done(error: BaseException | None) -> None:
+        outcome.append(error)
+        finished.set()
+
+    start(done)
+    await finished.wait()
+    return outcome[0]

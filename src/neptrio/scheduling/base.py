@@ -1,0 +1,59 @@
+"""What every scheduler offers, and what it is given.
+
+A scheduler owns a model's accepted requests from enqueue() until it hands them to an instance
+in a batch. It never calls a responder itself: requests it refuses late (timeouts, cancels) go
+through neptrio._cext.batch.complete.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from neptrio._cext.request import InferRequest
+from neptrio.timers import Timers
+from neptrio.turn import Turn
+
+
+@dataclass(frozen=True)
+class SchedulerStatistics:
+    """What a scheduler holds now."""
+
+    queued: int
+    executing: int
+
+
+@dataclass(frozen=True)
+class LoopServices:
+    """What the trio thread offers to everything that decides on it."""
+
+    turn: Turn
+    timers: Timers
+
+
+class Scheduler(ABC):
+    """Enqueue, cancel, dispatch; stop refuses newcomers and lets what is accepted finish."""
+
+    @abstractmethod
+    def enqueue(self, request: InferRequest) -> None:
+        """Takes a validated request, or raises TritonError (then it was never accepted)."""
+
+    @abstractmethod
+    def cancel(self, request: InferRequest) -> None:
+        """The caller is gone. Queued requests complete as cancelled at once; others run on."""
+
+    @abstractmethod
+    def dispatch(self, now_ns: int) -> None:
+        """Forms batches and submits them while instances are free. Called by the turn."""
+
+    @abstractmethod
+    def statistics(self) -> SchedulerStatistics:
+        """What is held now."""
+
+    def stop(self) -> None:
+        """No newcomers; what was accepted finishes."""
+
+
+SchedulerFactory = Callable[[Any, Any, LoopServices], Scheduler]

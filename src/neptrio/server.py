@@ -1,0 +1,174 @@
+"""Every nursery of the server: what starts, in what order, how it drains.
+
+    turn, timers, completions        the loop's own tasks
+      models                         loaded before the listeners accept
+        REST, gRPC                   the fronts
+
+Shutdown runs the other way: not ready at once, no new connections, open requests answered,
+models unloaded, then the loop's own tasks end. A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from neptrio._cext.mailbox import CompletionQueue
+from neptrio.repository.manager import RepositoryManager
+from neptrio.scheduling.base import LoopServices
+from neptrio.service import Services
+from neptrio.service.inference import InferenceService
+from neptrio.service.metadata import MetadataService
+from neptrio.service.repository import RepositoryService
+from neptrio.service.statistics import StatisticsService
+from neptrio.settings import Settings
+from neptrio.timers import Timers
+from neptrio.transport.grpc import GrpcServer
+from neptrio.transport.http2_session import implementation
+from neptrio.transport.link import listen
+from neptrio.transport.rest import RestServer
+from neptrio.turn import Turn
+
+log = logging.getLogger("neptrio.server")
+
+
+class Server:
+    """The server object; embeddable: it does not assume that it owns the process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        turn = Turn()
+        self.loop = LoopServices(turn, Timers(turn))
+        self.completions = CompletionQueue()
+        self.repository = RepositoryManager(settings, self.loop, self.completions)
+        self.services = Services(
+            settings=settings,
+            loop=self.loop,
+            inference=InferenceService(self.repository),
+            metadata=MetadataService(settings, self.repository),
+            statistics=StatisticsService(self.repository),
+            repository=RepositoryService(settings, self.repository),
+        )
+        self.repository.services = self.services
+        self.stopping = trio.Event()
+        self.fronts: list[Any] = []
+        self.http_listener: socket.socket | None = None
+        self.grpc_listener: socket.socket | None = None
+
+    async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Delivers what instance threads have finished: many per wake-up."""
+        queue = self.completions
+        task_status.started()
+        while True:
+            await trio.lowlevel.wait_readable(queue.read_fd)
+            for item in queue.drain():
+                try:
+                    item.deliver()
+                except Exception:
+                    log.exception("a completion failed")
+            self.loop.turn.end()
+
+    async def serve(self, started: Callable[[], None] = lambda: None) -> None:
+        """Loads the models, serves until stop() is called, drains and unloads."""
+        async with trio.open_nursery() as core:
+            await core.start(self.loop.turn.run)
+            await core.start(self.loop.timers.run)
+            await core.start(self._completions)
+            try:
+                async with trio.open_nursery() as fronts:
+                    self._listen()
+                    await self.repository.load_all()
+                    for front in self.fronts:
+                        await fronts.start(front.run)
+                    started()
+                    await self.stopping.wait()
+                    await self._drain()
+                    fronts.cancel_scope.cancel()
+            finally:
+                with trio.move_on_after(self.settings.exit_timeout_secs) as scope:
+                    scope.shield = True
+                    await self.repository.unload_all()
+            core.cancel_scope.cancel()
+        self.completions.close()
+
+    def _listen(self) -> None:
+        settings = self.settings
+        if settings.allow_http:
+            self.http_listener = listen(settings.http_address, settings.http_port)
+            self.fronts.append(RestServer(self.services, self.http_listener))
+        if settings.allow_grpc:
+            self.grpc_listener = listen(settings.grpc_address, settings.grpc_port)
+            self.fronts.append(GrpcServer(self.services, self.grpc_listener))
+
+    def stop(self) -> None:
+        """Begins the shutdown. Call on the trio thread."""
+        self.services.metadata.exiting = True
+        self.stopping.set()
+
+    async def _drain(self) -> None:
+        with trio.move_on_after(self.settings.exit_timeout_secs) as scope:
+            async with trio.open_nursery() as nursery:
+                for front in self.fronts:
+                    nursery.start_soon(front.drain)
+        if scope.cancelled_caught:
+            log.error("exit timeout expired, exiting immediately")
+
+    def describe(self) -> str:
+        """The start-up text: models, addresses, what was found."""
+        rows = [
+            (r["name"], r.get("version", ""), r.get("state", ""), r.get("reason", ""))
+            for r in self.repository.index(False)
+        ]
+        widths = [max([len(row[i]) for row in rows] + [len(head)]) for i, head in enumerate(HEADS)]
+        lines = ["  ".join(h.ljust(w) for h, w in zip(HEADS, widths, strict=True)).rstrip()]
+        lines += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if self.http_listener is not None:
+            lines.append("REST     on http://{}:{}".format(*self.http_listener.getsockname()[:2]))
+        if self.grpc_listener is not None:
+            address = "{}:{}".format(*self.grpc_listener.getsockname()[:2])
+            lines.append(f"gRPC     on {address} (HTTP/2 session: {implementation()})")
+        lines.append("serving")
+        return "\n".join(lines)
+
+
+HEADS = ("Model", "Version", "State", "Reason")
+
+
+async def _signals(server: Server) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if server.stopping.is_set():
+                os._exit(1)
+            server.stop()
+
+
+def run(settings: Settings) -> int:
+    """Runs a server in this process until a signal; returns the exit status."""
+
+    async def main() -> None:
+        server = Server(settings)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_signals, server)
+            await server.serve(lambda: print(server.describe(), file=sys.stderr, flush=True))
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+    return 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real error in a nursery's group: what the command reports."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

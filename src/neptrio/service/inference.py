@@ -1,0 +1,46 @@
+"""Inference: look the model up, validate, accept, hand to the scheduler; and cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._cext.request import InferRequest
+from neptrio._cext.validate import validate
+from neptrio.repository.manager import RepositoryManager
+from neptrio.stamps import Stamp
+
+REQUEST_START = int(Stamp.REQUEST_START)
+
+
+class InferenceService:
+    """The door. A request that submit() returns from is accepted and will be answered once."""
+
+    def __init__(self, repository: RepositoryManager) -> None:
+        self._repository = repository
+
+    def lookup(self, name: str, version: str) -> Any:
+        """The ready model version. Raises NotFound, Unavailable or InvalidArgument."""
+        return self._repository.lookup(name, version)
+
+    def submit(self, request: InferRequest) -> None:
+        """Accepts a decoded request; its responder hears of the outcome. Raises TritonError if refused."""
+        model = request.model
+        if model is None:
+            model = request.model = self._repository.lookup(request.model_name, request.model_version)
+        validate(request, model)
+        request.stamp(REQUEST_START)
+        model.inflight += 1
+        try:
+            model.scheduler.enqueue(request)
+        except BaseException:
+            model.inflight -= 1
+            if model.inflight == 0 and model.on_idle is not None:
+                model.on_idle()
+            raise
+
+    def cancel(self, request: InferRequest) -> None:
+        """The caller is gone. Nothing happens to requests that are done."""
+        if not request.cancelled:
+            request.cancelled = True
+            if request.model is not None and request.scheduler is not None:
+                request.model.scheduler.cancel(request)

@@ -1,0 +1,79 @@
+"""Server metadata, model metadata, model configuration, health (spec/observed.md 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio import __version__
+from neptrio.errors import TritonError
+from neptrio.model import config as model_config
+from neptrio.repository.manager import RepositoryManager
+from neptrio.settings import Settings
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "sequence(string_id)",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class MetadataService:
+    """What this server and its models are, and whether they are ready."""
+
+    def __init__(self, settings: Settings, repository: RepositoryManager) -> None:
+        self._settings = settings
+        self._repository = repository
+        self.exiting = False
+
+    def live(self) -> bool:
+        """The process serves."""
+        return True
+
+    def ready(self) -> bool:
+        """Every model that should be ready is (strict readiness), and the server is not exiting."""
+        return not self.exiting and (not self._settings.strict_readiness or self._repository.all_ready())
+
+    def server(self) -> dict[str, Any]:
+        """The $metadata_server_response."""
+        return {"name": self._settings.id, "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """True when that version (or any, without one) serves."""
+        try:
+            return bool(self._repository.lookup(name, version).ready)
+        except TritonError as error:
+            if error.code.http == 400:
+                raise
+            return False
+
+    def model(self, name: str, version: str) -> dict[str, Any]:
+        """The $metadata_model_response."""
+        model = self._repository.lookup(name, version)
+        versions = [version] if version else self._repository.ready_versions(name)
+        batching = model.max_batch_size > 0
+        return {
+            "name": model.name,
+            "versions": [str(int(v)) for v in versions],
+            "platform": model.platform,
+            "inputs": model_config.metadata_tensors(model.config.input, batching),
+            "outputs": model_config.metadata_tensors(model.config.output, batching),
+        }
+
+    def config_message(self, name: str, version: str) -> Any:
+        """The version's inference.ModelConfig."""
+        return self._repository.lookup(name, version).config
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """The config endpoint's object."""
+        return model_config.to_dict(self.config_message(name, version))

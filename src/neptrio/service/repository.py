@@ -1,0 +1,37 @@
+"""The model repository extension (seed 004)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio.errors import Unavailable, Unsupported
+from neptrio.repository.manager import RepositoryManager
+from neptrio.settings import Settings
+
+
+class RepositoryService:
+    """Index, load and unload."""
+
+    def __init__(self, settings: Settings, repository: RepositoryManager) -> None:
+        self._settings = settings
+        self._repository = repository
+
+    def index(self, ready: bool) -> list[dict[str, str]]:
+        """The $repository_index_response."""
+        return self._repository.index(ready)
+
+    def _explicit(self, repository_name: str) -> None:
+        if repository_name:
+            raise Unsupported("'repository_name' specification is not supported")
+        if self._settings.model_control_mode != "explicit":
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    async def load(self, name: str, parameters: dict[str, Any], repository_name: str = "") -> None:
+        """Loads or reloads; returns when the model serves. Raises the load's error."""
+        self._explicit(repository_name)
+        await self._repository.load(name, parameters)
+
+    async def unload(self, name: str, unload_dependents: bool = False, repository_name: str = "") -> None:
+        """Unloads; returns once no new request is accepted."""
+        self._explicit(repository_name)
+        await self._repository.unload(name, unload_dependents)

@@ -1,0 +1,38 @@
+"""The server's settings: frozen, validated, units in names. Defaults are a Triton server's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the command line can set (spec/features.md A8)."""
+
+    id: str = "triton"
+    model_repository: tuple[Path, ...] = ()
+    model_control_mode: str = "none"
+    load_model: tuple[str, ...] = ()
+    strict_readiness: bool = True
+    exit_on_error: bool = True
+    exit_timeout_secs: float = 30.0
+    disable_auto_complete_config: bool = False
+    model_load_thread_count: int = 4
+    backend_directory: Path | None = None
+    backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    allow_http: bool = True
+    http_address: str = "0.0.0.0"
+    http_port: int = 8000
+    http_max_input_size: int = 64 << 20
+
+    allow_grpc: bool = True
+    grpc_address: str = "0.0.0.0"
+    grpc_port: int = 8001
+
+    allow_metrics: bool = True
+    metrics_address: str = ""
+    metrics_port: int = 8002
+
+    log_verbose: int = 0

@@ -1,0 +1,145 @@
+"""The control RPCs: generated grpclib handlers that convert and call the services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._proto.grpc.health import v1 as health
+from neptrio._proto.inference import (
+    GrpcInferenceServiceBase,
+    InferBatchStatistics,
+    InferResponseStatistics,
+    InferStatistics,
+    MemoryUsage,
+    ModelConfig,
+    ModelConfigResponse,
+    ModelMetadataResponse,
+    ModelMetadataResponseTensorMetadata,
+    ModelReadyResponse,
+    ModelStatistics,
+    ModelStatisticsResponse,
+    RepositoryIndexResponse,
+    RepositoryIndexResponseModelIndex,
+    RepositoryModelLoadResponse,
+    RepositoryModelUnloadResponse,
+    ServerLiveResponse,
+    ServerMetadataResponse,
+    ServerReadyResponse,
+    StatisticDuration,
+)
+from neptrio.errors import InvalidArgument
+from neptrio.service import Services
+
+
+def _durations(message: type, values: dict[str, dict[str, int]]) -> Any:
+    return message(**{key: StatisticDuration(**value) for key, value in values.items()})
+
+
+class InferenceHandlers(GrpcInferenceServiceBase):
+    """GRPCInferenceService, all but ModelInfer and ModelStreamInfer (transport.grpc_calls)."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @staticmethod
+    def all(services: Services) -> list[Any]:
+        """Every servicer of the gRPC front."""
+        return [InferenceHandlers(services), HealthHandlers(services)]
+
+    async def server_live(self, message: Any) -> ServerLiveResponse:
+        return ServerLiveResponse(live=self._services.metadata.live())
+
+    async def server_ready(self, message: Any) -> ServerReadyResponse:
+        return ServerReadyResponse(ready=self._services.metadata.ready())
+
+    async def model_ready(self, message: Any) -> ModelReadyResponse:
+        return ModelReadyResponse(ready=self._services.metadata.model_ready(message.name, message.version))
+
+    async def server_metadata(self, message: Any) -> ServerMetadataResponse:
+        return ServerMetadataResponse(**self._services.metadata.server())
+
+    async def model_metadata(self, message: Any) -> ModelMetadataResponse:
+        plain = self._services.metadata.model(message.name, message.version)
+        for key in ("inputs", "outputs"):
+            plain[key] = [ModelMetadataResponseTensorMetadata(**tensor) for tensor in plain[key]]
+        return ModelMetadataResponse(**plain)
+
+    async def model_config(self, message: Any) -> ModelConfigResponse:
+        config = self._services.metadata.config_message(message.name, message.version)
+        return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
+
+    async def model_statistics(self, message: Any) -> ModelStatisticsResponse:
+        plain = self._services.statistics.model_statistics(message.name, message.version)
+        return ModelStatisticsResponse(model_stats=[_model_statistics(m) for m in plain["model_stats"]])
+
+    async def repository_index(self, message: Any) -> RepositoryIndexResponse:
+        if message.repository_name:
+            from neptrio.errors import Unsupported
+
+            raise Unsupported("'repository_name' specification is not supported")
+        rows = self._services.repository.index(message.ready)
+        return RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row) for row in rows])
+
+    async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
+        parameters: dict[str, Any] = {}
+        for key, value in message.parameters.items():
+            if key == "config":
+                if value.string_param is None:
+                    raise InvalidArgument(
+                        "invalid value type for load parameter 'config', expected string_param."
+                    )
+                parameters[key] = value.string_param
+            elif key.startswith("file:"):
+                if value.bytes_param is None:
+                    raise InvalidArgument(
+                        f"invalid value type for load parameter '{key}', expected bytes_param."
+                    )
+                parameters[key] = value.bytes_param
+            else:
+                raise InvalidArgument(f"unrecognized load parameter '{key}'.")
+        await self._services.repository.load(message.model_name, parameters, message.repository_name)
+        return RepositoryModelLoadResponse()
+
+    async def repository_model_unload(self, message: Any) -> RepositoryModelUnloadResponse:
+        dependents = False
+        for key, value in message.parameters.items():
+            if key == "unload_dependents":
+                if value.bool_param is None:
+                    raise InvalidArgument(
+                        "invalid value type for 'unload_dependents' parameter, expected bool_param."
+                    )
+                dependents = value.bool_param
+        await self._services.repository.unload(message.model_name, dependents, message.repository_name)
+        return RepositoryModelUnloadResponse()
+
+
+def _model_statistics(plain: dict[str, Any]) -> ModelStatistics:
+    return ModelStatistics(
+        **{k: plain[k] for k in ("name", "version", "last_inference", "inference_count", "execution_count")},
+        inference_stats=_durations(InferStatistics, plain["inference_stats"]),
+        response_stats={
+            k: _durations(InferResponseStatistics, v) for k, v in plain["response_stats"].items()
+        },
+        batch_stats=[
+            InferBatchStatistics(
+                batch_size=b["batch_size"],
+                **{
+                    k: StatisticDuration(**b[k]) for k in ("compute_input", "compute_infer", "compute_output")
+                },
+            )
+            for b in plain["batch_stats"]
+        ],
+        memory_usage=[MemoryUsage(**m) for m in plain["memory_usage"]],
+    )
+
+
+class HealthHandlers(health.HealthBase):
+    """grpc.health.v1."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def check(self, message: Any) -> health.HealthCheckResponse:
+        serving = health.HealthCheckResponseServingStatus
+        ready = self._services.metadata.ready()
+        return health.HealthCheckResponse(status=serving.SERVING if ready else serving.NOT_SERVING)

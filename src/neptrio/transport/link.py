@@ -1,0 +1,147 @@
+"""A non-blocking socket: answers are written at once, what does not fit follows when it can.
+
+The problem: a send per answer through trio's streams costs a checkpoint and a task switch each.
+The choice: flush() tries the socket directly from wherever the answer was made; only when the
+kernel's buffer is full does a task wait for room. Bytes leave in the order they were given.
+
+Rules:
+ 1. send() never blocks and never raises: a broken link drops its output and says `broken`.
+ 2. At most one task waits for writability, and only while something is pending.
+ 3. `pending` bytes are bounded by the callers: they look at `congested` before they make more.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+CONGESTED_BYTES = 1 << 20  # above this, callers should hold their output back
+MAX_BUFFERS = 512  # of one sendmsg (IOV_MAX is 1024)
+
+
+class Link:
+    """The sending half of a connection."""
+
+    def __init__(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        self.sock = sock
+        self.pending = 0
+        self.broken = False
+        self.on_drained: Callable[[], None] = lambda: None
+        self._nursery = nursery
+        self._queue: deque[Any] = deque()
+        self._writing = False
+
+    @property
+    def congested(self) -> bool:
+        """True while the peer does not keep up."""
+        return self.pending > CONGESTED_BYTES
+
+    def send(self, buffers: list[Any]) -> None:
+        """Sends the buffers in order, now or as soon as the peer takes them."""
+        if self.broken or not buffers:
+            return
+        if self._queue:
+            self._append(buffers)
+            return
+        try:
+            if len(buffers) == 1:
+                data = buffers[0]
+                sent = self.sock.send(data)
+                if sent == len(memoryview(data)):
+                    return
+            else:
+                sent = self.sock.sendmsg(buffers[:MAX_BUFFERS])
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.fail()
+            return
+        self._append(buffers)
+        self._drop(sent)
+        if self._queue and not self._writing:
+            self._writing = True
+            self._nursery.start_soon(self._write)
+
+    def _append(self, buffers: list[Any]) -> None:
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            if len(view):
+                self._queue.append(view)
+                self.pending += len(view)
+
+    def _drop(self, sent: int) -> None:
+        self.pending -= sent
+        while sent > 0:
+            first = self._queue[0]
+            if len(first) <= sent:
+                sent -= len(first)
+                self._queue.popleft()
+            else:
+                self._queue[0] = first[sent:]
+                sent = 0
+
+    async def _write(self) -> None:
+        try:
+            while self._queue and not self.broken:
+                await trio.lowlevel.wait_writable(self.sock)
+                try:
+                    sent = self.sock.sendmsg(
+                        [self._queue[i] for i in range(min(len(self._queue), MAX_BUFFERS))]
+                    )
+                except (BlockingIOError, InterruptedError):
+                    continue
+                self._drop(sent)
+        except (OSError, trio.ClosedResourceError):
+            self.fail()
+        finally:
+            self._writing = False
+        self.on_drained()
+
+    def fail(self) -> None:
+        """The peer is gone: pending output is dropped."""
+        self.broken = True
+        self._queue.clear()
+        self.pending = 0
+
+    async def drained(self) -> None:
+        """Returns when everything was handed to the kernel, or the link is broken."""
+        while self._queue and not self.broken:
+            await trio.sleep(0.002)
+
+
+async def accept_loop(listener: socket.socket, handle: Callable[[socket.socket], None]) -> None:
+    """Accepts until cancelled; `handle(sock)` starts the connection and must not block."""
+    listener.setblocking(False)
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        for _ in range(64):
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                await trio.sleep(0.1)  # out of descriptors: wait for some to be closed
+                break
+            sock.setblocking(False)
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            handle(sock)
+
+
+def listen(address: str, port: int, backlog: int = 4096) -> socket.socket:
+    """A listening TCP socket. Raises OSError naming the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen(backlog)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock

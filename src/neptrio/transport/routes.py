@@ -1,0 +1,66 @@
+"""The REST routes: one table from method and path to a verb, shared by every HTTP front.
+
+Paths are matched as sent: no percent-decoding, no trailing slash, query strings ignored
+(spec/observed.md 1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+# (verb, pattern, methods); the first pattern that matches wins
+TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
+    (verb, re.compile(pattern + r"\Z"), methods)
+    for verb, pattern, methods in (
+        ("infer", _MODEL + "/infer", ("POST",)),
+        ("live", "/v2/health/live", ("GET",)),
+        ("ready", "/v2/health/ready", ("GET",)),
+        ("statistics", "/v2/models/stats", ("GET",)),
+        ("statistics", _MODEL + "/stats", ("GET",)),
+        ("model_ready", _MODEL + "/ready", ("GET",)),
+        ("model_config", _MODEL + "/config", ("GET",)),
+        ("repository_index", r"/v2/repository(?:/(?P<repository>[^/]+))?/index", ("POST",)),
+        (
+            "repository_load",
+            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/load",
+            ("POST",),
+        ),
+        (
+            "repository_unload",
+            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/unload",
+            ("POST",),
+        ),
+        ("model_metadata", _MODEL, ("GET",)),
+        ("server_metadata", "/v2/?", ("GET",)),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A matched path. `allowed` is False when only the method is wrong."""
+
+    verb: str
+    model: str = ""
+    version: str = ""
+    repository: str = ""
+    allowed: bool = True
+
+
+def match(method: str, path: str) -> Route | None:
+    """The route of a request, or None when no path fits."""
+    path = path.partition("?")[0]
+    for verb, pattern, methods in TABLE:
+        found = pattern.match(path)
+        if found:
+            groups = found.groupdict()
+            return Route(
+                verb,
+                groups.get("model") or "",
+                groups.get("version") or "",
+                groups.get("repository") or "",
+                method in methods,
+            )
+    return None
