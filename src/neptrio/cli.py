@@ -1,67 +1,164 @@
-"""The `neptrio` command: tritonserver's flags, with their defaults (spec/features.md A8)."""
+"""The `neptrio` command: tritonserver's flags with their defaults, and subcommands.
+
+Without a subcommand it serves. Flags are declared here, one line each, in the group where a user
+would look for them; every destination is a field of Settings. Flags of missing features, hints
+without effect and unknown flags are flags.refuse_unknown's. Source: spec/features.md A8.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
+from typing import Any
 
-from neptrio import __version__
+from neptrio import __version__, commands, flags
 from neptrio.errors import TritonError
 from neptrio.settings import Settings
 
 
-def _bool(text: str) -> bool:
-    if text.lower() in ("true", "1", "on"):
-        return True
-    if text.lower() in ("false", "0", "off"):
-        return False
-    raise argparse.ArgumentTypeError(f"expected true or false, got '{text}'")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(epilog: str = "") -> argparse.ArgumentParser:
+    """The flags of serving."""
     p = argparse.ArgumentParser(
-        prog="neptrio", description="An inference server that speaks the Triton protocol."
+        prog="neptrio",
+        usage="neptrio --model-repository=DIR [flags]  |  neptrio SUBCOMMAND ...",
+        description="An inference server that speaks the Triton protocol.",
+        epilog=epilog,
+        formatter_class=_Help,
+        allow_abbrev=False,
+        add_help=False,
     )
-    p.add_argument("--version", action="version", version=__version__)
-    p.add_argument("--id", default="triton")
-    p.add_argument("--model-repository", "--model-store", type=Path, action="append", required=True)
-    p.add_argument("--model-control-mode", choices=("none", "explicit"), default="none")
-    p.add_argument("--load-model", action="append", default=[])
-    p.add_argument("--strict-readiness", type=_bool, default=True)
-    p.add_argument("--exit-on-error", type=_bool, default=True)
-    p.add_argument("--exit-timeout-secs", type=float, default=30.0)
-    p.add_argument("--disable-auto-complete-config", action="store_true")
-    p.add_argument("--model-load-thread-count", type=int, default=4)
-    p.add_argument("--allow-http", type=_bool, default=True)
-    p.add_argument("--http-address", default="0.0.0.0")
-    p.add_argument("--http-port", type=int, default=8000)
-    p.add_argument("--http-max-input-size", type=int, default=64 << 20)
-    p.add_argument("--allow-grpc", type=_bool, default=True)
-    p.add_argument("--grpc-address", default="0.0.0.0")
-    p.add_argument("--grpc-port", type=int, default=8001)
-    p.add_argument("--log-verbose", type=int, default=0)
+    add = p.add_argument_group("general").add_argument
+    add("--help", "-h", action="help", help="print this text and exit")
+    add("--version", action="version", version=__version__, help="print the version and exit")
+    add("--id", default="triton", help="the server's name in its metadata")
+    add(
+        "--exit-timeout-secs",
+        type=flags.seconds,
+        default=30.0,
+        help="how long a shutdown may wait for requests",
+    )
+    add("--exit-on-error", type=flags.boolean, default=True, help="exit when a model fails to load at start")
+    add("--strict-readiness", type=flags.boolean, default=True, help="ready only while every model is")
+
+    add = p.add_argument_group("model repository").add_argument
+    add("--model-repository", "--model-store", type=Path, action="append", default=[],
+        help="a folder of models; may be repeated")  # fmt: skip
+    add("--model-control-mode", choices=("none", "explicit"), default="none",
+        help="none: every model is loaded at start; explicit: models come and go by request")  # fmt: skip
+    add("--load-model", action="append", default=[],
+        help="a model to load at start in mode explicit, '*' for all; may be repeated")  # fmt: skip
+    add("--model-load-thread-count", type=flags.positive, default=4, help="threads that load models")
+    add("--model-config-name", default="", help="use configs/NAME.pbtxt of a model where it exists")
+    add("--disable-auto-complete-config", type=flags.boolean, nargs="?", const=True, default=False,
+        help="take configurations as they are written")  # fmt: skip
+    add("--strict-model-config", type=flags.boolean, nargs="?", const=True, help=argparse.SUPPRESS)
+
+    add = p.add_argument_group("backends").add_argument
+    add("--backend-config", type=flags.backend_setting, action="append", default=[],
+        metavar="NAME,KEY=VALUE", help="a setting of one backend, or KEY=VALUE of all; may be repeated")  # fmt: skip
+
+    add = p.add_argument_group("HTTP/REST").add_argument
+    add("--allow-http", type=flags.boolean, default=True, help="serve HTTP")
+    add("--http-address", default="0.0.0.0", help="the address to listen on")
+    add("--http-port", type=flags.port, default=8000, help="the port, 0 = any free one")
+    add("--reuse-http-port", type=flags.boolean, default=False, help="share the port with other processes")
+    add(
+        "--http-max-input-size",
+        type=flags.positive,
+        default=64 << 20,
+        help="bytes of a request, decompressed",
+    )
+
+    add = p.add_argument_group("gRPC").add_argument
+    add("--allow-grpc", type=flags.boolean, default=True, help="serve gRPC")
+    add("--grpc-address", default="0.0.0.0", help="the address to listen on")
+    add("--grpc-port", type=flags.port, default=8001, help="the port, 0 = any free one")
+    add("--reuse-grpc-port", type=flags.boolean, default=False, help="share the port with other processes")
+
+    add = p.add_argument_group("logging").add_argument
+    add("--log-verbose", type=flags.not_negative, default=0, help="0 = off, 1 and more: verbose messages")
+    add("--log-info", type=flags.boolean, default=True, help="log information")
+    add("--log-warning", type=flags.boolean, default=True, help="log warnings")
+    add("--log-error", type=flags.boolean, default=True, help="log errors")
+    add("--log-format", choices=("default", "ISO8601"), default="default", help="the form of a log line")
+    add("--log-file", default="", help="append the log to this file instead of standard error")
     return p
+
+
+_METAVARS: dict[Any, str] = {
+    flags.boolean: "BOOL",
+    flags.port: "PORT",
+    flags.positive: "N",
+    flags.not_negative: "N",
+    flags.seconds: "SECS",
+    Path: "DIR",
+}
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults shown, epilog kept in lines; wide enough for the longest flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return _METAVARS.get(action.type, "VALUE")
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, "", [], argparse.SUPPRESS) or not action.option_strings:
+            return action.help
+        return super()._get_help_string(action)
+
+
+def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
+    """Settings from flags, and warnings about flags without effect. Exits with 2 when they are wrong."""
+    p = parser(commands.summary() if {"--help", "-h"} & set(argv) else "")
+    options, left = p.parse_known_args(argv)
+    warnings = flags.refuse_unknown(p, left)
+    values: dict[str, Any] = vars(options)
+    if not values["model_repository"]:
+        p.error("--model-repository=DIR is missing: the folder whose models are to be served")
+    strict = values.pop("strict_model_config")
+    if strict is not None:
+        warnings.append("--strict-model-config is deprecated, use --disable-auto-complete-config")
+        values["disable_auto_complete_config"] = values["disable_auto_complete_config"] or strict
+    backends: dict[str, dict[str, str]] = {}
+    for backend, key, value in values["backend_config"]:
+        backends.setdefault(backend, {})[key] = value
+    values["backend_config"] = backends
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    try:
+        return Settings(**values), warnings
+    except ValueError as error:
+        p.error(str(error))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the process's exit status."""
-    from neptrio import server
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and not argv[0].startswith("-"):
+        if argv[0] in commands.names():
+            return commands.run(argv[0], argv[1:])
+        near = flags.nearest(argv[0], commands.names())
+        print(f"error: unknown subcommand '{argv[0]}'{near}", file=sys.stderr)
+        return 2
+    settings, warnings = settings_of(argv)
 
-    options = vars(parser().parse_args(argv))
-    options["model_repository"] = tuple(options["model_repository"])
-    options["load_model"] = tuple(options["load_model"])
-    settings = Settings(**options)
-    logging.basicConfig(
-        level=logging.DEBUG if settings.log_verbose else logging.INFO,
-        format="%(levelname).1s %(asctime)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    from neptrio import server
+    from neptrio.logs import start_logging
+
     try:
+        start_logging(settings)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         return server.run(settings)
-    except (TritonError, OSError) as error:
+    except TritonError as error:
+        print(f"error: creating server: {error.code.title} - {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
         print(f"error: creating server: {error}", file=sys.stderr)
         return 1
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import trio
 
+from neptrio import accelerators, startup
 from neptrio._cext.mailbox import CompletionQueue
 from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
@@ -61,6 +62,8 @@ class Server:
         self.fronts: list[Any] = []
         self.http_listener: socket.socket | None = None
         self.grpc_listener: socket.socket | None = None
+        self.timed_out = False  # the exit timeout expired with something still under way
+        self._deadline: float | None = None
 
     async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Delivers what instance threads have finished: many per wake-up."""
@@ -92,77 +95,87 @@ class Server:
                     await self._drain()
                     fronts.cancel_scope.cancel()
             finally:
-                with trio.move_on_after(self.settings.exit_timeout_secs) as scope:
-                    scope.shield = True
+                with trio.CancelScope(shield=True) as scope:
+                    scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
+                self.timed_out = self.timed_out or scope.cancelled_caught
             core.cancel_scope.cancel()
         self.completions.close()
 
     def _listen(self) -> None:
         settings = self.settings
         if settings.allow_http:
-            self.http_listener = listen(settings.http_address, settings.http_port)
+            self.http_listener = listen(
+                settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
+            )
             self.fronts.append(RestServer(self.services, self.http_listener))
         if settings.allow_grpc:
-            self.grpc_listener = listen(settings.grpc_address, settings.grpc_port)
+            self.grpc_listener = listen(
+                settings.grpc_address, settings.grpc_port, reuse_port=settings.reuse_grpc_port
+            )
             self.fronts.append(GrpcServer(self.services, self.grpc_listener))
 
     def stop(self) -> None:
         """Begins the shutdown. Call on the trio thread."""
+        self._deadline = trio.current_time() + self.settings.exit_timeout_secs
         self.services.metadata.exiting = True
         self.stopping.set()
 
     async def _drain(self) -> None:
-        with trio.move_on_after(self.settings.exit_timeout_secs) as scope:
+        """No new connections, open requests answered; the deadline covers the unloading too."""
+        with trio.CancelScope(deadline=self._deadline or 0) as scope:
             async with trio.open_nursery() as nursery:
                 for front in self.fronts:
                     nursery.start_soon(front.drain)
-        if scope.cancelled_caught:
-            log.error("exit timeout expired, exiting immediately")
+        self.timed_out = scope.cancelled_caught
 
     def describe(self) -> str:
         """The start-up text: models, addresses, what was found."""
-        rows = [
-            (r["name"], r.get("version", ""), r.get("state", ""), r.get("reason", ""))
-            for r in self.repository.index(False)
-        ]
-        widths = [max([len(row[i]) for row in rows] + [len(head)]) for i, head in enumerate(HEADS)]
-        lines = ["  ".join(h.ljust(w) for h, w in zip(HEADS, widths, strict=True)).rstrip()]
-        lines += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        if self.http_listener is not None:
-            lines.append("REST     on http://{}:{}".format(*self.http_listener.getsockname()[:2]))
-        if self.grpc_listener is not None:
-            address = "{}:{}".format(*self.grpc_listener.getsockname()[:2])
-            lines.append(f"gRPC     on {address} (HTTP/2 session: {implementation()})")
-        lines.append("serving")
+        lines = [startup.table(self.repository.index(False))]
+        for name, listener, note in (
+            ("REST", self.http_listener, "http://{}"),
+            ("gRPC", self.grpc_listener, f"{{}} (HTTP/2 session: {implementation()})"),
+        ):
+            if listener is not None:
+                lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))
+        lines.append(f"accelerators: {accelerators.describe()}")
         return "\n".join(lines)
-
-
-HEADS = ("Model", "Version", "State", "Reason")
 
 
 async def _signals(server: Server) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            if server.stopping.is_set():
-                os._exit(1)
+            # a second signal is the kernel's: it ends the process even when the loop is stuck
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             server.stop()
 
 
 def run(settings: Settings) -> int:
     """Runs a server in this process until a signal; returns the exit status."""
+    server: Server | None = None
 
     async def main() -> None:
+        nonlocal server
         server = Server(settings)
+
+        def started() -> None:
+            print(server.describe() + "\nserving", file=sys.stderr, flush=True)
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_signals, server)
-            await server.serve(lambda: print(server.describe(), file=sys.stderr, flush=True))
+            await server.serve(started)
             nursery.cancel_scope.cancel()
 
     try:
         trio.run(main)
     except BaseExceptionGroup as group:
+        if server is not None:
+            print(startup.table(server.repository.index(False)), file=sys.stderr)
         raise _first(group) from None
+    if server is not None and server.timed_out:
+        print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)
+        os._exit(1)  # instance threads may be stuck in a model
     return 0
 
 

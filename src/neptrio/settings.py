@@ -19,20 +19,32 @@ class Settings:
     exit_timeout_secs: float = 30.0
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
+    model_config_name: str = ""
     backend_directory: Path | None = None
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000
+    reuse_http_port: bool = False
     http_max_input_size: int = 64 << 20
 
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
     grpc_port: int = 8001
+    reuse_grpc_port: bool = False
 
     allow_metrics: bool = True
     metrics_address: str = ""
     metrics_port: int = 8002
 
     log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_format: str = "default"
+    log_file: str = ""
+
+    def backend_settings(self, backend: str) -> dict[str, str]:
+        """--backend-config of a backend: its own keys over those given for all ("")."""
+        return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}

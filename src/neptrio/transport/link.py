@@ -132,12 +132,14 @@ async def accept_loop(listener: socket.socket, handle: Callable[[socket.socket],
             handle(sock)
 
 
-def listen(address: str, port: int, backlog: int = 4096) -> socket.socket:
+def listen(address: str, port: int, backlog: int = 4096, reuse_port: bool = False) -> socket.socket:
     """A listening TCP socket. Raises OSError naming the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((address, port))
         sock.listen(backlog)
     except OSError as error:

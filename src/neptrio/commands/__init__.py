@@ -1,0 +1,45 @@
+"""Subcommands of `neptrio`: one module each, named after the command.
+
+A module NAME.py (a `_` in it is a `-` on the command line) has:
+
+    HELP: str                                              one line for `neptrio --help`
+    def add_arguments(parser: argparse.ArgumentParser)     declares its flags
+    def run(options: argparse.Namespace) -> int            does it, returns the exit status
+
+Without a subcommand `neptrio` serves. Modules are found by their file, so that adding one is
+adding a file, and imported only when they are asked for (or listed by `--help`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+
+def names() -> list[str]:
+    """The subcommands there are, sorted."""
+    return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> ModuleType:
+    """The module of a subcommand that names() lists."""
+    return import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Parses `argv` for that subcommand and runs it; returns the process's exit status."""
+    module = load(name)
+    parser = argparse.ArgumentParser(
+        prog=f"neptrio {name}", description=module.__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(argv)) or 0)
+
+
+def summary() -> str:
+    """The lines of `neptrio --help` on subcommands, "" when there are none."""
+    lines = [f"  {name:<12}{load(name).HELP}" for name in names()]
+    return "subcommands (neptrio NAME --help):\n" + "\n".join(lines) if lines else ""

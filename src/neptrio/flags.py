@@ -1,0 +1,182 @@
+"""tritonserver's flags that need more than an argparse line: value forms, and flags we refuse.
+
+Rules:
+ 1. A flag is accepted only if it does what tritonserver's does. One whose feature is missing is
+    refused with that reason, unless it is set to the value that says "off".
+ 2. A tuning hint for threads or pools that this server does not have is accepted with a warning
+    that says so: scripts written for tritonserver keep working and nobody is misled.
+ 3. An unknown flag is refused with the nearest known one.
+Source: spec/features.md A8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+
+TRUE = ("true", "1", "on")
+FALSE = ("false", "0", "off")
+
+# flag -> (what it would do, the value that means "off" and is therefore accepted, or None)
+MISSING: dict[str, tuple[str, str | None]] = {
+    "--repository-poll-secs": ("polling the model repository", None),
+    "--model-load-retry-count": ("retrying a failed load", "0"),
+    "--model-load-gpu-limit": ("limiting GPU memory used by models", None),
+    "--model-namespacing": ("model namespaces", "false"),
+    "--http-header-forward-pattern": ("forwarding HTTP headers to models", ""),
+    "--http-restricted-api": ("restricting HTTP endpoints", None),
+    "--grpc-header-forward-pattern": ("forwarding gRPC headers to models", ""),
+    "--grpc-restricted-protocol": ("restricting gRPC calls", None),
+    "--grpc-use-ssl": ("TLS on the gRPC port", "false"),
+    "--grpc-use-ssl-mutual": ("TLS on the gRPC port", "false"),
+    "--grpc-server-cert": ("TLS on the gRPC port", None),
+    "--grpc-server-key": ("TLS on the gRPC port", None),
+    "--grpc-root-cert": ("TLS on the gRPC port", None),
+    "--grpc-infer-response-compression-level": ("compressing gRPC responses", "none"),
+    "--grpc-keepalive-time": ("gRPC keep-alive", None),
+    "--grpc-keepalive-timeout": ("gRPC keep-alive", None),
+    "--grpc-keepalive-permit-without-calls": ("gRPC keep-alive", "false"),
+    "--grpc-http2-max-pings-without-data": ("gRPC keep-alive", None),
+    "--grpc-http2-min-recv-ping-interval-without-data": ("gRPC keep-alive", None),
+    "--grpc-http2-max-ping-strikes": ("gRPC keep-alive", None),
+    "--grpc-max-connection-age": ("closing old gRPC connections", None),
+    "--grpc-max-connection-age-grace": ("closing old gRPC connections", None),
+    "--allow-metrics": ("the metrics endpoint", "false"),
+    "--allow-gpu-metrics": ("GPU metrics", "false"),
+    "--allow-cpu-metrics": ("CPU metrics", "false"),
+    "--metrics-address": ("the metrics endpoint", None),
+    "--metrics-port": ("the metrics endpoint", None),
+    "--metrics-interval-ms": ("polled metrics", None),
+    "--metrics-config": ("metrics settings", None),
+    "--trace-config": ("tracing", None),
+    "--trace-file": ("tracing", None),
+    "--trace-level": ("tracing", "OFF"),
+    "--trace-rate": ("tracing", None),
+    "--trace-count": ("tracing", None),
+    "--trace-log-frequency": ("tracing", None),
+    "--trace-dir": ("tracing", None),
+    "--cache-config": ("the response cache", None),
+    "--cache-directory": ("the response cache", None),
+    "--response-cache-byte-size": ("the response cache", "0"),
+    "--rate-limit": ("the rate limiter", "off"),
+    "--rate-limit-resource": ("the rate limiter", None),
+    "--cuda-memory-pool-byte-size": ("a CUDA memory pool", None),
+    "--cuda-virtual-address-size": ("growable CUDA memory", None),
+    "--allow-client-shm": ("shared memory", "false"),
+    "--host-policy": ("host policies", None),
+    "--backend-directory": ("backends from a folder", None),
+    "--repoagent-directory": ("repository agents", None),
+    "--allow-sagemaker": ("the SageMaker endpoint", "false"),
+    "--sagemaker-port": ("the SageMaker endpoint", None),
+    "--sagemaker-safe-port-range": ("the SageMaker endpoint", None),
+    "--sagemaker-thread-count": ("the SageMaker endpoint", None),
+    "--allow-vertex-ai": ("the Vertex AI endpoint", "false"),
+    "--vertex-ai-port": ("the Vertex AI endpoint", None),
+    "--vertex-ai-thread-count": ("the Vertex AI endpoint", None),
+    "--vertex-ai-default-model": ("the Vertex AI endpoint", None),
+}
+
+# flags of threads and pools that this server has no counterpart of
+NO_EFFECT = {
+    "--http-thread-count": "one thread serves all connections",
+    "--grpc-infer-thread-count": "one thread serves all connections",
+    "--grpc-infer-allocation-pool-size": "requests are not pooled by number",
+    "--grpc-max-response-pool-size": "responses are not pooled by number",
+    "--buffer-manager-thread-count": "instances copy their own buffers",
+    "--pinned-memory-pool-byte-size": "pinned memory grows as models need it",
+    "--min-supported-compute-capability": "the CUDA driver decides which devices can run a model",
+    "--enable-peer-access": "devices do not exchange tensors",
+}
+
+
+def boolean(text: str) -> bool:
+    """true/false as tritonserver spells them."""
+    lower = text.lower()
+    if lower in TRUE:
+        return True
+    if lower in FALSE:
+        return False
+    raise argparse.ArgumentTypeError(f"expected one of {', '.join(TRUE + FALSE)}, got '{text}'")
+
+
+def port(text: str) -> int:
+    """A TCP port, 0 = any free one."""
+    return _ranged(text, 0, 65535)
+
+
+def positive(text: str) -> int:
+    """An integer above 0."""
+    return _ranged(text, 1, None)
+
+
+def not_negative(text: str) -> int:
+    """An integer of 0 or more."""
+    return _ranged(text, 0, None)
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, 0 or more, got '{text}'")
+    return value
+
+
+def _ranged(text: str, low: int, high: int | None) -> int:
+    value: int | None
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or value < low or (high is not None and value > high):
+        limit = f"an integer from {low} to {high}" if high is not None else f"an integer of {low} or more"
+        raise argparse.ArgumentTypeError(f"expected {limit}, got '{text}'")
+    return value
+
+
+def backend_setting(text: str) -> tuple[str, str, str]:
+    """`NAME,KEY=VALUE` or, for all backends, `KEY=VALUE` (or `,KEY=VALUE`); NAME is "" then."""
+    head, comma, rest = text.partition(",")
+    if not comma or "=" in head:
+        head, rest = "", text
+    key, equals, value = rest.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"expected NAME,KEY=VALUE or KEY=VALUE, got '{text}'")
+    return head, key, value
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str]:
+    """What argparse did not know: exits with the reason, or returns warnings for accepted hints."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    warnings = []
+    at = 0
+    while at < len(left):
+        flag, equals, value = left[at].partition("=")
+        at += 1
+        if not flag.startswith("-"):
+            parser.error(f"unexpected argument '{flag}'{nearest(flag, [])}")
+        if not equals and at < len(left) and not left[at].startswith("--"):
+            value = left[at]
+            at += 1
+        if flag in NO_EFFECT:
+            warnings.append(f"{flag} has no effect: {NO_EFFECT[flag]}")
+        elif flag in MISSING:
+            what, off = MISSING[flag]
+            if off is None or not _same(value, off):
+                also = f" (only '{flag}={off}' is accepted)" if off else ""
+                parser.error(f"{flag}: this server does not have {what} yet{also}")
+        else:
+            parser.error(f"unknown flag '{flag}'{nearest(flag, [*known, *NO_EFFECT, *MISSING])}")
+    return warnings
+
+
+def _same(value: str, off: str) -> bool:
+    return value.lower() == off.lower() or (off == "false" and value.lower() in FALSE)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1, 0.5)
+    return f", did you mean '{near[0]}'?" if near else "; see 'neptrio --help'"

@@ -1,0 +1,172 @@
+"""The command line: forms of flags, defaults, refusals that help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neptrio import cli, commands
+
+REPOSITORY = "--model-repository=models"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as info:
+        cli.settings_of([REPOSITORY, *argv])
+    assert info.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_defaults_are_tritonservers() -> None:
+    settings, warnings = cli.settings_of([REPOSITORY])
+    assert warnings == []
+    assert settings.id == "triton"
+    assert settings.model_repository == (Path("models"),)
+    assert (settings.http_port, settings.grpc_port) == (8000, 8001)
+    assert settings.exit_timeout_secs == 30
+    assert settings.strict_readiness and settings.exit_on_error and not settings.disable_auto_complete_config
+    assert settings.http_max_input_size == 64 << 20
+    assert settings.model_load_thread_count == 4
+    assert not settings.reuse_http_port and not settings.reuse_grpc_port
+
+
+def test_both_value_forms_and_repeated_flags() -> None:
+    settings, _ = cli.settings_of(
+        [
+            "--model-store",
+            "a",
+            "--model-repository=b",
+            "--http-port",
+            "9000",
+            "--grpc-port=9001",
+            "--load-model=x",
+            "--load-model",
+            "y",
+        ]
+    )
+    assert settings.model_repository == (Path("a"), Path("b"))
+    assert (settings.http_port, settings.grpc_port) == (9000, 9001)
+    assert settings.load_model == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("1", True), ("on", True), ("False", False), ("0", False), ("OFF", False)],
+)
+def test_boolean_spellings(text: str, value: bool) -> None:
+    assert cli.settings_of([REPOSITORY, f"--strict-readiness={text}"])[0].strict_readiness is value
+    assert cli.settings_of([REPOSITORY, "--strict-readiness", text])[0].strict_readiness is value
+
+
+def test_auto_complete_switches() -> None:
+    assert cli.settings_of([REPOSITORY, "--disable-auto-complete-config"])[0].disable_auto_complete_config
+    settings, warnings = cli.settings_of([REPOSITORY, "--strict-model-config=true"])
+    assert settings.disable_auto_complete_config and "deprecated" in warnings[0]
+
+
+def test_backend_config() -> None:
+    settings, _ = cli.settings_of(
+        [
+            REPOSITORY,
+            "--backend-config=onnxruntime,default-max-batch-size=8",
+            "--backend-config",
+            "a=1,2",
+            "--backend-config=onnxruntime,a=3",
+        ]
+    )
+    assert settings.backend_settings("onnxruntime") == {"default-max-batch-size": "8", "a": "3"}
+    assert settings.backend_settings("python") == {"a": "1,2"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "texts"),
+    [
+        (["--http-prot=1"], ["unknown flag '--http-prot'", "did you mean '--http-port'?"]),
+        (["--http-por=1"], ["unknown flag '--http-por'"]),
+        (["--xyzzy"], ["unknown flag '--xyzzy'", "--help"]),
+        (["stray"], ["unexpected argument 'stray'"]),
+        (["--http-port=x"], ["--http-port", "an integer from 0 to 65535", "'x'"]),
+        (["--http-port=65536"], ["0 to 65535"]),
+        (["--http-max-input-size=0"], ["1 or more", "'0'"]),
+        (["--exit-timeout-secs=-1"], ["0 or more", "'-1'"]),
+        (["--allow-http=maybe"], ["--allow-http", "true, 1, on, false, 0, off", "'maybe'"]),
+        (["--model-control-mode=sometimes"], ["--model-control-mode", "'sometimes'", "'explicit'"]),
+        (["--backend-config=onnxruntime"], ["NAME,KEY=VALUE", "'onnxruntime'"]),
+        (["--allow-sagemaker=true"], ["does not have the SageMaker endpoint yet"]),
+        (["--model-namespacing", "true"], ["does not have model namespaces yet"]),
+    ],
+)
+def test_refusals_say_what_to_do(
+    capsys: pytest.CaptureFixture[str], argv: list[str], texts: list[str]
+) -> None:
+    message = refused(capsys, *argv)
+    for text in texts:
+        assert text in message
+
+
+def test_missing_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.settings_of([])
+    assert "--model-repository=DIR is missing" in capsys.readouterr().err
+
+
+def test_off_values_of_missing_features_and_hints_are_accepted() -> None:
+    _, warnings = cli.settings_of(
+        [REPOSITORY, "--allow-sagemaker=off", "--model-namespacing", "false", "--http-thread-count=8"]
+    )
+    assert warnings == ["--http-thread-count has no effect: one thread serves all connections"]
+
+
+def test_help_is_grouped_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as info:
+        cli.settings_of(["--help"])
+    assert info.value.code == 0
+    text = capsys.readouterr().out
+    for group in ("general:", "model repository:", "HTTP/REST:", "gRPC:", "logging:"):
+        assert group in text
+    for action in cli.parser()._actions:
+        if action.help != "==SUPPRESS==":
+            assert action.help, f"{action.option_strings} has no help text"
+    for name in commands.names():
+        assert commands.load(name).HELP in text
+
+
+def test_subcommands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "say_hello.py").write_text(
+        'HELP = "greets"\n'
+        'def add_arguments(p): p.add_argument("--name", required=True)\n'
+        'def run(options): print("hello", options.name); return 3\n'
+    )
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    try:
+        assert cli.main(["say-hello", "--name=you"]) == 3
+        assert capsys.readouterr().out == "hello you\n"
+        assert "say-hello   greets" in commands.summary()
+        assert cli.main(["say-helo"]) == 2
+        assert "did you mean 'say-hello'?" in capsys.readouterr().err
+    finally:
+        sys.modules.pop("neptrio.commands.say_hello", None)
+
+
+def test_the_command_reports_a_bad_repository() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "neptrio",
+            "--model-repository=/nonexistent",
+            "--http-port=0",
+            "--grpc-port=0",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "error: creating server: Invalid argument - failed to open model repository" in done.stderr
+    assert "Traceback" not in done.stderr
