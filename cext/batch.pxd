@@ -20,3 +20,5 @@ cdef class Batch(WorkItem):
     cdef public int64_t compute_end
 
 cpdef complete(InferRequest request, InferResponse response, bint final)
+cpdef accept(InferRequest request)
+cpdef refuse(InferRequest request)

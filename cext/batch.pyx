@@ -23,6 +23,7 @@ from neptrio._cext.request cimport (
     InferRequest,
     InferResponse,
     ModelCore,
+    Tensor,
     now_ns,
 )
 
@@ -39,6 +40,49 @@ def set_observer(callback):
     observer = callback
 
 
+cpdef accept(InferRequest request):
+    """Enters a validated request into its model's accounts; complete() or refuse() takes it out."""
+    cdef ModelCore model = request.model
+    cdef Tensor tensor
+    cdef int64_t nbytes = 0
+    if request.inputs is not None:
+        for tensor in request.inputs:
+            nbytes += tensor.nbytes
+    model.inflight += 1
+    request.input_bytes = nbytes
+    (<ModelCounters>model.counters).inflight_bytes += nbytes
+
+
+cpdef refuse(InferRequest request):
+    """Takes a request out of the accounts that its scheduler did not take: it counts nowhere."""
+    leave(request, request.model)
+
+
+cdef int leave(InferRequest request, ModelCore model) except -1:
+    if request.input_bytes:
+        (<ModelCounters>model.counters).inflight_bytes -= request.input_bytes
+        request.input_bytes = 0
+    model.inflight -= 1
+    if model.inflight == 0 and model.on_idle is not None:
+        model.on_idle()
+    return 0
+
+
+cdef int stamp_from(InferRequest r, Batch batch, int64_t end) except -1:
+    """The batch's timestamps, as far as it has them, for a request that ends at `end` (0 = with it)."""
+    cdef int64_t start = batch.compute_start
+    cdef int64_t stop = batch.compute_end
+    if not start:
+        return 0
+    if end and (not stop or stop > end):
+        stop = end
+    r.stamps[<int>COMPUTE_START] = start
+    r.stamps[<int>COMPUTE_INPUT_END] = min(batch.input_end or start, stop)
+    r.stamps[<int>COMPUTE_OUTPUT_START] = min(batch.output_start or stop, stop)
+    r.stamps[<int>COMPUTE_END] = stop
+    return 0
+
+
 cpdef complete(InferRequest request, InferResponse response, bint final):
     """Delivers a response. With `final` the request is done and leaves its model's accounts.
 
@@ -51,10 +95,17 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     response.model_name = model.name
     response.model_version = model.version
     response.id = request.id
+    cdef int64_t now = now_ns() if final or model.decoupled else 0
     if final:
         request.state = DONE
-        request.stamps[<int>REQUEST_END] = now_ns()
-        if request.collect_statistics:
+        request.stamps[<int>REQUEST_END] = now
+    if (final or model.decoupled) and request.collect_statistics:
+        if request.batch is not None and (model.decoupled or request.stamps[<int>COMPUTE_START] == 0):
+            # answered while the batch is not back (decoupled models)
+            stamp_from(request, request.batch, now)
+        if model.decoupled:
+            (<ModelCounters>model.counters).responded(request, response, now)
+        if final:
             (<ModelCounters>model.counters).answered(request, response)
     if observer is not None:
         observer(request, response, final)
@@ -64,9 +115,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     if final:
         request.scheduler_data = None
         request.batch = None
-        model.inflight -= 1
-        if model.inflight == 0 and model.on_idle is not None:
-            model.on_idle()
+        leave(request, model)
 
 
 cdef class Batch(WorkItem):
@@ -116,13 +165,13 @@ cdef class Batch(WorkItem):
             (<ModelCounters>self.model.counters).executed(
                 self.size, self.compute_start, self.input_end, self.output_start, self.compute_end
             )
+            (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
         self.instance.finished(self)
         for i in range(len(self.requests)):
             r = self.requests[i]
-            r.stamps[<int>COMPUTE_START] = self.compute_start
-            r.stamps[<int>COMPUTE_INPUT_END] = self.input_end
-            r.stamps[<int>COMPUTE_OUTPUT_START] = self.output_start
-            r.stamps[<int>COMPUTE_END] = self.compute_end
+            if r.state == DONE:
+                continue
+            stamp_from(r, self, 0)
             if self.error is not None:
                 complete(r, InferResponse(None, self.error), True)
                 continue
@@ -146,6 +195,8 @@ cdef class ResponsePost(WorkItem):
         self.request = request
         self.response = response
         self.final = final
+        if not response.produced_ns:
+            response.produced_ns = now_ns()
 
     cpdef object deliver(self):
         complete(self.request, self.response, self.final)

@@ -105,6 +105,16 @@ cdef class InferRequest:
     cdef public bint collect_statistics
     cdef public int64_t deadline_ns    # of the queue policy, 0 = none
     cdef public int64_t responses      # responses delivered so far
+    # what statistics need beside the timestamps (cext/counters)
+    cdef public int64_t cancelled_ns   # when `cancelled` was set, 0 = never
+    cdef public int64_t input_bytes    # of its inputs, while it is in its model's accounts
+    cdef public bint cache_hit         # answered from the response cache, nothing was executed
+    cdef public bint composing         # an ensemble's request: its steps' durations are summed
+    cdef public object failure         # error of the last response that was not flag-only, or None
+    cdef int64_t previous_response_ns
+    cdef int64_t steps_input_ns
+    cdef int64_t steps_infer_ns
+    cdef int64_t steps_output_ns
     cdef int64_t stamps[STAMPS]
 
 cdef class InferResponse:
@@ -115,6 +125,7 @@ cdef class InferResponse:
     cdef public list outputs           # [Tensor]
     cdef public object error           # TritonError or None
     cdef public bint null              # flag-only final response of a decoupled model
+    cdef public int64_t produced_ns    # when the model handed it over, 0 = when it is delivered
 
 cdef class ModelCore:
     cdef public str name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class InstanceStatistics:
     outstanding: int
     executions: int
     inline_executions: int
+    prepared_requests: int  # in batches that wait in the mailbox
+    executing_requests: int  # in batches the instance has taken
 
 
 class _Call(WorkItem):
@@ -72,6 +75,7 @@ class Instance:
         self._mean_ns = 0.0 if backend.native else float("inf")
         self._model = model
         self._pool = pool
+        self._under_way: deque[Batch] = deque()
         self._mailbox = Mailbox(completions)
         self._thread = threading.Thread(target=self._mailbox.run, name=f"instance-{name}", daemon=True)
 
@@ -93,6 +97,7 @@ class Instance:
         for request in requests:
             request.batch = batch
         self.outstanding += 1
+        self._under_way.append(batch)
         if self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS:
             self.inline_executions += 1
             run_inline(batch)
@@ -103,6 +108,7 @@ class Instance:
     def finished(self, batch: Batch) -> None:
         """The batch is back on the trio thread and about to be answered."""
         self.outstanding -= 1
+        self._under_way.remove(batch)
         self.executions += 1
         if self.backend.native:
             self._mean_ns += (batch.compute_end - batch.compute_start - self._mean_ns) * 0.1
@@ -110,7 +116,17 @@ class Instance:
 
     def statistics(self) -> InstanceStatistics:
         """What is under way and what has been done."""
-        return InstanceStatistics(self.name, self.outstanding, self.executions, self.inline_executions)
+        # batches are taken in the order they were submitted, so those that wait are the last ones
+        taken = max(0, len(self._under_way) - self._mailbox.waiting)
+        requests = [len(batch.requests) for batch in self._under_way]
+        return InstanceStatistics(
+            self.name,
+            self.outstanding,
+            self.executions,
+            self.inline_executions,
+            prepared_requests=sum(requests[taken:]),
+            executing_requests=sum(requests[:taken]),
+        )
 
 
 class InstancePool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from neptrio.observe.custom_metrics import CustomMetrics
 
 if TYPE_CHECKING:
     from neptrio.scheduling.base import LoopServices
@@ -27,3 +29,4 @@ class Services:
     shared_memory: Any = None
     trace: Any = None
     logging: Any = None
+    custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)

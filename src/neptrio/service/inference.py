@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from neptrio._cext.request import InferRequest
+from neptrio._cext.batch import accept, refuse
+from neptrio._cext.request import InferRequest, monotonic_ns
 from neptrio._cext.validate import validate
 from neptrio.repository.manager import RepositoryManager
 from neptrio.stamps import Stamp
@@ -29,18 +30,17 @@ class InferenceService:
             model = request.model = self._repository.lookup(request.model_name, request.model_version)
         validate(request, model)
         request.stamp(REQUEST_START)
-        model.inflight += 1
+        accept(request)
         try:
             model.scheduler.enqueue(request)
         except BaseException:
-            model.inflight -= 1
-            if model.inflight == 0 and model.on_idle is not None:
-                model.on_idle()
+            refuse(request)
             raise
 
     def cancel(self, request: InferRequest) -> None:
         """The caller is gone. Nothing happens to requests that are done."""
         if not request.cancelled:
             request.cancelled = True
+            request.cancelled_ns = monotonic_ns()
             if request.model is not None and request.scheduler is not None:
                 request.model.scheduler.cancel(request)

@@ -1,0 +1,211 @@
+"""Log-linear histograms of durations: percentiles with a known relative error.
+
+The problem: an average hides the slow requests, and percentiles of percentiles mean nothing, so
+what is kept must be small, cheap to write (a request writes five) and mergeable across models,
+moments and servers. The choice: fixed buckets, 64 of equal width per power of two, as HDR
+histograms have them; recording is a count of leading zeros, a shift and an increment.
+
+Rules:
+ 1. A bucket holds the integers in (lower, upper]; every power of two is an upper bound, so
+    cumulative counts at powers of two are exact.
+ 2. Values up to 64 have a bucket each. Above, a bucket is at most 1/64 of its lower bound wide,
+    and percentile() answers its middle: the relative error is at most RELATIVE_ERROR = 1/128.
+ 3. Values of 0 or less count as the first bucket; values above 2**42 as the last, whose
+    percentile is the largest value seen.
+ 4. All histograms have the same buckets: merging adds cells and loses nothing.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+cdef extern from *:
+    int __builtin_clzll(unsigned long long) noexcept nogil
+
+RELATIVE_ERROR = 1.0 / 128
+LARGEST = <int64_t>1 << <int64_t>MAX_BITS
+
+
+cdef int bucket_of(int64_t value) noexcept nogil:
+    cdef uint64_t v
+    cdef int shift
+    if value <= 1:
+        return 0
+    v = <uint64_t>(value - 1)
+    if v < SUB_BUCKETS:
+        return <int>v
+    shift = 63 - __builtin_clzll(v) - SUB_BITS
+    if shift >= MAX_BITS - SUB_BITS:
+        return BUCKETS - 1
+    return (shift << SUB_BITS) + <int>(v >> shift)
+
+
+cdef int64_t lower_of(int index) noexcept nogil:
+    """The largest integer that is below the bucket."""
+    cdef int shift
+    if index < 2 * SUB_BUCKETS:
+        return index
+    shift = (index >> SUB_BITS) - 1
+    return (<int64_t>(index - (shift << SUB_BITS))) << shift
+
+
+cdef int64_t upper_of(int index) noexcept nogil:
+    """The largest integer in the bucket."""
+    return lower_of(index + 1)
+
+
+cdef class Histogram:
+    """Counts of non-negative integers (nanoseconds, or anything else)."""
+
+    def __cinit__(self):
+        self.counts = <uint64_t*>calloc(BUCKETS, sizeof(uint64_t))
+        if self.counts == NULL:
+            raise MemoryError("histogram")
+
+    def __dealloc__(self):
+        free(self.counts)
+
+    cdef void add(self, int64_t value) noexcept:
+        if value < 0:
+            value = 0
+        self.counts[bucket_of(value)] += 1
+        self.count += 1
+        self.sum += <uint64_t>value
+        if value > self.max:
+            self.max = value
+
+    def record(self, int64_t value):
+        """Counts one value; negative ones count as 0."""
+        self.add(value)
+
+    def clear(self):
+        """Forgets everything."""
+        memset(self.counts, 0, BUCKETS * sizeof(uint64_t))
+        self.count = self.sum = 0
+        self.max = 0
+
+    def merge(self, Histogram other not None):
+        """Adds the values of `other`; exact."""
+        cdef int i
+        for i in range(BUCKETS):
+            self.counts[i] += other.counts[i]
+        self.count += other.count
+        self.sum += other.sum
+        self.max = max(self.max, other.max)
+
+    def percentile(self, double percent):
+        """The value below or at which `percent` (0..100) of the values lie, 0 without values.
+
+        Within RELATIVE_ERROR of a recorded value of that rank. Raises ValueError outside 0..100.
+        """
+        cdef uint64_t rank, seen = 0
+        cdef int i
+        if not 0 <= percent <= 100:
+            raise ValueError(f"a percentile must be between 0 and 100, got {percent:g}")
+        if self.count == 0:
+            return 0
+        # the rank of the nearest-rank definition, at least the first
+        rank = <uint64_t>(percent / 100 * self.count)
+        if rank < percent / 100 * self.count - 1e-9 * self.count:
+            rank += 1
+        if rank < 1:
+            rank = 1
+        if rank >= self.count:
+            return self.max
+        for i in range(BUCKETS):
+            seen += self.counts[i]
+            if seen >= rank:
+                break
+        if i == BUCKETS - 1:
+            return self.max
+        return min((lower_of(i) + 1 + upper_of(i)) // 2, self.max)
+
+    def cumulative(self, bounds):
+        """How many values are at or below each of the ascending `bounds`.
+
+        Exact for powers of two up to 2**42; for another bound, the bucket that contains it is left
+        out unless the bound is its upper end.
+        """
+        cdef int i = 0
+        cdef uint64_t seen = 0
+        cdef int64_t limit
+        found = []
+        for bound in bounds:
+            limit = bound
+            while i < BUCKETS - 1 and upper_of(i) <= limit:
+                seen += self.counts[i]
+                i += 1
+            found.append(seen)
+        return found
+
+    def buckets(self):
+        """The buckets that hold something, as (upper bound, count), ascending."""
+        cdef int i
+        return [(upper_of(i), self.counts[i]) for i in range(BUCKETS) if self.counts[i]]
+
+    @staticmethod
+    def from_buckets(pairs):
+        """A histogram from buckets(), from here or from another server.
+
+        `sum` and `max` are then those of the upper bounds. Raises ValueError for a bound that is
+        not a bucket's.
+        """
+        cdef Histogram made = Histogram()
+        cdef int i
+        cdef int64_t bound
+        cdef uint64_t n
+        for upper, number in pairs:
+            bound = upper
+            n = number
+            i = bucket_of(bound)
+            if bound < 1 or upper_of(i) != bound:
+                raise ValueError(f"{upper} is not the upper bound of a bucket")
+            made.counts[i] += n
+            made.count += n
+            made.sum += <uint64_t>bound * n
+            made.max = max(made.max, bound)
+        return made
+
+
+cdef class SlidingHistogram:
+    """Percentiles of the last `window_ns`, in steps of a fifth of it; count and sum of everything.
+
+    What a Prometheus summary needs. Time is an argument, nanoseconds of any steady clock.
+    """
+
+    def __cinit__(self, int64_t window_ns=60_000_000_000, int slices=5):
+        if window_ns < slices or slices < 1:
+            raise ValueError("a sliding window needs at least one slice, and a nanosecond for each")
+        self.window_ns = window_ns
+        self.slices = [Histogram() for _ in range(slices)]
+
+    cdef int advance(self, int64_t now_ns) except -1:
+        cdef Py_ssize_t n = len(self.slices)
+        cdef int64_t width = self.window_ns // n
+        cdef int64_t steps
+        if self.slice_end_ns == 0:
+            self.slice_end_ns = now_ns + width
+            return 0
+        if now_ns < self.slice_end_ns:
+            return 0
+        steps = (now_ns - self.slice_end_ns) // width + 1
+        self.slice_end_ns += steps * width
+        for _ in range(min(steps, n)):
+            self.current = (self.current + 1) % n
+            (<Histogram>self.slices[self.current]).clear()
+        return 0
+
+    cpdef record(self, int64_t value, int64_t now_ns):
+        """Counts a value that was seen at `now_ns`."""
+        self.advance(now_ns)
+        (<Histogram>self.slices[self.current]).add(value)
+        self.count += 1
+        if value > 0:
+            self.sum += <uint64_t>value
+
+    def window(self, int64_t now_ns):
+        """A Histogram of the values within the window that ends at `now_ns`."""
+        cdef Histogram merged = Histogram()
+        self.advance(now_ns)
+        for part in self.slices:
+            merged.merge(part)
+        return merged

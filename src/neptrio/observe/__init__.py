@@ -1,0 +1,1 @@
+"""Statistics, metrics, traces: they listen, and nothing on the path waits for them."""
