@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test test-quick lint format proto clean
+.PHONY: help build run test lint format proto bench bench-peers clean
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -46,6 +46,12 @@ format: build ## Rewrite the Python sources in the project's format
 
 proto: build ## Regenerate src/neptrio/_proto from proto/
 	@$(BIN)/python tools/gen_proto.py
+
+bench-peers: build ## Install the benchmark's peers (tritonserver, MLServer, KServe), each in its own environment
+	@$(BIN)/python -m benchmarks.peers
+
+bench: build ## Measure this server beside its peers and write benchmarks/results; ARGS='--only binary' narrows it
+	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean: ## Remove the environment and everything built
 	@rm -rf $(VENV) build dist src/*.egg-info src/neptrio/_cext/*.so
