@@ -8,6 +8,7 @@ Rules:
     per-request error touches only that request.
  4. Statistics are written before the responder is called, so a client that has its answer
     finds it counted.
+ 5. A request that was cancelled while it executed ends as cancelled, whatever the model answered.
 """
 from libc.stdint cimport int64_t
 
@@ -29,7 +30,7 @@ from neptrio._cext.request cimport (
 
 import traceback
 
-from neptrio.errors import Code, Reason, TritonError
+from neptrio.errors import Cancelled, Code, Reason, TritonError
 
 observer = None  # called as observer(request, response, final); neptrio.observe sets it
 
@@ -172,6 +173,9 @@ cdef class Batch(WorkItem):
             if r.state == DONE:
                 continue
             stamp_from(r, self, 0)
+            if r.cancelled and not self.model.decoupled:
+                complete(r, InferResponse(None, Cancelled()), True)
+                continue
             if self.error is not None:
                 complete(r, InferResponse(None, self.error), True)
                 continue

@@ -12,7 +12,8 @@ Rules:
  2. The descriptor is written only when the completion queue was empty, so one wake-up may
     carry any number of completions; the reader reads the descriptor first and drains second.
  3. A closed mailbox runs what it holds and takes nothing more.
- 4. Items of one mailbox are executed in the order in which they were submitted.
+ 4. Items of one mailbox are executed in the order in which they were submitted. A replaced item
+    gives its place to its successor.
 """
 import os
 
@@ -165,6 +166,43 @@ cdef class Mailbox:
         self.waiting += 1
         pthread_cond_signal(&self.arrived)
         pthread_mutex_unlock(&self.lock)
+
+    def replace(self, WorkItem item not None, WorkItem other=None):
+        """Puts `other` (None: nothing) in the place of an item that the thread has not taken.
+
+        Returns False, and changes nothing, when the item is not waiting here any more.
+        """
+        cdef Work* before = NULL
+        cdef Work* work
+        cdef Work* wanted = &item.work
+        cdef Work* put = NULL
+        if other is not None:
+            put = &other.work
+        pthread_mutex_lock(&self.lock)
+        work = self.head
+        while work != NULL and work != wanted:
+            before = work
+            work = work.next
+        if work == NULL:
+            pthread_mutex_unlock(&self.lock)
+            return False
+        if put != NULL:
+            put.next = work.next
+        else:
+            put = work.next
+            self.waiting -= 1
+        if before == NULL:
+            self.head = put
+        else:
+            before.next = put
+        if self.tail == work:
+            self.tail = before if other is None else put
+        pthread_mutex_unlock(&self.lock)
+        work.next = NULL
+        if other is not None:
+            Py_INCREF(other)
+        Py_DECREF(item)
+        return True
 
     def close(self):
         """No more work; run() returns once the mailbox is empty."""

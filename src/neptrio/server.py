@@ -119,6 +119,7 @@ class Server:
         """Begins the shutdown. Call on the trio thread."""
         self._deadline = trio.current_time() + self.settings.exit_timeout_secs
         self.services.metadata.exiting = True
+        self.repository.flush()
         self.stopping.set()
 
     async def _drain(self) -> None:

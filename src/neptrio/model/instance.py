@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from neptrio._cext.batch import Batch
 from neptrio._cext.mailbox import CompletionQueue, Mailbox, WorkItem
 from neptrio._cext.native import run_inline
-from neptrio._cext.request import InferRequest
+from neptrio._cext.request import InferRequest, monotonic_ns
 from neptrio.backends.base import BackendInstance
+from neptrio.errors import TritonError
 from neptrio.model.core import ModelCore
 
 log = logging.getLogger("neptrio.instance")
@@ -91,19 +92,57 @@ class Instance:
 
     def submit(self, requests: list[InferRequest], close_reason: str, oldest_wait_ns: int) -> None:
         """Executes `requests` as one batch."""
-        batch = Batch(self._model, requests, close_reason, oldest_wait_ns)
-        batch.instance = self
-        batch = self.backend.prepare(batch)
-        for request in requests:
-            request.batch = batch
+        batch = self._batch(requests, close_reason, oldest_wait_ns)
         self.outstanding += 1
         self._under_way.append(batch)
-        if self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS:
+        if batch.error is not None:
+            batch.deliver()
+        elif self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS:
             self.inline_executions += 1
             run_inline(batch)
             batch.deliver()
         else:
             self._mailbox.submit(batch)
+
+    def _batch(self, requests: list[InferRequest], close_reason: str, oldest_wait_ns: int) -> Batch:
+        batch = Batch(self._model, requests, close_reason, oldest_wait_ns)
+        batch.instance = self
+        try:
+            batch = self.backend.prepare(batch)
+        except TritonError as error:
+            batch.error = error
+        except Exception as error:
+            batch.error = self.backend.describe_failure(error)
+        if batch.error is not None:
+            batch.count_execution = False
+            batch.compute_start = batch.compute_end = monotonic_ns()
+        for request in requests:
+            request.batch = batch
+        return batch
+
+    def withdraw(self, request: InferRequest) -> bool:
+        """Takes a request out of a batch that waits in the mailbox; the batch keeps its place.
+
+        False when the batch has begun. The caller answers the request.
+        """
+        old = request.batch
+        rest = [other for other in old.requests if other is not request]
+        if not rest:
+            if not self._mailbox.replace(old):
+                return False
+            self.outstanding -= 1
+            self._under_way.remove(old)
+            request.batch = None
+            self._pool.freed()
+            return True
+        new = self._batch(rest, old.close_reason, old.oldest_wait_ns)
+        if new.error is not None or not self._mailbox.replace(old, new):
+            for other in rest:
+                other.batch = old
+            return False
+        self._under_way[self._under_way.index(old)] = new
+        request.batch = None
+        return True
 
     def finished(self, batch: Batch) -> None:
         """The batch is back on the trio thread and about to be answered."""
@@ -135,6 +174,7 @@ class InstancePool:
     def __init__(self) -> None:
         self.instances: list[Instance] = []
         self.on_free: Callable[[], None] = lambda: None
+        self.limited = False
 
     @property
     def executing(self) -> int:
@@ -150,6 +190,9 @@ class InstancePool:
                 if best.outstanding == 0:
                     break
         return best
+
+    def settle(self) -> None:
+        """A scheduler has dispatched all it can: permissions it did not use go back."""
 
     def freed(self) -> None:
         """An instance has room again."""

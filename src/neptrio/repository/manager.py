@@ -226,6 +226,11 @@ class RepositoryManager:
                 await self._retire(model)
                 row.state, row.reason = "UNAVAILABLE", "unloaded"
 
+    def flush(self) -> None:
+        """Shutdown has begun: no scheduler waits any longer for company before it sends."""
+        for model in self.ready_models():
+            model.scheduler.flush()
+
     async def unload_all(self) -> None:
         """Shutdown: drains and unloads everything."""
         async with trio.open_nursery() as nursery:

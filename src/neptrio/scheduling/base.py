@@ -52,8 +52,17 @@ class Scheduler(ABC):
     def statistics(self) -> SchedulerStatistics:
         """What is held now."""
 
+    def flush(self) -> None:
+        """The server is about to exit: send what waits instead of waiting for company."""
+
     def stop(self) -> None:
         """No newcomers; what was accepted finishes."""
 
 
 SchedulerFactory = Callable[[Any, Any, LoopServices], Scheduler]
+
+
+def withdraw(request: InferRequest) -> bool:
+    """Takes a request out of a batch that has not begun; False when it runs or is done."""
+    batch = request.batch
+    return batch is not None and bool(batch.instance.withdraw(request))

@@ -1,0 +1,254 @@
+"""The dynamic batcher: whole requests wait together and leave as batches.
+
+The problem: a batch is cheaper than its requests one by one, yet nobody should wait for it longer
+than the model's owner allows, and limits and deadlines are promises. The choice: the queues and
+the decision (who, how many, why) are cext/batch_queue, pure code that is told the time; this
+module gives it instances, a timer and a voice.
+
+Rules:
+ 1. Everything happens on the trio thread. An expired request is refused before a batch is chosen.
+ 2. A batch is formed when an instance is idle. Where no queue policy needs exactness (no limit,
+    no timeout, no priority levels) one batch per instance may be prepared while the instance
+    still works, and only a batch that waiting could not make any better.
+ 3. The delay counts from the oldest request of the batch. One timer stands at the earliest of
+    that and the earliest deadline.
+ 4. A full queue is asked to dispatch before a request is refused, so a limit counts requests that
+    really wait, whatever the order of events within one pass of the loop.
+ 5. A cancelled request leaves at once while it is queued or prepared; its batch-mates go on.
+
+Source: spec/rules.md E2, spec/observed.md 9; docs/batching.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from neptrio._cext.batch import complete
+from neptrio._cext.batch_queue import REASONS, BatchQueue
+from neptrio._cext.request import InferRequest, InferResponse, ModelCore
+from neptrio.errors import Cancelled, Reason, TritonError, Unavailable
+from neptrio.model.instance import InstancePool
+from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, withdraw
+from neptrio.scheduling.ordering import ArrivalOrder
+from neptrio.scheduling.policy import BatchingPolicy
+from neptrio.stamps import Stamp
+from neptrio.timers import Timer
+
+log = logging.getLogger("neptrio.batcher")
+
+QUEUE_START = int(Stamp.QUEUE_START)
+
+
+@dataclass(frozen=True)
+class DynamicStatistics(SchedulerStatistics):
+    """What the batcher holds and what it has done.
+
+    `close_reasons` counts batches by why they were closed; waits are those of the oldest request
+    of each batch. `queued_by_level` starts with priority level 1.
+    """
+
+    queued_by_level: tuple[int, ...]
+    batches: int
+    requests: int
+    close_reasons: dict[str, int]
+    oldest_wait_ns_sum: int
+    oldest_wait_ns_max: int
+    rejected_full: int
+    rejected_timeout: int
+    cancelled: int
+
+
+def _held_requests() -> int:
+    text = os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "")
+    return int(text) if text.isdigit() else 0
+
+
+class DynamicScheduler(Scheduler):
+    """Serves models whose configuration has dynamic_batching."""
+
+    def __init__(
+        self, model: ModelCore, pool: InstancePool, loop: LoopServices, policy: BatchingPolicy
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._loop = loop
+        self.policy = policy
+        self._queue = BatchQueue(
+            policy.max_batch_size,
+            policy.preferred,
+            policy.delay_ns,
+            [(level.max_size, level.timeout_us, level.override, level.delay) for level in policy.levels],
+            policy.default_level,
+            model.input_specs,
+            policy.shape_tensors,
+        )
+        self._prefetch = not policy.exact and not pool.limited
+        self._order = ArrivalOrder() if policy.preserve_ordering else None
+        self._timer: Timer | None = None
+        self._noted = False
+        self._flushing = False
+        self._last_count = 1
+        self._hold = _held_requests()
+        if self._hold:
+            log.warning(
+                "TRITONSERVER_DELAY_SCHEDULER: model '%s' starts once %d requests wait",
+                model.name,
+                self._hold,
+            )
+        self.close_reasons = dict.fromkeys(REASONS, 0)
+        self._batches = 0
+        self._requests = 0
+        self._wait_sum = 0
+        self._wait_max = 0
+        self._rejected_full = 0
+        self._rejected_timeout = 0
+        self._cancelled = 0
+        pool.on_free = self._freed
+
+    # ------------------------------------------------------------ coming and going
+
+    def enqueue(self, request: InferRequest) -> None:
+        queue = self._queue
+        if not queue.push(request):
+            self.dispatch(request.timestamp(QUEUE_START))
+            if not queue.push(request):
+                self._rejected_full += 1
+                raise Unavailable(
+                    f"[request id: {request.id or '<id_unknown>'}] Exceeds maximum queue size",
+                    reason=Reason.REJECTED,
+                )
+        request.scheduler = self
+        if self._order is not None:
+            self._order.arrived(request)
+        if self._noted:
+            return
+        self._noted = True
+        if queue.weight >= queue.max_batch_size or (self._last_count == 1 and self._model.inflight == 1):
+            self._loop.turn.mark(self)
+        else:
+            self._loop.turn.mark_later(self)
+
+    def cancel(self, request: InferRequest) -> None:
+        if self._queue.remove(request) or withdraw(request):
+            self._cancelled += 1
+            self._refuse(request, Cancelled())
+            if self._queue.size:  # what the departed kept apart may batch now
+                self._mark()
+            self._loop.turn.soon()
+
+    def flush(self) -> None:
+        self._flushing = True
+        self._mark()
+        self._loop.turn.soon()
+
+    def stop(self) -> None:
+        """What waits is sent without waiting for batch-mates."""
+        self.flush()
+
+    def _refuse(self, request: InferRequest, error: TritonError) -> None:
+        if self._order is not None:
+            self._order.skip(request)
+        complete(request, InferResponse(None, error), True)
+
+    # ------------------------------------------------------------ deciding
+
+    def _mark(self) -> None:
+        if not self._noted:
+            self._noted = True
+            self._loop.turn.mark(self)
+
+    def _freed(self) -> None:
+        if self._queue.size:
+            self._mark()
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._mark()
+
+    def dispatch(self, now_ns: int) -> None:
+        """Refuses what is due at `now_ns`, then hands batches to instances while both are there."""
+        self._noted = False
+        queue = self._queue
+        wake = 0
+        deadline = queue.next_deadline_ns
+        if deadline and deadline <= now_ns:
+            for request in queue.expire(now_ns):
+                self._rejected_timeout += 1
+                self._refuse(request, Unavailable("Request timeout expired", reason=Reason.REJECTED))
+        if not self._held():
+            pool = self._pool
+            while queue.size:
+                if not queue.decide(now_ns, self._flushing):
+                    wake = queue.wake_ns
+                    break
+                instance = pool.available(1)
+                if instance is None and self._prefetch and queue.saturated:
+                    instance = pool.available(2)
+                if instance is None:
+                    break
+                reason, wait = queue.reason, queue.oldest_wait_ns
+                requests = queue.take()
+                self._count(requests, reason, wait)
+                instance.submit(requests, reason, wait)
+            pool.settle()
+        deadline = queue.next_deadline_ns
+        if deadline and (wake == 0 or deadline < wake):
+            wake = deadline
+        if wake and (self._timer is None or wake < self._timer.when_ns):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.timers.at(wake, self._timer_fired)
+
+    def _held(self) -> bool:
+        """TRITONSERVER_DELAY_SCHEDULER: nothing leaves until that many requests wait, once."""
+        if self._hold and (self._flushing or self._queue.size >= self._hold):
+            self._hold = 0
+        return self._hold > 0
+
+    def _count(self, requests: list[InferRequest], reason: str, wait_ns: int) -> None:
+        self.close_reasons[reason] += 1
+        self._batches += 1
+        self._last_count = len(requests)
+        self._requests += self._last_count
+        self._wait_sum += wait_ns
+        if wait_ns > self._wait_max:
+            self._wait_max = wait_ns
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "model '%s' version %s: batch of %d from %d request(s) closed, %s; its oldest request "
+                "waited %d us, %d request(s) still wait",
+                self._model.name,
+                self._model.version,
+                sum(request.batch_size for request in requests),
+                self._last_count,
+                WORDS[reason],
+                wait_ns // 1000,
+                self._queue.size,
+            )
+
+    def statistics(self) -> DynamicStatistics:
+        return DynamicStatistics(
+            queued=self._queue.size,
+            executing=self._pool.executing,
+            queued_by_level=tuple(self._queue.sizes()),
+            batches=self._batches,
+            requests=self._requests,
+            close_reasons=dict(self.close_reasons),
+            oldest_wait_ns_sum=self._wait_sum,
+            oldest_wait_ns_max=self._wait_max,
+            rejected_full=self._rejected_full,
+            rejected_timeout=self._rejected_timeout,
+            cancelled=self._cancelled,
+        )
+
+
+WORDS = {
+    "full": "full: the next request would not fit or max_batch_size is reached",
+    "preferred": "preferred: a preferred batch size is reached or can no longer be",
+    "delay": "delay: max_queue_delay_microseconds of its oldest request is over",
+    "shape": "shape: the next request's inputs or shapes differ",
+    "idle": "idle: an instance is free and no delay is configured",
+    "flush": "flush: the model is being unloaded or the server stops",
+}

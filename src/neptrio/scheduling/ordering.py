@@ -1,0 +1,71 @@
+"""preserve_ordering: responses leave in the order in which their requests arrived.
+
+A request takes its place in line when it is enqueued; its responses wait until every earlier
+request has had its final one. Requests that never execute (timeouts, cancels) answer at once and
+hold nobody up. Place and original responder stand in for the request's responder, so models and
+schedulers know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from neptrio._cext.request import InferRequest, InferResponse, Responder
+
+
+class _Place(Responder):
+    """A request's place in line, in the role of its responder."""
+
+    def __init__(self, order: ArrivalOrder, responder: Responder) -> None:
+        self.order = order
+        self.responder = responder
+        self.held: list[tuple[InferRequest, InferResponse, bool]] = []
+        self.done = False
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        self.order.responded(self, request, response, final)
+
+
+class ArrivalOrder:
+    """The line of one model's accepted requests."""
+
+    def __init__(self) -> None:
+        self._line: deque[_Place] = deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def arrived(self, request: InferRequest) -> None:
+        """Appends an accepted request to the line."""
+        place = _Place(self, request.responder)
+        self._line.append(place)
+        request.responder = place
+
+    def skip(self, request: InferRequest) -> None:
+        """The request will not execute: its answer need not wait and nobody waits for it."""
+        place = request.responder
+        if isinstance(place, _Place):
+            place.done = True
+            request.responder = place.responder
+            self._advance()
+
+    def responded(self, place: _Place, request: InferRequest, response: InferResponse, final: bool) -> None:
+        """A response of the request in `place`: sent if it is first in line, held otherwise."""
+        place.done = place.done or final
+        if self._line[0] is not place:
+            place.held.append((request, response, final))
+            return
+        place.responder.respond(request, response, final)
+        if final:
+            self._advance()
+
+    def _advance(self) -> None:
+        line = self._line
+        while line:
+            first = line[0]
+            held, first.held = first.held, []
+            for request, response, final in held:
+                first.responder.respond(request, response, final)
+            if not first.done:
+                return
+            line.popleft()

@@ -1,0 +1,112 @@
+"""dynamic_batching of a model's configuration, validated and with its defaults.
+
+Source: spec/features.md A4, spec/rules.md E2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neptrio.errors import InvalidArgument
+
+DELAY = 1  # ModelQueuePolicy.TimeoutAction
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """The rules of one priority level; 0 means no limit and no timeout."""
+
+    max_size: int = 0
+    timeout_us: int = 0
+    override: bool = False
+    delay: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Requests must leave the queue no earlier than they execute."""
+        return bool(self.max_size or self.timeout_us)
+
+
+@dataclass(frozen=True)
+class BatchingPolicy:
+    """What batches a model wants and how its queue is ruled. `levels[0]` is priority 1."""
+
+    max_batch_size: int
+    preferred: tuple[int, ...]
+    delay_ns: int = 0
+    preserve_ordering: bool = False
+    levels: tuple[QueuePolicy, ...] = (QueuePolicy(),)
+    default_level: int = 1
+    shape_tensors: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Preparing batches ahead would make a limit, a deadline or a priority inexact."""
+        return len(self.levels) > 1 or any(level.exact for level in self.levels)
+
+
+def _queue_policy(message: Any) -> QueuePolicy:
+    return QueuePolicy(
+        message.max_queue_size,
+        message.default_timeout_microseconds,
+        message.allow_timeout_override,
+        message.timeout_action == DELAY,
+    )
+
+
+def batching_policy(config: Any) -> BatchingPolicy:
+    """The policy in `config.dynamic_batching`. Raises InvalidArgument."""
+    batching = config.dynamic_batching
+    name = config.name
+    largest = max(config.max_batch_size, 1)
+    for size in batching.preferred_batch_size:
+        if size <= 0:
+            raise InvalidArgument(f"dynamic batching preferred size must be positive for {name}, got {size}")
+        if size > largest:
+            raise InvalidArgument(
+                f"dynamic batching preferred size must be <= max batch size for {name}, got {size} with "
+                f"max_batch_size {config.max_batch_size}"
+            )
+    count = batching.priority_levels
+    default_level = batching.default_priority_level
+    if count and not 1 <= default_level <= count:
+        raise InvalidArgument(
+            f"default priority level must be in range [1, {count}] for {name}, got {default_level}"
+        )
+    if count > MOST_LEVELS:
+        raise InvalidArgument(f"priority_levels must be at most {MOST_LEVELS} for {name}, got {count}")
+    for level in batching.priority_queue_policy:
+        if not 1 <= level <= count:
+            raise InvalidArgument(
+                f"priority queue policy must have priority level in range [1, {count}] for {name}, got {level}"
+            )
+    usual = _queue_policy(batching.default_queue_policy)
+    levels = tuple(
+        _queue_policy(batching.priority_queue_policy[level])
+        if level in batching.priority_queue_policy
+        else usual
+        for level in range(1, max(count, 1) + 1)
+    )
+    if batching.preserve_ordering:
+        if count > 1:
+            raise InvalidArgument(
+                f"Only one priority level is allowed when 'preserve_ordering' is true for {name}, got {count}"
+            )
+        if any(level.timeout_us and level.delay for level in levels):
+            raise InvalidArgument(
+                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+            )
+    return BatchingPolicy(
+        max_batch_size=largest,
+        preferred=tuple(sorted(set(batching.preferred_batch_size))) or (largest,),
+        delay_ns=min(batching.max_queue_delay_microseconds, MOST_DELAY_US) * 1000,
+        preserve_ordering=batching.preserve_ordering,
+        levels=levels,
+        default_level=default_level or 1,
+        shape_tensors=tuple(i.name for i in config.input if i.is_shape_tensor),
+    )
+
+
+MOST_LEVELS = 1000
+MOST_DELAY_US = 10**15  # 31 years; keeps nanoseconds within 64 bits

@@ -1,0 +1,119 @@
+"""Dynamic batching as clients see it: real server, real clients, both protocols."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+
+def tensor(module: Any, width: int = 4, value: int = 0, rows: int = 1) -> list[Any]:
+    made = module.InferInput("INPUT0", [rows, width], "INT32")
+    made.set_data_from_numpy(np.full((rows, width), value, dtype=np.int32))
+    return [made]
+
+
+def burst(client: Any, model: str, count: int, **options: Any) -> list[Any]:
+    """`count` concurrent gRPC requests; their results or errors in request order."""
+    done = threading.Semaphore(0)
+    outcomes: list[Any] = [None] * count
+
+    def callback(i: int) -> Any:
+        def called(result: Any, error: Any) -> None:
+            outcomes[i] = error or result
+            done.release()
+
+        return called
+
+    for i in range(count):
+        client.async_infer(model, tensor(grpcclient, value=i), callback(i), request_id=f"r{i}", **options)
+    for _ in range(count):
+        assert done.acquire(timeout=30)
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Every batcher of this server starts once 8 requests wait."""
+    repository: Path = tmp_path_factory.mktemp("held")
+    for name, batching in {
+        "eights": "",
+        "fours": "preferred_batch_size: [ 4 ]",
+        "ordered": "preserve_ordering: true",
+        "logged": "",
+    }.items():
+        write_model(
+            repository,
+            name,
+            identity_config(dims="-1", pairs=1, max_batch_size=8, extra=f"dynamic_batching {{ {batching} }}"),
+        )
+    env = dict(os.environ, TRITONSERVER_DELAY_SCHEDULER="8")
+    with ServerProcess(repository, "--log-verbose=1", env=env) as process:
+        yield process
+
+
+def executed(server: ServerProcess, model: str) -> dict[int, int]:
+    with httpclient.InferenceServerClient(server.http) as client:
+        stats = client.get_inference_statistics(model)["model_stats"][0]
+    return {row["batch_size"]: row["compute_infer"]["count"] for row in stats["batch_stats"]}
+
+
+@pytest.mark.parametrize(("model", "batches"), [("eights", {8: 1}), ("fours", {4: 2})])
+def test_eight_requests_batch_and_each_gets_its_own_answer(
+    held: ServerProcess, model: str, batches: dict[int, int]
+) -> None:
+    with grpcclient.InferenceServerClient(held.grpc) as client:
+        results = burst(client, model, 8)
+    for i, result in enumerate(results):
+        assert result.get_response().id == f"r{i}"
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 4), i, dtype=np.int32))
+    assert executed(held, model) == batches
+
+
+def test_the_verbose_log_says_why_a_batch_closed(held: ServerProcess) -> None:
+    with grpcclient.InferenceServerClient(held.grpc) as client:
+        burst(client, "logged", 8)
+    assert "model 'logged' version 1: batch of 8 from 8 request(s) closed, full" in held.log()
+
+
+def test_a_queue_policy_holds_exactly_as_many_as_it_says(tmp_path: Path) -> None:
+    policy = "dynamic_batching { default_queue_policy { max_queue_size: 5 } }"
+    write_model(tmp_path, "limited", identity_config(dims="-1", pairs=1, max_batch_size=8, extra=policy))
+    env = dict(os.environ, TRITONSERVER_DELAY_SCHEDULER="1000")
+    process = ServerProcess(tmp_path, env=env)
+    outcomes: list[Any] = []
+    some_refused = threading.Semaphore(0)
+
+    def called(result: Any, error: Any) -> None:
+        outcomes.append(error or result)
+        some_refused.release()
+
+    with grpcclient.InferenceServerClient(process.grpc) as client:
+        for _ in range(50):
+            client.async_infer("limited", tensor(grpcclient), called, request_id="x")
+        for _ in range(45):
+            assert some_refused.acquire(timeout=30)
+        assert {str(e.message()) for e in outcomes} == {"[request id: x] Exceeds maximum queue size"}
+        assert {e.status() for e in outcomes} == {"StatusCode.UNAVAILABLE"}
+        with httpclient.InferenceServerClient(process.http) as http:
+            with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as info:
+                http.infer("limited", tensor(httpclient))
+            assert info.value.status() == "503"
+            stats = http.get_inference_statistics("limited")["model_stats"][0]["inference_stats"]
+            assert stats["fail"]["count"] == 0, "refusals at the door are not failures"
+        # the drain of a shutdown answers the five that wait
+        assert process.stop() == 0
+        for _ in range(5):
+            assert some_refused.acquire(timeout=30)
+        assert sum(isinstance(o, grpcclient.InferResult) for o in outcomes) == 5

@@ -1,0 +1,229 @@
+"""A dynamic batcher on a clock that only the test moves: no threads, no I/O, no sleeping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._cext.batch import Batch
+from neptrio._cext.counters import ModelCounters
+from neptrio._cext.request import InferRequest, InferResponse, InputSpec, ModelCore, Responder, Tensor
+
+from neptrio.errors import TritonError
+from neptrio.scheduling.base import LoopServices
+from neptrio.scheduling.dynamic import DynamicScheduler
+from neptrio.scheduling.policy import BatchingPolicy
+from neptrio.stamps import Stamp
+from neptrio.timers import Timer
+
+START = 1_000_000_000
+
+
+class Turn:
+    """Marked schedulers, dispatched when the bench ends the turn."""
+
+    def __init__(self) -> None:
+        self.marked: list[Any] = []
+
+    def mark(self, dispatcher: Any) -> None:
+        self.marked.append(dispatcher)
+
+    mark_later = mark
+
+    def soon(self) -> None:
+        pass
+
+
+class Timers:
+    """Timers that fire when the bench's clock passes them."""
+
+    def __init__(self) -> None:
+        self.timers: list[Timer] = []
+
+    def at(self, when_ns: int, callback: Any) -> Timer:
+        timer = Timer(when_ns, callback)
+        self.timers.append(timer)
+        return timer
+
+    def next(self) -> int | None:
+        self.timers = [timer for timer in self.timers if timer.callback is not None]
+        return min((timer.when_ns for timer in self.timers), default=None)
+
+    def fire(self, now: int) -> None:
+        for timer in list(self.timers):
+            if timer.when_ns <= now and timer.callback is not None:
+                callback, timer.callback = timer.callback, None
+                callback()
+
+
+class Instance:
+    """Runs one batch at a time, in order, until the bench says it is finished."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.batches: list[Batch] = []
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.batches)
+
+    def submit(self, requests: list[InferRequest], close_reason: str, oldest_wait_ns: int) -> None:
+        batch = Batch(self.pool.bench.model, requests, close_reason, oldest_wait_ns)
+        batch.instance = self
+        for request in requests:
+            request.batch = batch
+        self.batches.append(batch)
+        self.pool.bench.note("batch", [r.id for r in requests], close_reason, oldest_wait_ns)
+
+    def withdraw(self, request: InferRequest) -> bool:
+        if request.batch not in self.batches[1:]:
+            return False
+        batch = request.batch
+        rest = [other for other in batch.requests if other is not request]
+        self.batches.remove(batch)
+        if rest:
+            self.batches.append(Batch(self.pool.bench.model, rest, batch.close_reason, batch.oldest_wait_ns))
+            for other in rest:
+                other.batch = self.batches[-1]
+            self.batches[-1].instance = self
+        else:
+            self.pool.on_free()
+        return True
+
+    def finish(self, error: TritonError | None = None) -> None:
+        """The running batch is back: its requests are answered."""
+        batch = self.batches[0]
+        batch.error = error
+        batch.responses = [InferResponse([]) for _ in batch.requests]
+        batch.deliver()
+
+    def finished(self, batch: Batch) -> None:
+        self.batches.remove(batch)
+        self.pool.on_free()
+
+
+class Pool:
+    """As neptrio.model.instance.InstancePool, over the bench's instances."""
+
+    limited = False
+
+    def __init__(self, bench: Bench, count: int) -> None:
+        self.bench = bench
+        self.instances = [Instance(self) for _ in range(count)]
+        self.on_free: Any = lambda: None
+
+    @property
+    def executing(self) -> int:
+        return sum(instance.outstanding for instance in self.instances)
+
+    def available(self, limit: int) -> Instance | None:
+        best = min(self.instances, key=lambda instance: instance.outstanding)
+        return best if best.outstanding < limit else None
+
+    def settle(self) -> None:
+        pass
+
+    def freed(self) -> None:
+        self.on_free()
+
+
+class Recorder(Responder):
+    """Notes every answer."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        self.bench.note("answer", request.id, str(response.error or "ok"))
+
+
+class Bench:
+    """A batcher, its instances and a clock. `events` holds (time since start, what, ...)."""
+
+    def __init__(
+        self, policy: BatchingPolicy, instances: int = 1, specs: list[InputSpec] | None = None
+    ) -> None:
+        self.now = START
+        self.events: list[tuple[Any, ...]] = []
+        self.model = ModelCore("bench", "1")
+        self.model.max_batch_size = policy.max_batch_size
+        self.model.set_inputs(specs or [InputSpec("INPUT0", 8, (-1,))])
+        self.model.counters = ModelCounters()
+        self.turn = Turn()
+        self.timers = Timers()
+        self.pool = Pool(self, instances)
+        loop: Any = LoopServices(self.turn, self.timers)  # type: ignore[arg-type]
+        pool: Any = self.pool
+        self.scheduler = self.model.scheduler = DynamicScheduler(self.model, pool, loop, policy)
+        self.recorder = Recorder(self)
+        self.requests: dict[str, InferRequest] = {}
+
+    def note(self, *event: Any) -> None:
+        self.events.append((self.now - START, *event))
+
+    def make(
+        self, id: str, size: int = 1, priority: int = 0, timeout_us: int = 0, width: int = 1
+    ) -> InferRequest:
+        request = InferRequest()
+        request.id = id
+        request.model = self.model
+        request.responder = self.recorder
+        request.batch_size = size
+        request.priority = priority
+        request.timeout_us = timeout_us
+        request.inputs = [Tensor("INPUT0", 8, (size, width), bytes(4 * size * width))]
+        return request
+
+    def send(self, id: str, *, turn: bool = True, **options: Any) -> bool:
+        """Enqueues a request; False when it was refused. Ends the turn unless `turn` is False."""
+        return self.enqueue(self.make(id, **options), turn)
+
+    def enqueue(self, request: InferRequest, turn: bool = True) -> bool:
+        request.stamp(Stamp.REQUEST_START, self.now)
+        request.stamp(Stamp.QUEUE_START, self.now)
+        self.requests[request.id] = request
+        self.model.inflight += 1
+        try:
+            self.scheduler.enqueue(request)
+        except TritonError as error:
+            self.model.inflight -= 1
+            self.note("refused", request.id, str(error))
+            return False
+        finally:
+            if turn:
+                self.end_turn()
+        return True
+
+    def cancel(self, id: str) -> None:
+        request = self.requests[id]
+        if not request.cancelled:
+            request.cancelled = True
+            self.scheduler.cancel(request)
+        self.end_turn()
+
+    def finish(self, instance: int = 0, error: TritonError | None = None) -> None:
+        if self.pool.instances[instance].batches:
+            self.pool.instances[instance].finish(error)
+            self.end_turn()
+
+    def end_turn(self) -> None:
+        while self.turn.marked:
+            marked, self.turn.marked = self.turn.marked, []
+            for dispatcher in marked:
+                dispatcher.dispatch(self.now)
+
+    def advance(self, ns: int) -> None:
+        """Moves the clock, stopping at every timer on the way."""
+        end = self.now + ns
+        while (when := self.timers.next()) is not None and when <= end:
+            self.now = max(self.now, when)
+            self.timers.fire(self.now)
+            self.end_turn()
+        self.now = end
+
+    def batches(self) -> list[tuple[list[str], str]]:
+        """(request ids, close reason) of every batch so far."""
+        return [(event[2], event[3]) for event in self.events if event[1] == "batch"]
+
+    def answers(self) -> list[tuple[str, str]]:
+        """(request id, "ok" or the error's text) of every answer so far."""
+        return [(event[2], event[3]) for event in self.events if event[1] == "answer"]
