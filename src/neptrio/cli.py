@@ -76,6 +76,17 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--grpc-port", type=flags.port, default=8001, help="the port, 0 = any free one")
     add("--reuse-grpc-port", type=flags.boolean, default=False, help="share the port with other processes")
 
+    add = p.add_argument_group("metrics").add_argument
+    add("--allow-metrics", type=flags.boolean, default=True, help="serve Prometheus metrics")
+    add("--metrics-address", default="", help="the address to listen on (default: --http-address)")
+    add("--metrics-port", type=flags.port, default=8002, help="the port, 0 = any free one")
+    add("--metrics-interval-ms", type=flags.positive, default=2000, help="how often CPU and GPUs are sampled")
+    add("--allow-gpu-metrics", type=flags.boolean, default=True, help="report the GPUs' gauges")
+    add("--allow-cpu-metrics", type=flags.boolean, default=True, help="report the CPU's gauges")
+    add("--metrics-config", action="append", default=[], metavar="KEY=VALUE",
+        help="counter_latencies, summary_latencies, histogram_latencies (true or false), or "
+        "summary_quantiles=QUANTILE:ERROR,...; may be repeated")  # fmt: skip
+
     add = p.add_argument_group("logging").add_argument
     add("--log-verbose", type=flags.not_negative, default=0, help="0 = off, 1 and more: verbose messages")
     add("--log-info", type=flags.boolean, default=True, help="log information")

@@ -2,7 +2,7 @@
 
     turn, timers, completions        the loop's own tasks
       models                         loaded before the listeners accept
-        REST, gRPC                   the fronts
+        REST, gRPC, metrics          the fronts
 
 Shutdown runs the other way: not ready at once, no new connections, open requests answered,
 models unloaded, then the loop's own tasks end. A second signal ends the process at once.
@@ -22,6 +22,9 @@ import trio
 
 from neptrio import accelerators, startup
 from neptrio._cext.mailbox import CompletionQueue
+from neptrio.observe.host import HostSampler
+from neptrio.observe.metrics import Metrics
+from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
 from neptrio.service import Services
@@ -34,6 +37,7 @@ from neptrio.timers import Timers
 from neptrio.transport.grpc import GrpcServer
 from neptrio.transport.http2_session import implementation
 from neptrio.transport.link import listen
+from neptrio.transport.metrics import MetricsServer
 from neptrio.transport.rest import RestServer
 from neptrio.turn import Turn
 
@@ -62,6 +66,8 @@ class Server:
         self.fronts: list[Any] = []
         self.http_listener: socket.socket | None = None
         self.grpc_listener: socket.socket | None = None
+        self.metrics_listener: socket.socket | None = None
+        self._metrics_config = MetricsConfig.parse(settings.metrics_config)
         self.timed_out = False  # the exit timeout expired with something still under way
         self._deadline: float | None = None
 
@@ -114,6 +120,13 @@ class Server:
                 settings.grpc_address, settings.grpc_port, reuse_port=settings.reuse_grpc_port
             )
             self.fronts.append(GrpcServer(self.services, self.grpc_listener))
+        if settings.allow_metrics:
+            metrics = Metrics(self.repository.ready_models, self.services, self._metrics_config)
+            sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
+            address = settings.metrics_address or settings.http_address
+            self.metrics_listener = listen(address, settings.metrics_port)
+            interval = settings.metrics_interval_ms / 1000
+            self.fronts.append(MetricsServer(metrics, self.metrics_listener, sampler, interval))
 
     def stop(self) -> None:
         """Begins the shutdown. Call on the trio thread."""
@@ -136,6 +149,7 @@ class Server:
         for name, listener, note in (
             ("REST", self.http_listener, "http://{}"),
             ("gRPC", self.grpc_listener, f"{{}} (HTTP/2 session: {implementation()})"),
+            ("metrics", self.metrics_listener, "http://{}/metrics"),
         ):
             if listener is not None:
                 lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))

@@ -37,6 +37,10 @@ class Settings:
     allow_metrics: bool = True
     metrics_address: str = ""
     metrics_port: int = 8002
+    metrics_interval_ms: int = 2000
+    metrics_config: tuple[str, ...] = ()
+    allow_gpu_metrics: bool = True
+    allow_cpu_metrics: bool = True
 
     log_verbose: int = 0
     log_info: bool = True

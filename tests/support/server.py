@@ -31,6 +31,7 @@ class ServerProcess:
                 "--http-port=0",
                 "--grpc-address=127.0.0.1",
                 "--grpc-port=0",
+                "--metrics-port=0",
                 *flags,
             ],
             stderr=subprocess.PIPE,
@@ -44,7 +45,7 @@ class ServerProcess:
             raise AssertionError(f"the server did not start:\n{self.log()}")
         self.http = self._address(r"REST +on http://(\S+)")
         self.grpc = self._address(r"gRPC +on (\S+)")
-        self.metrics = self._address(r"metrics +on http://(\S+)")
+        self.metrics = self._address(r"metrics +on http://(\S+)/metrics")
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -84,5 +84,10 @@ class Backend(ABC):
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         """A new instance, not initialized yet. `kind` is "CPU", "GPU" or "MODEL"."""
 
+    def memory_usage(self) -> list[tuple[str, int, int]]:
+        """Memory that unload() will return, beyond the process's own: (type, id, bytes) with type
+        "CPU_PINNED" or "GPU". Asked once, when every instance is initialized."""
+        return []
+
     def unload(self) -> None:
         """Drops what load() took; called after the last instance was finalized."""

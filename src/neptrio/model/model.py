@@ -19,6 +19,8 @@ from neptrio.errors import Internal, TritonError
 from neptrio.model import config as model_config
 from neptrio.model.core import ModelCore
 from neptrio.model.instance import Instance, InstancePool
+from neptrio.observe.memory import Measured, usage
+from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.choose import make_scheduler
 
@@ -44,11 +46,18 @@ class Model(ModelCore):
         self.output_names = {o.name for o in config.output}
         self.decoupled = config.model_transaction_policy.decoupled
         self.counters = ModelCounters()
+        MetricsConfig.parse(context.settings.metrics_config).apply(self.counters, config)
+        self.load_duration_secs = 0.0
         self.pool = InstancePool()
         self._loop = loop
         self._completions = completions
         self._idle = trio.Event()
         self.on_idle: Any = None
+
+    def measured(self, measured: Measured) -> None:
+        """Takes what the load took: seconds, and memory as the statistics extension reports it."""
+        self.load_duration_secs = measured.seconds
+        self.counters.memory_usage = usage(measured.cpu_bytes, self.backend.memory_usage())
 
     async def start(self) -> None:
         """Creates and initializes the instances, in parallel. Raises what initialize() raised."""

@@ -15,6 +15,7 @@ from neptrio.backends.base import Backend, LoadContext
 from neptrio.errors import Internal, InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.model import config as model_config
 from neptrio.model.model import Model
+from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import scan
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
@@ -43,6 +44,7 @@ class RepositoryManager:
         self.services = services
         self._known: dict[str, dict[int, VersionState]] = {}
         self._latest: dict[str, Model] = {}
+        self._memory = MemoryProbe()
         self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
 
     # ------------------------------------------------------------ serving
@@ -202,9 +204,11 @@ class RepositoryManager:
             return backend
 
         try:
-            backend = await trio.to_thread.run_sync(read, limiter=self._limiter)
-            model = Model(context, backend, self._loop, self._completions)
-            await model.start()
+            with self._memory.measure() as measured:
+                backend = await trio.to_thread.run_sync(read, limiter=self._limiter)
+                model = Model(context, backend, self._loop, self._completions)
+                await model.start()
+            model.measured(measured)
         except TritonError:
             raise
         except Exception as error:

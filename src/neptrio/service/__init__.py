@@ -29,4 +29,6 @@ class Services:
     shared_memory: Any = None
     trace: Any = None
     logging: Any = None
+    cache: Any = None
+    pinned_memory: Any = None
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)

@@ -1,0 +1,42 @@
+"""What a model holds at this moment, counted, not sampled.
+
+Invariant (tested): accepted requests = queued + prepared + executing + answering, where answering
+are requests that their instance is done with and that a decoupled model still owes responses, or
+that an ensemble has handed to its steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Live:
+    """One model version now. Requests, except `inflight_bytes` (bytes) and `sequences`."""
+
+    accepted: int
+    queued: int  # with the scheduler
+    prepared: int  # in a batch that waits for its instance
+    executing: int  # in a batch that an instance has taken
+    inflight_bytes: int  # input tensors of the accepted requests
+    sequences: int  # open sequences
+
+    @property
+    def pending(self) -> int:
+        """Requests whose execution has not begun."""
+        return self.queued + self.prepared
+
+
+def live(model: Any) -> Live:
+    """Counts what `model` (a Model) holds. Call on the trio thread."""
+    instances = [instance.statistics() for instance in model.pool.instances]
+    scheduler = model.scheduler.statistics()
+    return Live(
+        accepted=model.inflight,
+        queued=scheduler.queued,
+        prepared=sum(i.prepared_requests for i in instances),
+        executing=sum(i.executing_requests for i in instances),
+        inflight_bytes=model.counters.inflight_bytes,
+        sequences=getattr(getattr(scheduler, "table", None), "live", 0),
+    )

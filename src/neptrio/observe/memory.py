@@ -1,0 +1,87 @@
+"""What a model's load took: the statistics extension's memory_usage.
+
+The meaning: an estimate of what an unload returns. CPU is the growth of the process's anonymous
+resident memory while the version loaded; mapped files (libraries, memory-mapped weights) are not
+in it, as most of them stay or cost nothing to drop. Loads that overlap share what grew while they
+overlapped in equal parts, so that all loads together never claim more than what grew. Memory that
+the allocator had free before and gave to the model again does not show. A backend that keeps its
+own accounts (pinned pools, GPU memory) adds them with Backend.memory_usage().
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def anonymous_resident_bytes() -> int:
+    """The process's resident memory without mapped files; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            fields = file.read().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * PAGE
+
+
+class Load:
+    """One load under measurement; `cpu_bytes` is its share of the growth so far."""
+
+    def __init__(self) -> None:
+        self.cpu_bytes = 0.0
+
+
+class MemoryProbe:
+    """Attributes the growth of the process's memory to the loads under way. One thread only."""
+
+    def __init__(self, measure: Callable[[], int] = anonymous_resident_bytes) -> None:
+        self._measure = measure
+        self._loads: list[Load] = []
+        self._last = 0
+
+    def _share(self) -> None:
+        now = self._measure()
+        for load in self._loads:
+            load.cpu_bytes += (now - self._last) / len(self._loads)
+        self._last = now
+
+    @contextmanager
+    def measure(self) -> Iterator[Measured]:
+        """Measures the load in the block: memory and seconds."""
+        measured, load, start = Measured(), self.begin(), time.monotonic()
+        try:
+            yield measured
+        finally:
+            measured.cpu_bytes = self.end(load)
+            measured.seconds = time.monotonic() - start
+
+    def begin(self) -> Load:
+        """A load starts."""
+        self._share()
+        load = Load()
+        self._loads.append(load)
+        return load
+
+    def end(self, load: Load) -> int:
+        """The load is over, done or failed; returns the bytes it took, at least 0."""
+        self._share()
+        self._loads.remove(load)
+        return max(0, int(load.cpu_bytes))
+
+
+class Measured:
+    """What the load under `with MemoryProbe.measure()` took; set when the block ends."""
+
+    def __init__(self) -> None:
+        self.cpu_bytes = 0
+        self.seconds = 0.0
+
+
+def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, object]]:
+    """The $memory_usage objects: measured CPU growth and the backend's (type, id, bytes), non-zero."""
+    rows = [("CPU", 0, cpu_bytes), *own]
+    return [{"type": kind, "id": id_, "byte_size": size} for kind, id_, size in sorted(rows) if size > 0]

@@ -1,0 +1,49 @@
+"""Attribution of memory growth to loads, with a fake measure."""
+
+from __future__ import annotations
+
+from neptrio.observe.memory import MemoryProbe, anonymous_resident_bytes, usage
+
+
+def test_overlapping_loads_share_what_grew_meanwhile() -> None:
+    now = 1000
+    probe = MemoryProbe(lambda: now)
+    a = probe.begin()
+    now = 1100
+    b = probe.begin()
+    now = 1300
+    assert probe.end(a) == 100 + 100
+    now = 1350
+    assert probe.end(b) == 100 + 50
+    now = 9000
+    c = probe.begin()
+    now = 8000
+    assert probe.end(c) == 0, "never negative"
+
+
+def test_a_failed_load_leaves_the_probe() -> None:
+    now = 0
+    probe = MemoryProbe(lambda: now)
+    try:
+        with probe.measure():
+            raise ValueError
+    except ValueError:
+        pass
+    with probe.measure() as measured:
+        now = 77
+    assert measured.cpu_bytes == 77 and measured.seconds >= 0
+
+
+def test_the_real_measure_sees_an_allocation() -> None:
+    before = anonymous_resident_bytes()
+    block = bytearray(b"x") * (32 << 20)
+    assert anonymous_resident_bytes() - before > 24 << 20
+    assert len(block)
+
+
+def test_usage_lists_what_is_not_zero() -> None:
+    assert usage(5, [("GPU", 1, 7), ("CPU_PINNED", 0, 0)]) == [
+        {"type": "CPU", "id": 0, "byte_size": 5},
+        {"type": "GPU", "id": 1, "byte_size": 7},
+    ]
+    assert usage(0, []) == []
