@@ -1,11 +1,16 @@
 # A gRPC stream without I/O: message framing on the way in, an outbox on the way out. The HTTP/2
-# session that carries it (nghttp2 or h2) calls feed(), half_closed() and closed(), and takes
+# session that carries it (nghttp2 or h2) calls feed(), on_half_close() and on_reset(), and takes
 # from the outbox; it is told of new output through session.output_ready(stream).
+cdef class Account:                    # of one connection; every stream of it posts here
+    cdef readonly Py_ssize_t out_bytes # reply bytes that no window or socket has taken yet
+    cdef readonly Py_ssize_t in_bytes  # bytes of request messages that are not complete
+
 cdef class GrpcStream:
     cdef readonly object session
     cdef readonly int stream_id
     cdef public object headers         # callable -> [(name, value)], with .get(name) (bytes)
     cdef public object max_message_bytes
+    cdef readonly Account account
     # incoming
     cdef unsigned char[5] prefix
     cdef int prefix_have
@@ -23,9 +28,12 @@ cdef class GrpcStream:
     cdef Py_ssize_t out_first
     cdef Py_ssize_t out_at
     cdef readonly Py_ssize_t out_bytes # bytes waiting in the outbox
-    cdef public list reply_headers     # None until they are to be sent
+    cdef public list reply_headers     # None: the usual ones
     cdef public list trailers          # None until the reply is complete
     cdef public bint headers_sent
     cdef public bint ended             # closed in both directions or reset
     cdef int feed(self, const char* data, Py_ssize_t n) except -1
     cdef bytes _assembled(self)
+    cdef int _queue(self, list segments) except -1
+    cdef int sent(self, Py_ssize_t n) except -1
+    cdef int abandon(self) except -1

@@ -4,10 +4,25 @@ Incoming: DATA bytes are assembled into length-prefixed messages, each in one bu
 announced size; an oversized or malformed prefix refuses the call. Outgoing: buffers wait in the
 outbox until the peer's windows let them go; large tensors are never joined.
 
-Subclasses implement on_headers, on_message, on_half_close and on_reset.
+Subclasses implement on_message, on_half_close, on_reset and on_writable.
+
+Rules:
+ 1. A stream's bytes are in its connection's Account exactly while it holds them: a message's
+    until the message is complete or abandoned, a reply's until the session took them.
+ 2. A call is refused once; after that its input is read and dropped.
+ 3. `ended` is set before on_reset; nothing is queued on an ended stream.
 """
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
 from libc.string cimport memcpy
+
+
+cdef class Account:
+    """What a connection's streams hold, in bytes."""
 
 
 cdef class GrpcStream:
@@ -15,6 +30,7 @@ cdef class GrpcStream:
 
     def __init__(self, session, int stream_id, headers, max_message_bytes=0x7FFFFFFF):
         self.session = session
+        self.account = session.account
         self.stream_id = stream_id
         self.headers = headers
         self.max_message_bytes = max_message_bytes
@@ -39,6 +55,8 @@ cdef class GrpcStream:
 
     cdef bytes _assembled(self):
         cdef bytes message = self.message
+        self.account.in_bytes -= self.have
+        self.have = 0
         self.message = None
         self.message_at = NULL
         self.want = -1
@@ -68,13 +86,18 @@ cdef class GrpcStream:
                     self.refuse(8, f"received message larger than max ({self.want} vs. {self.max_message_bytes})")
                     return 0
                 self.have = 0
-                self.message = PyBytes_FromStringAndSize(NULL, self.want)
+                try:  # the pages of a large buffer cost nothing until they are written
+                    self.message = PyBytes_FromStringAndSize(NULL, self.want)
+                except MemoryError:
+                    self.refuse(8, f"no memory for a message of {self.want} bytes")
+                    return 0
                 self.message_at = PyBytes_AS_STRING(self.message)
             take = self.want - self.have
             if take > n:
                 take = n
             memcpy(self.message_at + self.have, data, take)
             self.have += take
+            self.account.in_bytes += take
             data += take
             n -= take
             if self.have == self.want:
@@ -91,19 +114,56 @@ cdef class GrpcStream:
         """True while a message is incomplete."""
         return self.prefix_have > 0
 
+    cdef int abandon(self) except -1:
+        """Lets go of everything that is half received or not yet sent."""
+        self.account.in_bytes -= self.have
+        self.have = 0
+        self.message = None
+        self.account.out_bytes -= self.out_bytes
+        self.out_bytes = 0
+        self.outbox = []
+        self.out_first = self.out_at = 0
+        return 0
+
+    def reset_by_peer(self, int code):
+        """For sessions: the stream closed before its reply was complete. Calls on_reset once."""
+        if not self.ended:
+            self.ended = True
+            self.refused = True
+            self.abandon()
+            self.on_reset(code)
+
     # ------------------------------------------------------------ outgoing
 
     def send_headers(self, list headers):
-        """Reply headers; must come before the first message."""
+        """Reply headers other than the usual; must come before the first message."""
         self.reply_headers = headers
+
+    cdef int _queue(self, list segments) except -1:
+        cdef Py_ssize_t n = 0
+        for segment in segments:
+            self.outbox.append(segment)
+            if PyBytes_CheckExact(segment):
+                n += PyBytes_GET_SIZE(segment)
+            else:
+                n += memoryview(segment).nbytes
+        self.out_bytes += n
+        self.account.out_bytes += n
+        return 0
 
     def send_segments(self, list segments):
         """Queues a framed message (a list of buffers)."""
-        if self.ended:
+        if self.ended or self.trailers is not None:
             return
-        for segment in segments:
-            self.outbox.append(segment)
-            self.out_bytes += len(memoryview(segment))
+        self._queue(segments)
+        self.session.output_ready(self)
+
+    def reply(self, list segments, list trailers):
+        """The whole answer of a unary call: one message and the end."""
+        if self.ended or self.trailers is not None:
+            return
+        self._queue(segments)
+        self.trailers = trailers
         self.session.output_ready(self)
 
     def finish(self, list trailers):
@@ -116,8 +176,19 @@ cdef class GrpcStream:
     def refuse(self, int status, str message):
         """Ends the call with a status; the rest of its input is ignored."""
         self.refused = True
+        self.account.in_bytes -= self.have
+        self.have = 0
         self.message = None
         self.finish([(b"grpc-status", str(status).encode()), (b"grpc-message", percent_encode(message))])
+        self.on_refused()
+
+    def on_refused(self):
+        """refuse() ended the call because of its input."""
+
+    cdef int sent(self, Py_ssize_t n) except -1:
+        self.out_bytes -= n
+        self.account.out_bytes -= n
+        return 0
 
     def take(self, Py_ssize_t limit):
         """Removes up to `limit` bytes from the outbox as a list of buffers (sessions in Python)."""
@@ -129,11 +200,11 @@ cdef class GrpcStream:
             if n > limit:
                 taken.append(view[:limit])
                 self.out_at += limit
-                self.out_bytes -= limit
+                self.sent(limit)
                 limit = 0
             else:
                 taken.append(view)
-                self.out_bytes -= n
+                self.sent(n)
                 limit -= n
                 self.next_segment()
         return taken
@@ -148,12 +219,22 @@ cdef class GrpcStream:
             self.out_first = 0
 
 
+cdef enum:
+    LONGEST_STATUS = 6000  # clients refuse trailers of more than 8 KiB
+
+
 def percent_encode(str message) -> bytes:
-    """A status message as the gRPC wire wants it: printable ASCII, the rest percent-encoded UTF-8."""
+    """A status message as the gRPC wire wants it: printable ASCII, the rest percent-encoded UTF-8.
+
+    What is longer than clients take in trailers is cut between two characters.
+    """
     cdef bytes raw = message.encode("utf-8", "replace")
     cdef bytearray out = bytearray()
     cdef unsigned char b
     for b in raw:
+        if len(out) > LONGEST_STATUS and b & 0xC0 != 0x80:
+            out += b"..."
+            break
         if 0x20 <= b <= 0x7E and b != 0x25:
             out.append(b)
         else:

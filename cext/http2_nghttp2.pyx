@@ -17,13 +17,18 @@ Rules:
     stream is not paused: a slow call holds back its own sender, not its neighbours.
  5. A fatal protocol error queues a GOAWAY; `dead` is then true and the connection must be closed
     once the output is flushed.
+ 6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY,
+    WINDOW_UPDATE, empty DATA) are paid from a budget that work and time refill; who overdraws it
+    is sent away with ENHANCE_YOUR_CALM. See neptrio.transport.http2_session.Nuisance.
+ 7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR): nobody sends
+    the rest of a message that nobody reads.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from neptrio._cext.grpc_stream cimport GrpcStream
+from neptrio._cext.grpc_stream cimport Account, GrpcStream
 
 import logging
 
@@ -83,10 +88,18 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     int NGHTTP2_DATA_FLAG_NO_COPY
     int NGHTTP2_FLAG_END_STREAM
     int NGHTTP2_FLAG_NONE
+    int NGHTTP2_FLAG_ACK
     int NGHTTP2_HEADERS
     int NGHTTP2_DATA
+    int NGHTTP2_PRIORITY
+    int NGHTTP2_RST_STREAM
+    int NGHTTP2_SETTINGS
+    int NGHTTP2_PING
+    int NGHTTP2_GOAWAY
+    int NGHTTP2_WINDOW_UPDATE
     int NGHTTP2_HCAT_REQUEST
     int NGHTTP2_ERR_DEFERRED
+    int NGHTTP2_ERR_FLOODED
     int NGHTTP2_ERR_CALLBACK_FAILURE
     int NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
     int NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
@@ -103,6 +116,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     void nghttp2_session_callbacks_set_on_begin_headers_callback(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_header_callback2(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_frame_recv_callback(nghttp2_session_callbacks*, void*)
+    void nghttp2_session_callbacks_set_on_frame_send_callback(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_data_chunk_recv_callback(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_stream_close_callback(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_send_callback(nghttp2_session_callbacks*, void*)
@@ -111,6 +125,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     int nghttp2_option_new(nghttp2_option**)
     void nghttp2_option_del(nghttp2_option*)
     void nghttp2_option_set_no_auto_window_update(nghttp2_option*, int)
+    void nghttp2_option_set_no_closed_streams(nghttp2_option*, int)
     int nghttp2_session_server_new2(nghttp2_session**, nghttp2_session_callbacks*, void*, nghttp2_option*)
     void nghttp2_session_del(nghttp2_session*)
     ssize_t nghttp2_session_mem_recv(nghttp2_session*, const uint8_t*, size_t)
@@ -135,14 +150,47 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     void nghttp2_rcbuf_decref(nghttp2_rcbuf*)
     const char* nghttp2_strerror(int)
 
+cdef extern from *:
+    """
+    #include <nghttp2/nghttp2.h>
+    /* Our own budget decides when resets are an attack; libraries that count too (1.57, and older
+       ones with that fix) are told to wait longer. The symbol is weak: older ones lack it. */
+    extern void nghttp2_option_set_stream_reset_rate_limit(nghttp2_option *, uint64_t, uint64_t)
+        __attribute__((weak));
+    static void neptrio_raise_reset_limit(nghttp2_option *option) {
+        if (nghttp2_option_set_stream_reset_rate_limit)
+            nghttp2_option_set_stream_reset_rate_limit(option, 1u << 20, 1u << 16);
+    }
+    """
+    void neptrio_raise_reset_limit(nghttp2_option*)
+
 cdef enum:
     MAX_HEADERS = 128
     INLINE_SEGMENT = 16384       # longer pieces of a large buffer are sent from where they lie
 
-DEFAULT_WINDOW = 4 << 20         # stream window: one round trip per 4 MiB of tensor
-CONNECTION_WINDOW = 64 << 20
-MAX_FRAME_SIZE = 1 << 20
-MAX_HEADER_LIST = 64 << 10
+from neptrio.transport.http2_limits import (
+    CONNECTION_WINDOW,
+    DEFAULT_WINDOW,
+    ENHANCE_YOUR_CALM,
+    FRAMELESS_BYTES,
+    HEADER_BOMB,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST,
+    Nuisance,
+)
+
+cdef Py_ssize_t _MAX_HEADER_LIST = MAX_HEADER_LIST
+cdef Py_ssize_t _HEADER_BOMB = HEADER_BOMB
+cdef Py_ssize_t _FRAMELESS_BYTES = FRAMELESS_BYTES
+cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
+
+cdef enum Problem:   # what is wrong with a request's headers, see transport.http2_limits
+    FINE = 0
+    METHOD = 1
+    CONTENT_TYPE = 2
+    TE = 3
+    HEADERS_TOO_LARGE = 4
 
 
 cdef class Session:
@@ -154,6 +202,9 @@ cdef class Session:
 
     cdef nghttp2_session* session
     cdef object open_stream
+    cdef readonly Account account
+    cdef readonly object nuisance
+    cdef readonly Py_ssize_t pings_acked
     cdef readonly dict streams
     cdef readonly bint dead
     cdef readonly str failure
@@ -166,23 +217,32 @@ cdef class Session:
     cdef nghttp2_rcbuf* values[MAX_HEADERS]
     cdef int header_count
     cdef int path_index
+    cdef Py_ssize_t header_bytes
+    cdef Py_ssize_t frameless      # bytes received since the last whole frame
+    cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
+    cdef bint flooded
+    cdef bint holding              # connection credit is withheld
+    cdef Py_ssize_t held_credit
     cdef bint has_output
 
     def __cinit__(self):
         self.session = NULL
         self.out = NULL
 
-    def __init__(self, open_stream, *, int max_concurrent_streams=2048):
+    def __init__(self, open_stream, nuisance=None, *, int max_concurrent_streams=MAX_CONCURRENT_STREAMS):
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
         self.open_stream = open_stream
+        self.account = Account()
+        self.nuisance = nuisance if nuisance is not None else Nuisance()
         self.streams = {}
         self.segments = []
         nghttp2_session_callbacks_new(&callbacks)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
         nghttp2_session_callbacks_set_on_header_callback2(callbacks, <void*>on_header)
         nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, <void*>on_frame_recv)
+        nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, <void*>on_frame_send)
         nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, <void*>on_data_chunk_recv)
         nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, <void*>on_stream_close)
         nghttp2_session_callbacks_set_send_callback(callbacks, <void*>on_send)
@@ -190,6 +250,8 @@ cdef class Session:
         nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, <void*>on_read_length)
         nghttp2_option_new(&option)
         nghttp2_option_set_no_auto_window_update(option, 1)
+        nghttp2_option_set_no_closed_streams(option, 1)
+        neptrio_raise_reset_limit(option)
         cdef int rv = nghttp2_session_server_new2(&self.session, callbacks, <void*>self, option)
         nghttp2_option_del(option)
         nghttp2_session_callbacks_del(callbacks)
@@ -219,21 +281,34 @@ cdef class Session:
             nghttp2_rcbuf_decref(self.names[i])
             nghttp2_rcbuf_decref(self.values[i])
         self.header_count = 0
+        self.header_bytes = 0
         self.path_index = -1
 
     # ------------------------------------------------------------ input
 
-    def receive(self, const uint8_t[::1] data not None):
+    def receive(self, const uint8_t[::1] data not None, int64_t now_ns=0):
         """Feeds bytes from the peer. Never raises: a protocol error makes the session `dead`."""
         cdef ssize_t rv
         if data.shape[0] == 0 or self.dead:
             return
+        self.nuisance.refill(now_ns, self.work)
+        self.work = 0
+        self.frameless += data.shape[0]
         rv = nghttp2_session_mem_recv(self.session, &data[0], data.shape[0])
         self.has_output = True
-        if rv < 0:
+        if rv >= 0 and self.frameless > _FRAMELESS_BYTES:  # a header block without end
+            self.flooded = True
+            self.failure = f"{self.frameless} bytes without a whole frame"
+        if rv < 0 or self.flooded:
             self.dead = True
-            self.failure = nghttp2_strerror(<int>rv).decode()
-            nghttp2_session_terminate_session(self.session, 1)
+            if self.failure is None:
+                self.failure = nghttp2_strerror(<int>rv).decode()
+            nghttp2_session_terminate_session(
+                self.session, _ENHANCE_YOUR_CALM if self.flooded or rv == NGHTTP2_ERR_FLOODED else 1)
+        elif not nghttp2_session_want_read(self.session):
+            self.dead = True  # the library has queued a GOAWAY with an error
+            if self.failure is None:
+                self.failure = "protocol error"
 
     def connection_lost(self):
         """The transport is gone: every open call is reset."""
@@ -243,14 +318,18 @@ cdef class Session:
         self.streams.clear()
 
     cdef _reset_stream(self, GrpcStream stream, int code):
-        if not stream.ended:
-            stream.ended = True
-            stream.outbox = []
-            stream.out_bytes = 0
-            try:
-                stream.on_reset(code)
-            except Exception:
-                log.exception("on_reset of stream %d failed", stream.stream_id)
+        try:
+            stream.reset_by_peer(code)
+        except Exception:
+            log.exception("on_reset of stream %d failed", stream.stream_id)
+
+    cdef int charge(self, int cost) except -1:
+        """Takes from the nuisance budget; the peer is sent away when it is used up."""
+        if not self.nuisance.spend(cost):
+            self.flooded = True
+            self.failure = "too many control frames"
+            return 1
+        return 0
 
     # ------------------------------------------------------------ output
 
@@ -267,8 +346,12 @@ cdef class Session:
             headers = stream.reply_headers
             if headers is None:
                 headers = OK_HEADERS
-            if stream.trailers is not None and not stream.outbox and stream.reply_headers is None:
-                headers = OK_HEADERS + stream.trailers  # trailers-only: one HEADERS frame ends the call
+            if stream.trailers is not None and not stream.out_bytes and stream.reply_headers is None:
+                # trailers-only: one HEADERS frame ends the call; a refusal brings its own :status
+                if stream.trailers[0][0] == b":status":
+                    headers = stream.trailers
+                else:
+                    headers = OK_HEADERS + stream.trailers
                 n = fill_nva(nva, headers)
                 nghttp2_submit_response(self.session, stream.stream_id, nva, n, NULL)
                 return
@@ -292,8 +375,20 @@ cdef class Session:
             stream.withheld = 0
             self.has_output = True
 
+    def hold(self):
+        """Withholds the connection's flow-control credit: the peer gets no more than its window."""
+        self.holding = True
+
+    def release(self):
+        """Ends hold() and returns the credit."""
+        self.holding = False
+        if self.held_credit and not self.dead:
+            nghttp2_session_consume_connection(self.session, self.held_credit)
+            self.has_output = True
+        self.held_credit = 0
+
     def ping(self):
-        """Queues a PING."""
+        """Queues a PING; `pings_acked` counts the answers."""
         nghttp2_submit_ping(self.session, NGHTTP2_FLAG_NONE, NULL)
         self.has_output = True
 
@@ -321,7 +416,7 @@ cdef class Session:
     @property
     def wants_output(self) -> bool:
         """True when data_to_send() may have something."""
-        return self.has_output
+        return bool(self.has_output)
 
     @property
     def finished(self) -> bool:
@@ -388,11 +483,45 @@ cdef int fill_nva(nghttp2_nv* nva, list headers) except -1:
 
 
 cdef class HeaderBlock:
-    """A request's headers, kept in nghttp2's buffers until they are read."""
+    """A request's headers, kept in nghttp2's buffers until they are read.
+
+    `problem` says what makes it no gRPC request (http2_limits.PROBLEMS), 0 when it is one.
+    """
 
     cdef nghttp2_rcbuf** names
     cdef nghttp2_rcbuf** values
     cdef int n
+    cdef readonly int problem
+    cdef readonly bint has_timeout
+    cdef readonly bint has_custom      # metadata beyond what every gRPC client sends
+
+    cdef int judge(self) noexcept:
+        """Looks once at every header; so a call that needs none of them reads none again."""
+        cdef int i, length
+        cdef nghttp2_vec a, b
+        cdef bint post = False, grpc = False, te = False
+        cdef const char* name
+        for i in range(self.n):
+            a = nghttp2_rcbuf_get_buf(self.names[i])
+            b = nghttp2_rcbuf_get_buf(self.values[i])
+            name = <const char*>a.base
+            length = <int>a.len
+            if length == 7 and memcmp(name, b":method", 7) == 0:
+                post = b.len == 4 and memcmp(b.base, b"POST", 4) == 0
+            elif length == 12 and memcmp(name, b"content-type", 12) == 0:
+                grpc = is_grpc(<const char*>b.base, b.len)
+            elif length == 2 and memcmp(name, b"te", 2) == 0:
+                te = b.len == 8 and memcmp(b.base, b"trailers", 8) == 0
+            elif length == 12 and memcmp(name, b"grpc-timeout", 12) == 0:
+                self.has_timeout = True
+            elif not (name[0] == 58 or (length > 5 and memcmp(name, b"grpc-", 5) == 0)
+                      or (length == 10 and memcmp(name, b"user-agent", 10) == 0)):
+                self.has_custom = True
+        if not post:
+            return METHOD
+        if not grpc:
+            return CONTENT_TYPE
+        return FINE if te else TE
 
     def __dealloc__(self):
         cdef int i
@@ -425,6 +554,15 @@ cdef class HeaderBlock:
         return None
 
 
+cdef bint is_grpc(const char* value, size_t n) noexcept:
+    """application/grpc, alone or followed by +proto or parameters."""
+    if n < 16 or memcmp(value, b"application/grpc", 16) != 0:
+        return False
+    if n == 16 or value[16] == 59:
+        return True
+    return n >= 22 and memcmp(value + 16, b"+proto", 6) == 0 and (n == 22 or value[22] == 59)
+
+
 # ---------------------------------------------------------------- nghttp2 callbacks
 
 cdef int on_begin_headers(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
@@ -439,8 +577,14 @@ cdef int on_header(nghttp2_session* session, const nghttp2_frame* frame, nghttp2
     cdef int i = self.header_count
     if frame.headers.cat != NGHTTP2_HCAT_REQUEST:
         return 0
-    if i == MAX_HEADERS:
-        return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+    self.header_bytes += (<Py_ssize_t>nghttp2_rcbuf_get_buf(name).len
+                          + <Py_ssize_t>nghttp2_rcbuf_get_buf(value).len + 32)
+    if self.header_bytes > _HEADER_BOMB:
+        self.flooded = True
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    if i == MAX_HEADERS or self.header_bytes > _MAX_HEADER_LIST:
+        self.header_bytes += _MAX_HEADER_LIST  # counted on, no longer kept
+        return 0
     nghttp2_rcbuf_incref(name)
     nghttp2_rcbuf_incref(value)
     self.names[i] = name
@@ -468,6 +612,7 @@ cdef _open(Session self, int32_t stream_id):
     memcpy(block.values, self.values, size)
     block.n = self.header_count
     self.header_count = 0
+    block.problem = HEADERS_TOO_LARGE if self.header_bytes > _MAX_HEADER_LIST else block.judge()
     stream = self.open_stream(self, stream_id, path, block)
     self.streams[stream_id] = stream
     return stream
@@ -477,7 +622,24 @@ cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, voi
     cdef Session self = <Session>user
     cdef int32_t stream_id = frame.hd.stream_id
     cdef GrpcStream stream
+    cdef uint8_t kind = frame.hd.type
+    self.frameless = 0
     try:
+        if kind == NGHTTP2_PING:
+            if frame.hd.flags & NGHTTP2_FLAG_ACK:
+                self.pings_acked += 1
+            elif not self.nuisance.pinged(len(self.streams)):
+                self.flooded = True
+                self.failure = "too_many_pings"
+        elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
+            self.charge(1)
+        elif kind == NGHTTP2_SETTINGS:
+            if not frame.hd.flags & NGHTTP2_FLAG_ACK:
+                self.charge(10)
+        elif kind == NGHTTP2_DATA and frame.hd.length == 0 and not frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
+            self.charge(1)
+        if self.flooded:
+            return NGHTTP2_ERR_CALLBACK_FAILURE
         if frame.hd.type == NGHTTP2_HEADERS and frame.headers.cat == NGHTTP2_HCAT_REQUEST:
             stream = _open(self, stream_id)
         elif frame.hd.type != NGHTTP2_DATA and frame.hd.type != NGHTTP2_HEADERS:
@@ -500,7 +662,11 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
                             size_t n, void* user) noexcept:
     cdef Session self = <Session>user
     cdef GrpcStream stream
-    nghttp2_session_consume_connection(session, n)
+    self.frameless = 0
+    if self.holding:
+        self.held_credit += n
+    else:
+        nghttp2_session_consume_connection(session, n)
     try:
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
@@ -519,11 +685,27 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
 cdef int on_stream_close(nghttp2_session* session, int32_t stream_id, uint32_t code, void* user) noexcept:
     cdef Session self = <Session>user
     cdef GrpcStream stream = self.streams.pop(stream_id, None)
+    self.work += 2
     if stream is not None and not stream.ended:
         if stream.trailers is not None and not stream.out_bytes and code == 0:
             stream.ended = True
+            stream.abandon()
         else:
             self._reset_stream(stream, code)
+    return 0
+
+
+cdef int on_frame_send(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef GrpcStream stream
+    if frame.hd.type == NGHTTP2_DATA:
+        self.work += 3
+    elif frame.hd.type == NGHTTP2_HEADERS:
+        self.nuisance.strikes = 0
+        if frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
+            stream = self.streams.get(frame.hd.stream_id)
+            if stream is not None and not stream.input_ended:
+                nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_NO_ERROR)
     return 0
 
 
@@ -600,7 +782,7 @@ cdef int _send_outbox(Session self, GrpcStream stream, Py_ssize_t left) except -
                 self.out_n = 0
             self.segments.append(memoryview(segment)[stream.out_at : stream.out_at + n])
         left -= n
-        stream.out_bytes -= n
+        stream.sent(n)
         stream.out_at += n
         if stream.out_at == view.shape[0]:
             stream.next_segment()

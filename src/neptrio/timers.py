@@ -2,7 +2,7 @@
 
 A scheduler asks for a callback at a time on the monotonic clock; thousands of queue deadlines
 cost a heap entry each, not a task. Cancelling leaves a dead entry that is dropped when it comes
-up. Callbacks run on the trio thread, must not block, and are followed by the end of a turn.
+up, or when dead entries are the larger part of the heap. Callbacks run on the trio thread, must not block, and are followed by the end of a turn.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ log = logging.getLogger("neptrio.timers")
 class Timer:
     """One pending callback; cancel() makes sure it does not run."""
 
-    __slots__ = ("callback", "when_ns")
+    __slots__ = ("_owner", "callback", "when_ns")
 
-    def __init__(self, when_ns: int, callback: Callable[[], None]) -> None:
+    def __init__(self, when_ns: int, callback: Callable[[], None], owner: Timers) -> None:
         self.when_ns = when_ns
         self.callback: Callable[[], None] | None = callback
+        self._owner = owner
 
     def cancel(self) -> None:
         """The callback will not run. Cancelling twice or too late is harmless."""
-        self.callback = None
+        if self.callback is not None:
+            self.callback = None
+            self._owner._buried()
 
 
 class Timers:
@@ -41,15 +44,23 @@ class Timers:
         self._turn = turn
         self._heap: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
+        self._dead = 0
         self._scope: trio.CancelScope | None = None
 
     def at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
         """Calls `callback` once at `when_ns` (monotonic nanoseconds) or right after."""
-        timer = Timer(when_ns, callback)
+        timer = Timer(when_ns, callback, self)
         heapq.heappush(self._heap, (when_ns, next(self._order), timer))
         if self._scope is not None and self._heap[0][2] is timer:
             self._scope.deadline = self._deadline()
         return timer
+
+    def _buried(self) -> None:
+        self._dead += 1
+        if self._dead > 1024 and self._dead > len(self._heap) // 2:
+            self._heap = [entry for entry in self._heap if entry[2].callback is not None]
+            heapq.heapify(self._heap)
+            self._dead = 0
 
     def _deadline(self) -> float:
         if not self._heap:
@@ -63,6 +74,7 @@ class Timers:
             timer = heapq.heappop(self._heap)[2]
             callback, timer.callback = timer.callback, None
             if callback is None:
+                self._dead -= 1
                 continue
             fired += 1
             try:

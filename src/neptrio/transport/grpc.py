@@ -1,26 +1,78 @@
-"""The gRPC front: one task per connection feeds an HTTP/2 session; calls answer through it."""
+"""The gRPC front: one task per connection feeds an HTTP/2 session; calls answer through it.
+
+Life of a connection: TLS handshake if asked for, the first bytes must be HTTP/2's preface, then
+bytes go to the session and calls answer through want_flush(). It ends when the peer closes, when
+the session is dead or finished, or when its age, its silence or the server's drain says so.
+
+Rules:
+ 1. Whatever a connection raises ends at that connection.
+ 2. Reply bytes that a client does not read are bounded: above HELD_BYTES its complete requests
+    are parked unsubmitted and its flow-control credit is withheld, so it costs at most that, one
+    connection window of requests and the answers of what was under way.
+ 3. A drain waits for open calls and for their bytes to leave, never for idle clients.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import socket
+import ssl
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import trio
-from grpclib.const import Status
 
 from neptrio._cext.request import monotonic_ns
 from neptrio.service import Services
-from neptrio.transport.grpc_calls import HandlerCall, RefusedCall, StreamInfer, UnaryInfer
-from neptrio.transport.grpc_service import InferenceHandlers
-from neptrio.transport.http2_session import new_session
+from neptrio.transport import http2_limits as limits
+from neptrio.transport.grpc_calls import StreamInfer, UnaryInfer, no_grpc_call, unknown_method
+from neptrio.transport.grpc_compression import InflateBudget
+from neptrio.transport.grpc_handlers import HandlerCall
+from neptrio.transport.grpc_service import servicers
+from neptrio.transport.http2_session import session_class
 from neptrio.transport.link import Link, accept_loop
+from neptrio.transport.tls import SecureLink, server_context
 
 log = logging.getLogger("neptrio.grpc")
 
 RECEIVE_BYTES = 256 << 10
+HELD_BYTES = 32 << 20  # reply bytes nobody took: above this, a connection's requests are parked
+HANDSHAKE_S = 20.0  # from accept to the end of the preface
+DRAIN_ROUND_TRIP_NS = 10**9  # after the first GOAWAY, calls that crossed it are still taken
+LINGER_S = 0.5  # how long the peer's last bytes are read after we closed our side
+CLOSE_S = 10.0  # how long the last reply bytes may take to leave
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MODEL_INFER = b"/inference.GRPCInferenceService/ModelInfer"
 MODEL_STREAM_INFER = b"/inference.GRPCInferenceService/ModelStreamInfer"
+NOT_HTTP2 = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 62\r\n\r\n"
+    b"This port speaks gRPC over HTTP/2. REST is on another port.   "
+)
+
+
+@dataclass(frozen=True)
+class ConnectionStatistics:
+    """What a connection holds now."""
+
+    open_calls: int
+    parked_calls: int
+    unsent_reply_bytes: int
+    unfinished_request_bytes: int
+
+
+@dataclass(frozen=True)
+class GrpcStatistics:
+    """What the gRPC front holds now and has seen."""
+
+    connections: int
+    accepted: int
+    open_calls: int
+    parked_calls: int
+    unsent_reply_bytes: int
+    unfinished_request_bytes: int
+    inflated_bytes: int
 
 
 class GrpcConnection:
@@ -30,29 +82,66 @@ class GrpcConnection:
         self.sock = sock
         self.services = server.services
         self.nursery = nursery
+        self.peer = sock.getpeername()
+        self.inflating = server.inflating
+        self.compression = server.services.settings.grpc_infer_response_compression_level
+        self._server = server
+        self._settings = server.services.settings
         self._handlers = server.handlers
         self._turn = server.services.loop.turn
-        self._link = Link(sock, nursery)
-        self._link.on_drained = self.flush_soon
-        self._session = new_session(self.open_stream)
+        self._timers = server.services.loop.timers
+        self._link: Any = Link(sock, nursery)
+        self._stream: trio.SSLStream[trio.SocketStream] | None = None
+        self._session = server.new_session(self.open_stream)
         self._scope = trio.CancelScope()
+        self._parked: deque[UnaryInfer] = deque()
+        self._pending_timers: dict[str, Any] = {}
+        self._received = 0
+        self._received_at = self.now()
+        self._draining = False
+        self._drain_acked = 0
 
     def now(self) -> int:
         """Monotonic nanoseconds."""
         return int(monotonic_ns())
 
+    # ------------------------------------------------------------ calls
+
     def open_stream(self, session: Any, stream_id: int, path: bytes, headers: Any) -> Any:
         """The call object for a new stream."""
+        call: Any
+        if headers.problem:
+            return no_grpc_call(session, stream_id, headers)
         if path == MODEL_INFER:
-            return UnaryInfer(session, stream_id, headers, self)
-        if path == MODEL_STREAM_INFER:
-            return StreamInfer(session, stream_id, headers, self)
-        handler = self._handlers.get(path)
-        if handler is not None:
-            return HandlerCall(session, stream_id, headers, self, handler)
-        call = RefusedCall(session, stream_id, headers, Status.UNIMPLEMENTED)
-        call.start()
+            call = UnaryInfer(session, stream_id, headers, self)
+        elif path == MODEL_STREAM_INFER:
+            call = StreamInfer(session, stream_id, headers, self)
+        else:
+            handler = self._handlers.get(path)
+            if handler is None:
+                return unknown_method(session, stream_id, headers)
+            call = HandlerCall(session, stream_id, headers, self, handler)
+        if headers.has_timeout:
+            call.set_deadline(headers.get(b"grpc-timeout"))
         return call
+
+    @property
+    def overfull(self) -> bool:
+        """True while more reply bytes wait for the client than a connection may hold."""
+        return bool(self._session.account.out_bytes + self._link.pending > HELD_BYTES)
+
+    def park(self, call: UnaryInfer) -> None:
+        """Starts the call when the client has read some of its answers."""
+        self._parked.append(call)
+        self._session.hold()
+
+    def _unpark(self) -> None:
+        while self._parked and not self.overfull:
+            self._parked.popleft().start()
+        if not self._parked:
+            self._session.release()
+
+    # ------------------------------------------------------------ output
 
     def want_flush(self) -> None:
         """There is output; it leaves when the turn ends."""
@@ -63,105 +152,291 @@ class GrpcConnection:
         self._turn.want_flush(self)
         self._turn.end()
 
+    def turn_ends(self) -> None:
+        """Requests were made outside of receive(): decide and send."""
+        self.flush_soon()
+
     def flush(self) -> None:
         """Sends what the session has, unless the peer does not keep up."""
-        if not self._link.congested:
-            self._link.send(self._session.data_to_send())
-            if self._session.finished:
-                self._scope.cancel()
+        session, link = self._session, self._link
+        while session.wants_output and not link.congested:
+            link.send(session.data_to_send())
+        if self._parked and not self.overfull:
+            self._unpark()
+            self._turn.want_flush(self)
+        elif session.finished and not link.pending:
+            self._scope.cancel()
+
+    # ------------------------------------------------------------ input
 
     async def run(self) -> None:
         """Serves the connection until either side ends it."""
-        buffer = bytearray(RECEIVE_BYTES)
-        view = memoryview(buffer)
-        session, sock = self._session, self.sock
         try:
             with self._scope:
-                self.flush()
-                while not self._link.broken:
-                    await trio.lowlevel.wait_readable(sock)
-                    try:
-                        n = sock.recv_into(buffer)
-                    except (BlockingIOError, InterruptedError):
-                        continue
-                    if n == 0:
-                        break
-                    session.receive(view[:n])
-                    self._turn.want_flush(self)
-                    self._turn.end()
-                    if session.dead:
-                        break
-        except (OSError, trio.ClosedResourceError):
+                if await self._handshake():
+                    await self._read()
+        except (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
             pass
         finally:
-            session.connection_lost()
+            for timer in self._pending_timers.values():
+                timer.cancel()
+            self._session.connection_lost()
+            self._parked.clear()
             self._turn.end()
-            with trio.move_on_after(1) as scope:
-                scope.shield = True
-                await self._link.drained()
+            with trio.CancelScope(shield=True):
+                await self._close()
+
+    async def _handshake(self) -> bool:
+        """TLS if asked for, then the first bytes. False when the peer does not speak HTTP/2."""
+        with trio.move_on_after(HANDSHAKE_S):
+            if self._server.tls is not None:
+                transport = trio.SocketStream(trio.socket.from_stdlib_socket(self.sock))
+                self._stream = trio.SSLStream(
+                    transport, self._server.tls, server_side=True, https_compatible=True
+                )
+                self._link = SecureLink(self._stream, self.nursery)
+                await self._stream.do_handshake()
+            self._link.on_drained = self.flush_soon
+            first = bytearray()
+            while len(first) < len(PREFACE) and first == PREFACE[: len(first)]:
+                data = await self._receive_some()
+                if not data:
+                    return False
+                first += data
+            if not first.startswith(PREFACE):
+                self._link.send([NOT_HTTP2])
+                return False
+            self._start_timers()
+            self._take(first)
+            return True
+        return False
+
+    async def _receive_some(self) -> bytes:
+        if self._stream is not None:
+            return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+        while True:
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                return self.sock.recv(RECEIVE_BYTES)
+            except (BlockingIOError, InterruptedError):
+                continue
+
+    async def _read(self) -> None:
+        session, sock = self._session, self.sock
+        if self._stream is not None:
+            while not session.dead and not self._link.broken:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    return
+                self._take(data)
+            return
+        buffer = bytearray(RECEIVE_BYTES)
+        view = memoryview(buffer)
+        while not session.dead and not self._link.broken:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                n = sock.recv_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                continue
+            if n == 0:
+                return
+            self._take(view[:n])
+
+    def _take(self, data: Any) -> None:
+        self._received_at = now = self.now()
+        self._session.receive(data, now)
+        if self._draining and self._session.pings_acked > self._drain_acked:
+            self._finish_drain()
+        self._turn.want_flush(self)
+        self._turn.end()
+        if self._session.dead and self._session.failure is not None:
+            log.debug("connection from %s ended: %s", self.peer, self._session.failure)
+
+    async def _close(self) -> None:
+        """The last bytes leave; the peer's last are read, so that it sees ours and no reset."""
+        if self._session.wants_output:
+            self._link.send(self._session.data_to_send())
+        with trio.move_on_after(CLOSE_S):
+            await self._link.drained()
+        if self._stream is not None:
+            if self._link.broken:
+                await trio.aclose_forcefully(self._stream)
+            else:
+                with trio.move_on_after(LINGER_S):
+                    try:
+                        await self._stream.aclose()
+                    except trio.BrokenResourceError:
+                        pass
+        elif not self._link.broken:
+            with trio.move_on_after(LINGER_S):
+                try:
+                    self.sock.shutdown(socket.SHUT_WR)
+                    while await self._receive_some():
+                        pass
+                except OSError:
+                    pass
+        self._link.fail()
+        self.sock.close()
+
+    # ------------------------------------------------------------ time
+
+    def _start_timers(self) -> None:
+        settings = self._settings
+        if settings.grpc_max_connection_age_ms:
+            spread = random.uniform(0.9, 1.1)  # as gRPC does: clients do not all come back at once
+            self._at("age", settings.grpc_max_connection_age_ms * spread, self._too_old)
+        self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
+
+    def _at(self, name: str, delay_ms: float, callback: Any) -> None:
+        if delay_ms < 2**31 - 1:
+            self._pending_timers[name] = self._timers.at(self.now() + int(delay_ms * 1e6), callback)
+
+    def _too_old(self) -> None:
+        self.start_drain()
+        if self._settings.grpc_max_connection_age_grace_ms:
+            self._at("grace", self._settings.grpc_max_connection_age_grace_ms, self.close)
+
+    def _keep_alive(self) -> None:
+        settings = self._settings
+        silent_ms = (self.now() - self._received_at) / 1e6
+        if silent_ms < settings.grpc_keepalive_time_ms:
+            self._at("keepalive", settings.grpc_keepalive_time_ms - silent_ms, self._keep_alive)
+        elif self._session.streams or settings.grpc_keepalive_permit_without_calls:
+            self._session.ping()
+            self.want_flush()
+            self._at("keepalive", settings.grpc_keepalive_timeout_ms, self._keep_alive_over)
+        else:
+            self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
+
+    def _keep_alive_over(self) -> None:
+        silent_ms = (self.now() - self._received_at) / 1e6
+        if silent_ms >= self._settings.grpc_keepalive_timeout_ms:
+            log.debug("connection from %s does not answer PING", self.peer)
             self._link.fail()
-            sock.close()
+            self.close()
+        else:
+            self._keep_alive()
+
+    # ------------------------------------------------------------ end
 
     def start_drain(self) -> None:
-        """GOAWAY: no new calls, open ones finish."""
+        """GOAWAY: no new calls, open ones finish, then the connection ends."""
+        if self._draining:
+            return
+        self._draining = True
+        self._drain_acked = self._session.pings_acked
         self._session.start_drain()
-        self.flush()
+        self._session.ping()  # its answer says that the peer has seen the GOAWAY
+        self._pending_timers["drain"] = self._timers.at(
+            self.now() + DRAIN_ROUND_TRIP_NS, self._finish_drain
+        )
+        for call in list(self._session.streams.values()):
+            call.on_drain()
+        self.flush_soon()
 
-    def finish_drain(self) -> None:
-        """The final GOAWAY."""
-        self._session.finish_drain()
-        self.flush()
-
-    @property
-    def open_calls(self) -> int:
-        """Calls that are not finished."""
-        return len(self._session.streams)
+    def _finish_drain(self) -> None:
+        """The final GOAWAY: from here on the open calls are all there will be."""
+        timer = self._pending_timers.pop("drain", None)
+        if timer is not None:
+            timer.cancel()
+            self._session.finish_drain()
+            for call in list(self._session.streams.values()):
+                call.on_drain()
+            self.want_flush()
 
     def close(self) -> None:
         """Ends the connection now."""
         self._scope.cancel()
+
+    def statistics(self) -> ConnectionStatistics:
+        """What is held now."""
+        account = self._session.account
+        return ConnectionStatistics(
+            open_calls=len(self._session.streams),
+            parked_calls=len(self._parked),
+            unsent_reply_bytes=account.out_bytes + self._link.pending,
+            unfinished_request_bytes=account.in_bytes,
+        )
 
 
 class GrpcServer:
     """Accepts gRPC connections and drains them."""
 
     def __init__(self, services: Services, listener: socket.socket) -> None:
+        settings = services.settings
         self.services = services
         self.handlers: dict[bytes, Any] = {
             path.encode(): handler
-            for servicer in InferenceHandlers.all(services)
+            for servicer in servicers(services)
             for path, handler in servicer.__mapping__().items()
         }
+        self.inflating = InflateBudget()
+        self.tls: ssl.SSLContext | None = None
+        if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
+            roots = settings.grpc_root_cert if settings.grpc_use_ssl_mutual else None
+            self.tls = server_context(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"])
+        self._session_class = session_class()
+        self._pings = limits.PingPolicy(
+            min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
+            max_strikes=settings.grpc_http2_max_ping_strikes,
+        )
         self._listener = listener
         self._connections: set[GrpcConnection] = set()
+        self._accepted = 0
         self._accepting = trio.CancelScope()
+        self._one_gone: trio.Event | None = None
+
+    def new_session(self, open_stream: Any) -> Any:
+        """The HTTP/2 session of a new connection."""
+        return self._session_class(open_stream, limits.Nuisance(self._pings))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
             with self._accepting:
-                await accept_loop(self._listener, lambda sock: nursery.start_soon(self._serve, sock, nursery))
+                await accept_loop(self._listener, lambda sock: self._start(sock, nursery))
             self._listener.close()
             await trio.sleep_forever()
 
-    async def _serve(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        connection = GrpcConnection(sock, self, nursery)
+    def _start(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        try:
+            connection = GrpcConnection(sock, self, nursery)
+        except OSError:  # gone before it was looked at
+            sock.close()
+            return
+        self._accepted += 1
         self._connections.add(connection)
+        nursery.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: GrpcConnection) -> None:
         try:
             await connection.run()
         except Exception:
             log.exception("a gRPC connection failed")
         finally:
             self._connections.discard(connection)
+            if self._one_gone is not None:
+                self._one_gone.set()
 
     async def drain(self) -> None:
         """Stops accepting, sends GOAWAY and lets open calls finish."""
         self._accepting.cancel()
         for connection in list(self._connections):
             connection.start_drain()
-        while any(connection.open_calls for connection in self._connections):
-            await trio.sleep(0.01)
-        for connection in list(self._connections):
-            connection.finish_drain()
-            connection.close()
+        while self._connections:
+            self._one_gone = trio.Event()
+            await self._one_gone.wait()
+
+    def statistics(self) -> GrpcStatistics:
+        """What is held now."""
+        each = [connection.statistics() for connection in self._connections]
+        return GrpcStatistics(
+            connections=len(each),
+            accepted=self._accepted,
+            open_calls=sum(s.open_calls for s in each),
+            parked_calls=sum(s.parked_calls for s in each),
+            unsent_reply_bytes=sum(s.unsent_reply_bytes for s in each),
+            unfinished_request_bytes=sum(s.unfinished_request_bytes for s in each),
+            inflated_bytes=self.inflating.held,
+        )

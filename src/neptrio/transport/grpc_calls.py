@@ -1,56 +1,53 @@
-"""The calls of the gRPC front: the two inference RPCs without tasks, all others as grpclib handlers.
+"""The two inference RPCs, without a task per call: bytes in, completion callback, bytes out.
 
-Contract of HandlerCall: grpclib's Stream, as far as generated handlers use it (recv_message,
-send_message, `async for`, deadline, metadata), over a GrpcStream.
+A unary call is one object: the stream itself is the request's context, so nothing else is made
+for it. A message that must be inflated off the trio thread, a reply that must be deflated there,
+and a call that is parked behind a client that does not read are the exceptions.
+
+Rules:
+ 1. A call answers once. Whatever ends it first (answer, error, deadline, reset) wins; the others
+    find `ended` or `trailers` set and do nothing.
+ 2. Whoever ends a call whose request is under way cancels that request; its late answer is
+    dropped here, the accounts are kept by neptrio._cext.batch.complete.
+ 3. Answers of non-decoupled models leave a stream in request order; those of decoupled models
+    as they come.
+ 4. A stream takes no more requests while its own are too many or its answers are not read:
+    messages wait undecoded and the peer's flow-control credit is withheld.
 """
 
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import trio
 from grpclib.const import Status
-from grpclib.exceptions import GRPCError
 
-from neptrio._cext.grpc_stream import GrpcStream, percent_encode
+from neptrio._cext.grpc_stream import GrpcStream
 from neptrio._cext.infer_wire import decode_request, encode_response
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec.outputs import select
-from neptrio.errors import Cancelled, InvalidArgument, TritonError, Unsupported
+from neptrio.errors import Code, TritonError, Unavailable, Unsupported
+from neptrio.transport import grpc_compression as compression
+from neptrio.transport.grpc_status import (
+    OK_TRAILERS,
+    error_trailers,
+    problem_headers,
+    status_trailers,
+    timeout_ns,
+)
 
 log = logging.getLogger("neptrio.grpc")
 
-OK_TRAILERS = [(b"grpc-status", b"0")]
-UNITS_NS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
-
-
-def status_trailers(status: Status, message: str) -> list[tuple[bytes, bytes]]:
-    """The trailers that end a call with a status."""
-    trailers = [(b"grpc-status", str(status.value).encode())]
-    if message:
-        trailers.append((b"grpc-message", percent_encode(message)))
-    return trailers
-
-
-def timeout_ns(value: bytes | None) -> int | None:
-    """A grpc-timeout header in nanoseconds; None when absent or malformed."""
-    if not value or value[-1:] not in UNITS_NS or not value[:-1].isdigit() or len(value) > 9:
-        return None
-    return int(value[:-1]) * UNITS_NS[value[-1:]]
-
-
-def decompress(call: GrpcStream, message: bytes) -> bytes:
-    """A compressed message's content. Raises TritonError."""
-    encoding = call.headers.get(b"grpc-encoding")
-    if encoding not in (b"gzip", b"deflate"):
-        raise Unsupported(f"grpc-encoding {encoding!r} is not supported, expected gzip, deflate or identity")
-    try:
-        return zlib.decompress(message, 31 if encoding == b"gzip" else 15)
-    except zlib.error as error:
-        raise InvalidArgument(f"cannot decompress the message: {error}") from None
+# A stream reads no further while it holds more than this. The counts are far above what a client
+# with a window of its own needs: a sequence's END must never wait behind other sequences' STARTs.
+STREAM_REQUESTS = 16384
+STREAM_INPUT_BYTES = 256 << 20
+STREAM_OUTPUT_BYTES = 16 << 20
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
 
 
 class InferResponder(Responder):
@@ -63,32 +60,114 @@ class InferResponder(Responder):
 RESPONDER = InferResponder()
 
 
-class UnaryInfer(GrpcStream):
+class Call(GrpcStream):
+    """What every call has: its connection, its deadline, its refusals."""
+
+    _connection: Any
+    _timer: Any = None
+
+    def set_deadline(self, value: bytes) -> None:
+        """Starts the clock of a grpc-timeout header."""
+        try:
+            limit = timeout_ns(value)
+        except TritonError as error:
+            self.refuse(error.code.grpc.value, str(error))
+            return
+        connection = self._connection
+        self._timer = connection.services.loop.timers.at(connection.now() + limit, self.expired)
+
+    def expired(self) -> None:
+        """The deadline is over."""
+        self._timer = None
+        if not self.ended and self.trailers is None:
+            self.refuse(Status.DEADLINE_EXCEEDED.value, "Deadline Exceeded")
+
+    def on_refused(self) -> None:
+        self.release()
+        self._connection.want_flush()
+
+    def on_reset(self, code: int) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """The call is over before its answer: what it started is cancelled."""
+        self.stop_clock()
+
+    def stop_clock(self) -> None:
+        """The deadline does not matter any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def on_drain(self) -> None:
+        """The server is about to stop; the call may finish."""
+
+
+class RefusedCall(Call):
+    """A call that ends with a status before anything is read."""
+
+    def __init__(self, session: Any, stream_id: int, headers: Any, trailers: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(session, stream_id, headers)
+        self.refused = True
+        self.finish(trailers)
+
+    def on_refused(self) -> None:
+        pass
+
+
+def unknown_method(session: Any, stream_id: int, headers: Any) -> RefusedCall:
+    """UNIMPLEMENTED with no text, as a Triton server answers (spec/observed.md 2)."""
+    return RefusedCall(session, stream_id, headers, status_trailers(Status.UNIMPLEMENTED))
+
+
+def no_grpc_call(session: Any, stream_id: int, headers: Any) -> RefusedCall:
+    """The answer to a request whose headers are not those of a call."""
+    return RefusedCall(session, stream_id, headers, problem_headers(headers.problem))
+
+
+class UnaryInfer(Call):
     """ModelInfer."""
 
     def __init__(self, session: Any, stream_id: int, headers: Any, connection: Any) -> None:
-        super().__init__(session, stream_id, headers)
+        GrpcStream.__init__(self, session, stream_id, headers)
         self._connection = connection
         self._message: bytes | None = None
+        self._compressed = False
         self._request: InferRequest | None = None
-        self._timer: Any = None
+        self._inflated = 0
 
     def on_message(self, message: bytes, compressed: bool) -> None:
-        try:
-            if self._message is not None:
-                raise InvalidArgument("a unary call carries one request message, got a second one")
-            self._message = decompress(self, message) if compressed else message
-        except TritonError as error:
-            self._fail(error)
+        if self._message is not None:
+            self._fail(TritonError("a unary call carries one request message, got a second one", CARDINALITY))
+            return
+        self._message = message
+        self._compressed = compressed
 
     def on_half_close(self) -> None:
-        services = self._connection.services
+        if self._connection.overfull:
+            self._connection.park(self)
+        else:
+            self.start()
+
+    def start(self) -> None:
+        """The request is complete: decodes and submits it."""
+        message, self._message = self._message, None
+        if self.ended or self.trailers is not None:
+            return
+        connection = self._connection
+        services = connection.services
         try:
-            if self._message is None:
-                raise TritonError("a unary call carries one request message, got none")
+            if message is None:
+                raise TritonError("a unary call carries one request message, got none", CARDINALITY)
+            if self._compressed:
+                bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
+                content = compression.inflate(message, bits, compression.INLINE_BYTES)
+                if content is None:
+                    connection.nursery.start_soon(self._inflate, message, bits)
+                    return
+                message = content
             request = InferRequest()
-            decode_request(request, self._message, services.shared_memory)
-            self._message = None
+            decode_request(request, message, services.shared_memory)
             model = services.inference.lookup(request.model_name, request.model_version)
             if model.decoupled:
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -100,218 +179,353 @@ class UnaryInfer(GrpcStream):
         except TritonError as error:
             self._request = None
             self._fail(error)
-            return
-        limit = timeout_ns(self.headers.get(b"grpc-timeout"))
-        if limit is not None and self._request is not None:
-            self._timer = services.loop.timers.at(self._connection.now() + limit, self._expired)
 
-    def _expired(self) -> None:
-        if self._request is not None:
-            self._connection.services.inference.cancel(self._request)
+    async def _inflate(self, message: bytes, bits: int) -> None:
+        connection = self._connection
+        try:
+            content = await connection.inflating.inflate(message, bits)
+        except TritonError as error:
+            self._fail(error)
+        else:
+            self._inflated = len(content)
+            if self.ended or self.trailers is not None:
+                self._give_back()
+            else:
+                self._message, self._compressed = content, False
+                self.start()
+        connection.turn_ends()
+
+    def _give_back(self) -> None:
+        if self._inflated:
+            self._connection.inflating.release(self._inflated)
+            self._inflated = 0
 
     def _fail(self, error: TritonError) -> None:
         self.refused = True
-        self.finish(status_trailers(error.code.grpc, str(error)))
+        self.stop_clock()
+        self._give_back()
+        self.finish(error_trailers(error))
         self._connection.want_flush()
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        """The request's answer (there is one: the model is not decoupled)."""
+        connection = self._connection
         self._request = None
         if self._timer is not None:
-            self._timer.cancel()
+            self.stop_clock()
+        if self._inflated:
+            self._give_back()
         if self.ended:
             return
         try:
             if response.error is not None:
                 raise response.error
-            select(request, response, self._connection.services)
-            self.send_segments(encode_response(response))
-            self.finish(OK_TRAILERS)
+            select(request, response, connection.services)
+            segments = encode_response(response)
         except TritonError as error:
-            self.finish(status_trailers(error.code.grpc, str(error)))
-        self._connection.want_flush()
+            self.finish(error_trailers(error))
+        else:
+            if connection.compression != "none" and self._deflate(segments):
+                return
+            self.reply(segments, OK_TRAILERS)
+        connection.want_flush()
 
-    def on_reset(self, code: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _deflate(self, segments: list[Any]) -> bool:
+        """Sends the answer compressed if the client takes that; a large one from a worker thread."""
+        connection = self._connection
+        encoding = compression.choose(connection.compression, self.headers.get(b"grpc-accept-encoding"))
+        if encoding is None:
+            return False
+        self.send_headers([*HEADERS, (b"grpc-encoding", encoding)])
+        level = compression.LEVELS[connection.compression]
+        if framed_size(segments) <= compression.INLINE_BYTES:
+            self.reply(compression.deflate(segments, encoding, level), OK_TRAILERS)
+            connection.want_flush()
+        else:
+            connection.nursery.start_soon(self._deflate_large, segments, encoding, level)
+        return True
+
+    async def _deflate_large(self, segments: list[Any], encoding: bytes, level: int) -> None:
+        self.reply(await trio.to_thread.run_sync(compression.deflate, segments, encoding, level), OK_TRAILERS)
+        self._connection.flush_soon()
+
+    def release(self) -> None:
+        self._message = None
+        self.stop_clock()
+        self._give_back()
         request, self._request = self._request, None
         if request is not None:
             self._connection.services.inference.cancel(request)
 
 
+HEADERS = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+]
+
+
+def framed_size(segments: list[Any]) -> int:
+    """Bytes of a list of buffers."""
+    return sum(memoryview(segment).nbytes for segment in segments)
+
+
 class _Entry:
     """A request of a stream and the responses that wait for earlier ones."""
 
-    __slots__ = ("done", "held", "ordered", "request")
+    __slots__ = ("done", "held", "inflated", "ordered", "request", "size")
 
-    def __init__(self, request: InferRequest, ordered: bool) -> None:
+    def __init__(self, request: InferRequest, size: int, inflated: int) -> None:
         self.request = request
-        self.ordered = ordered
+        self.ordered = True
         self.held: list[list[Any]] = []
         self.done = False
+        self.size = size
+        self.inflated = inflated
 
 
-class StreamInfer(GrpcStream):
+class StreamInfer(Call):
     """ModelStreamInfer: answers of non-decoupled models leave in request order."""
 
     def __init__(self, session: Any, stream_id: int, headers: Any, connection: Any) -> None:
-        super().__init__(session, stream_id, headers)
+        GrpcStream.__init__(self, session, stream_id, headers)
         self._connection = connection
         self._order: deque[_Entry] = deque()
         self._open: dict[InferRequest, _Entry] = {}
+        self._waiting: deque[tuple[bytes, bool]] = deque()  # messages not looked at yet
+        self._input_bytes = 0
+        self._inflating = False
+        self._draining = False
+        self._deflating: deque[list[Any]] = deque()
+        self._writable: list[Callable[[], None]] = []
+        # metadata `triton_grpc_error: true`: the first error ends the stream with its status
+        self._strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
+        self._encoding: bytes | None = None
+        if connection.compression != "none":
+            accepted = headers.get(b"grpc-accept-encoding")
+            self._encoding = compression.choose(connection.compression, accepted)
+            if self._encoding is not None:
+                self.send_headers([*HEADERS, (b"grpc-encoding", self._encoding)])
+
+    # ------------------------------------------------------------ requests
+
+    @property
+    def _full(self) -> bool:
+        return (
+            len(self._open) >= STREAM_REQUESTS
+            or self._input_bytes > STREAM_INPUT_BYTES
+            or self.out_bytes > STREAM_OUTPUT_BYTES
+        )
 
     def on_message(self, message: bytes, compressed: bool) -> None:
+        if self._waiting or self._inflating or self._full:
+            self._waiting.append((message, compressed))
+            self.paused = True
+        else:
+            self._accept(message, compressed)
+
+    def _accept(self, message: bytes, compressed: bool) -> None:
+        if not compressed:
+            self._submit(message, 0)
+            return
+        try:
+            bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
+            content = compression.inflate(message, bits, compression.INLINE_BYTES)
+        except TritonError as error:
+            self.refuse(error.code.grpc.value, str(error))
+            return
+        if content is not None:
+            self._submit(content, 0)
+        else:
+            self._inflating = True
+            self._connection.nursery.start_soon(self._inflate, message, bits)
+
+    async def _inflate(self, message: bytes, bits: int) -> None:
+        budget = self._connection.inflating
+        try:
+            content = await budget.inflate(message, bits)
+        except TritonError as error:
+            self.refuse(error.code.grpc.value, str(error))
+        else:
+            if self.ended or self.refused:
+                budget.release(len(content))
+            else:
+                self._submit(content, len(content))
+        self._inflating = False
+        self._advance()
+        self._connection.turn_ends()
+
+    def _submit(self, message: bytes, inflated: int) -> None:
         services = self._connection.services
         request = InferRequest()
-        entry = _Entry(request, True)
+        entry = _Entry(request, len(message), inflated)
+        added = False
         try:
-            decode_request(
-                request, decompress(self, message) if compressed else message, services.shared_memory
-            )
+            if self._draining:
+                raise Unavailable(SHUTTING_DOWN)
+            decode_request(request, message, services.shared_memory)
             request.model = services.inference.lookup(request.model_name, request.model_version)
             entry.ordered = not request.model.decoupled
             request.context = self
             request.responder = RESPONDER
             self._add(entry)
+            added = True
             services.inference.submit(request)
         except TritonError as error:
-            if request not in self._open:
+            if not added:
                 self._add(entry)
+            if self._strict:
+                self._abort(error)
+                return
             response = InferResponse(None, error)
             response.id = request.id
             self._deliver(entry, encode_response(response, True, True), True)
 
     def _add(self, entry: _Entry) -> None:
         self._open[entry.request] = entry
+        self._input_bytes += entry.size
         if entry.ordered:
             self._order.append(entry)
 
+    def _close(self, entry: _Entry) -> None:
+        self._input_bytes -= entry.size
+        if entry.inflated:
+            self._connection.inflating.release(entry.inflated)
+
+    def _advance(self) -> None:
+        """Takes waiting messages while there is room, then the peer's next ones, then ends."""
+        while self._waiting and not self._inflating and not self._full and not self.refused:
+            self._accept(*self._waiting.popleft())
+        if self.paused and not self._waiting and not self._full:
+            self.session.resume_input(self)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Ends the stream once nothing is owed and nothing more will come (or may)."""
+        if self._open or self._waiting or self._inflating or self._deflating or self.refused:
+            return
+        if self.input_ended:
+            self.stop_clock()
+            self.finish(OK_TRAILERS)
+        elif self._draining and not self.mid_message:
+            self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)
+        self._connection.want_flush()
+
+    def on_half_close(self) -> None:
+        self._settle()
+
+    def on_drain(self) -> None:
+        self._draining = True
+        self._settle()
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def congested(self) -> bool:
+        """True while the client does not read its answers; decoupled senders wait or are told."""
+        return self.out_bytes > STREAM_OUTPUT_BYTES or self._connection.overfull
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once on the trio thread when the answers so far have left or the call is over."""
+        if self.ended or self.trailers is not None or not self.out_bytes:
+            callback()
+        else:
+            self._writable.append(callback)
+
+    def on_writable(self) -> None:
+        self._wake()
+        if self.paused or self._waiting:
+            self._advance()
+
+    def _wake(self) -> None:
+        waiting, self._writable = self._writable, []
+        for callback in waiting:
+            try:
+                callback()
+            except Exception:
+                log.exception("a sender that waited for a stream failed")
+
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        """One response of a request; `final` is its last."""
         entry = self._open.get(request)
         if entry is None or self.ended:
             return
         segments: list[Any] = []
-        if response.error is None and not response.null:
-            select(request, response, self._connection.services)
+        try:
+            if response.error is None and not response.null:
+                select(request, response, self._connection.services)
+        except TritonError as error:
+            response.outputs = None
+            response.error = error
+        if response.error is not None and self._strict:
+            self._abort(response.error)
+            return
         if not response.null or request.want_empty_final:
             segments = encode_response(response, True, final)
         self._deliver(entry, segments, final)
 
     def _deliver(self, entry: _Entry, segments: list[Any], final: bool) -> None:
+        order = self._order
         if final:
             entry.done = True
             del self._open[entry.request]
-        if not entry.ordered or self._order[0] is entry:
-            if segments:
-                self.send_segments(segments)
-        elif segments:
-            entry.held.append(segments)
-        order = self._order
+            self._close(entry)
+        if segments:
+            if not entry.ordered or order[0] is entry:
+                self._send(segments)
+            else:
+                entry.held.append(segments)
         while order and order[0].done:
             order.popleft()
             if order:
-                for held in order[0].held:
-                    self.send_segments(held)
-                order[0].held = []
-        if self.input_ended and not self._open:
-            self.finish(OK_TRAILERS)
+                held, order[0].held = order[0].held, []
+                for waiting in held:
+                    self._send(waiting)
+        if final and (self._waiting or self.paused):
+            self._advance()
+        elif not self._open:
+            self._settle()
         self._connection.want_flush()
 
-    def on_half_close(self) -> None:
-        if not self._open:
-            self.finish(OK_TRAILERS)
-            self._connection.want_flush()
+    def _send(self, segments: list[Any]) -> None:
+        if self._encoding is None:
+            self.send_segments(segments)
+        elif not self._deflating and framed_size(segments) <= compression.INLINE_BYTES:
+            level = compression.LEVELS[self._connection.compression]
+            self.send_segments(compression.deflate(segments, self._encoding, level))
+        else:
+            self._deflating.append(segments)
+            if len(self._deflating) == 1:
+                self._connection.nursery.start_soon(self._deflate)
 
-    def on_reset(self, code: int) -> None:
-        open_, self._open = self._open, {}
-        self._order.clear()
-        for request in open_:
-            self._connection.services.inference.cancel(request)
-
-
-class HandlerCall(GrpcStream):
-    """Any other RPC: a task that runs the generated grpclib handler on this stream."""
-
-    def __init__(self, session: Any, stream_id: int, headers: Any, connection: Any, handler: Any) -> None:
-        super().__init__(session, stream_id, headers, 64 << 20)
-        self._connection = connection
-        self._handler = handler
-        self._inbox: deque[bytes] = deque()
-        self._news = trio.Event()
-        self._scope = trio.CancelScope()
-        connection.nursery.start_soon(self._run)
-
-    def on_message(self, message: bytes, compressed: bool) -> None:
-        self._inbox.append(decompress(self, message) if compressed else message)
-        self._news.set()
-
-    def on_half_close(self) -> None:
-        self._news.set()
-
-    def on_reset(self, code: int) -> None:
-        self._scope.cancel()
-        self._news.set()
-
-    async def recv_message(self) -> Any:
-        """The next request message, None at the end of the input."""
-        while not self._inbox:
-            if self.input_ended:
-                return None
-            self._news = trio.Event()
-            await self._news.wait()
-        raw = self._inbox.popleft()
-        try:
-            return self._handler.request_type.parse(raw)
-        except Exception as error:
-            raise GRPCError(Status.INTERNAL, f"cannot parse the request message: {error}") from None
-
-    async def send_message(self, message: Any) -> None:
-        """Queues a reply message."""
-        body = bytes(message)
-        self.send_segments([b"\0" + len(body).to_bytes(4, "big") + body])
+    async def _deflate(self) -> None:
+        """Compresses large answers off the trio thread, in order."""
+        level = compression.LEVELS[self._connection.compression]
+        while self._deflating and not self.ended:
+            small = await trio.to_thread.run_sync(
+                compression.deflate, self._deflating[0], self._encoding, level
+            )
+            if self._deflating:
+                self._deflating.popleft()
+            self.send_segments(small)
+            self._connection.flush_soon()
+        self._settle()
         self._connection.flush_soon()
 
-    def __aiter__(self) -> HandlerCall:
-        return self
+    def _abort(self, error: TritonError) -> None:
+        """Ends the whole stream with an error's status."""
+        self.refuse(error.code.grpc.value, str(error))
 
-    async def __anext__(self) -> Any:
-        message = await self.recv_message()
-        if message is None:
-            raise StopAsyncIteration
-        return message
-
-    async def _run(self) -> None:
-        trailers = OK_TRAILERS
-        with self._scope:
-            try:
-                limit = timeout_ns(self.headers.get(b"grpc-timeout"))
-                if limit is not None:
-                    self._scope.deadline = trio.current_time() + limit / 1e9
-                await self._handler.func(self)
-            except TritonError as error:
-                trailers = status_trailers(error.code.grpc, str(error))
-            except GRPCError as error:
-                trailers = status_trailers(error.status, error.message or "")
-            except Exception as error:
-                log.exception("a gRPC handler failed")
-                trailers = status_trailers(Status.INTERNAL, f"{type(error).__name__}: {error}")
-        if self._scope.cancelled_caught:
-            trailers = status_trailers(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
-        if not self.ended:
-            self.finish(trailers)
-            self._connection.flush_soon()
-
-
-class RefusedCall(GrpcStream):
-    """A call that ends with a status before anything is read."""
-
-    def __init__(self, session: Any, stream_id: int, headers: Any, status: Status, message: str = "") -> None:
-        super().__init__(session, stream_id, headers)
-        self.refused = True
-        self._trailers = status_trailers(status, message)
-
-    def start(self) -> None:
-        """Sends the status; called once the session knows the stream."""
-        self.finish(self._trailers)
-
-
-__all__ = ["Cancelled", "HandlerCall", "RefusedCall", "StreamInfer", "UnaryInfer", "status_trailers"]
+    def release(self) -> None:
+        self.stop_clock()
+        self._waiting.clear()
+        self._deflating.clear()
+        self._order.clear()
+        open_, self._open = self._open, {}
+        self._input_bytes = 0
+        for request, entry in open_.items():
+            if entry.inflated:
+                self._connection.inflating.release(entry.inflated)
+            if request.model is not None:
+                self._connection.services.inference.cancel(request)
+        self._wake()

@@ -34,6 +34,7 @@ class Link:
         self._nursery = nursery
         self._queue: deque[Any] = deque()
         self._writing = False
+        self._emptied: trio.Event | None = None
 
     @property
     def congested(self) -> bool:
@@ -99,18 +100,28 @@ class Link:
             self.fail()
         finally:
             self._writing = False
+        if not self._queue:
+            self._tell_empty()
         self.on_drained()
+
+    def _tell_empty(self) -> None:
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
 
     def fail(self) -> None:
         """The peer is gone: pending output is dropped."""
         self.broken = True
         self._queue.clear()
         self.pending = 0
+        self._tell_empty()
 
     async def drained(self) -> None:
         """Returns when everything was handed to the kernel, or the link is broken."""
-        while self._queue and not self.broken:
-            await trio.sleep(0.002)
+        if self._queue and not self.broken:
+            if self._emptied is None:
+                self._emptied = trio.Event()
+            await self._emptied.wait()
 
 
 async def accept_loop(listener: socket.socket, handle: Callable[[socket.socket], None]) -> None:
