@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("grpc_service.proto", "model_config.proto", "health.proto")
+SOURCES = (
+    "grpc_service.proto",
+    "model_config.proto",
+    "health.proto",
+    "reflection_v1.proto",
+    "reflection_v1alpha.proto",
+)
 
 
 def generate(out: Path) -> None:

@@ -75,6 +75,29 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--grpc-address", default="0.0.0.0", help="the address to listen on")
     add("--grpc-port", type=flags.port, default=8001, help="the port, 0 = any free one")
     add("--reuse-grpc-port", type=flags.boolean, default=False, help="share the port with other processes")
+    add("--grpc-use-ssl", type=flags.boolean, default=False, help="serve gRPC over TLS")
+    add("--grpc-use-ssl-mutual", type=flags.boolean, default=False,
+        help="serve gRPC over TLS and ask clients for a certificate")  # fmt: skip
+    add("--grpc-server-cert", type=Path, metavar="FILE", help="the server's certificate chain, PEM")
+    add("--grpc-server-key", type=Path, metavar="FILE", help="the server's private key, PEM")
+    add("--grpc-root-cert", type=Path, metavar="FILE", help="the roots of client certificates, PEM")
+    add("--grpc-infer-response-compression-level", choices=("none", "low", "medium", "high"), default="none",
+        help="compress the answers of clients that take gzip or deflate")  # fmt: skip
+    add("--grpc-keepalive-time", dest="grpc_keepalive_time_ms", type=flags.positive, default=7_200_000,
+        help="ms of silence after which the server sends PING")  # fmt: skip
+    add("--grpc-keepalive-timeout", dest="grpc_keepalive_timeout_ms", type=flags.positive, default=20_000,
+        help="ms after which a PING without answer ends the connection")  # fmt: skip
+    add("--grpc-keepalive-permit-without-calls", type=flags.boolean, default=False,
+        help="send PING also when no call is open")  # fmt: skip
+    add("--grpc-http2-min-recv-ping-interval-without-data",
+        dest="grpc_http2_min_recv_ping_interval_without_data_ms", type=flags.not_negative, default=300_000,
+        help="a client's PING sooner than this many ms after the last, with no call open, is a strike")  # fmt: skip
+    add("--grpc-http2-max-ping-strikes", type=flags.not_negative, default=2,
+        help="a client with more strikes is sent away, 0 = never")  # fmt: skip
+    add("--grpc-max-connection-age", dest="grpc_max_connection_age_ms", type=flags.not_negative, default=0,
+        help="ms after which a connection takes no more calls, 0 = never")  # fmt: skip
+    add("--grpc-max-connection-age-grace", dest="grpc_max_connection_age_grace_ms", type=flags.not_negative,
+        default=0, help="ms that calls of an aged connection may still take, 0 = for ever")  # fmt: skip
 
     add = p.add_argument_group("metrics").add_argument
     add("--allow-metrics", type=flags.boolean, default=True, help="serve Prometheus metrics")

@@ -33,6 +33,19 @@ class Settings:
     grpc_address: str = "0.0.0.0"
     grpc_port: int = 8001
     reuse_grpc_port: bool = False
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: Path | None = None
+    grpc_server_key: Path | None = None
+    grpc_root_cert: Path | None = None
+    grpc_infer_response_compression_level: str = "none"
+    grpc_keepalive_time_ms: int = 7_200_000
+    grpc_keepalive_timeout_ms: int = 20_000
+    grpc_keepalive_permit_without_calls: bool = False
+    grpc_http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    grpc_http2_max_ping_strikes: int = 2
+    grpc_max_connection_age_ms: int = 0  # 0 = for ever
+    grpc_max_connection_age_grace_ms: int = 0  # 0 = for ever
 
     allow_metrics: bool = True
     metrics_address: str = ""
@@ -48,6 +61,15 @@ class Settings:
     log_error: bool = True
     log_format: str = "default"
     log_file: str = ""
+
+    def __post_init__(self) -> None:
+        tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
+        if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):
+            raise ValueError("TLS on the gRPC port needs --grpc-server-cert=FILE and --grpc-server-key=FILE")
+        if self.grpc_use_ssl_mutual and self.grpc_root_cert is None:
+            raise ValueError(
+                "--grpc-use-ssl-mutual needs --grpc-root-cert=FILE, the roots of client certificates"
+            )
 
     def backend_settings(self, backend: str) -> dict[str, str]:
         """--backend-config of a backend: its own keys over those given for all ("")."""

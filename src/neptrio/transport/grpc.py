@@ -327,9 +327,7 @@ class GrpcConnection:
         self._drain_acked = self._session.pings_acked
         self._session.start_drain()
         self._session.ping()  # its answer says that the peer has seen the GOAWAY
-        self._pending_timers["drain"] = self._timers.at(
-            self.now() + DRAIN_ROUND_TRIP_NS, self._finish_drain
-        )
+        self._pending_timers["drain"] = self._timers.at(self.now() + DRAIN_ROUND_TRIP_NS, self._finish_drain)
         for call in list(self._session.streams.values()):
             call.on_drain()
         self.flush_soon()
@@ -373,6 +371,7 @@ class GrpcServer:
         self.inflating = InflateBudget()
         self.tls: ssl.SSLContext | None = None
         if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
+            assert settings.grpc_server_cert is not None and settings.grpc_server_key is not None
             roots = settings.grpc_root_cert if settings.grpc_use_ssl_mutual else None
             self.tls = server_context(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"])
         self._session_class = session_class()

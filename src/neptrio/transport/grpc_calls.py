@@ -106,7 +106,9 @@ class Call(GrpcStream):
 class RefusedCall(Call):
     """A call that ends with a status before anything is read."""
 
-    def __init__(self, session: Any, stream_id: int, headers: Any, trailers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, session: Any, stream_id: int, headers: Any, trailers: list[tuple[bytes, bytes]]
+    ) -> None:
         super().__init__(session, stream_id, headers)
         self.refused = True
         self.finish(trailers)
@@ -500,11 +502,10 @@ class StreamInfer(Call):
 
     async def _deflate(self) -> None:
         """Compresses large answers off the trio thread, in order."""
-        level = compression.LEVELS[self._connection.compression]
+        level, encoding = compression.LEVELS[self._connection.compression], self._encoding
+        assert encoding is not None
         while self._deflating and not self.ended:
-            small = await trio.to_thread.run_sync(
-                compression.deflate, self._deflating[0], self._encoding, level
-            )
+            small = await trio.to_thread.run_sync(compression.deflate, self._deflating[0], encoding, level)
             if self._deflating:
                 self._deflating.popleft()
             self.send_segments(small)

@@ -36,9 +36,7 @@ def window_bits(encoding: bytes | None) -> int:
     bits = WINDOW_BITS.get(encoding or b"identity")
     if bits is None:
         name = (encoding or b"identity").decode("latin-1")
-        raise Unsupported(
-            f"a compressed message came with grpc-encoding '{name}', expected gzip or deflate"
-        )
+        raise Unsupported(f"a compressed message came with grpc-encoding '{name}', expected gzip or deflate")
     return bits
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from neptrio._proto.grpc.health import v1 as health
 from neptrio._proto.inference import (
     GrpcInferenceServiceBase,
     InferBatchStatistics,
@@ -27,8 +26,10 @@ from neptrio._proto.inference import (
     ServerReadyResponse,
     StatisticDuration,
 )
-from neptrio.errors import InvalidArgument
+from neptrio.errors import InvalidArgument, Unsupported
 from neptrio.service import Services
+from neptrio.transport.grpc_health import HealthHandlers
+from neptrio.transport.grpc_reflection import ReflectionV1, ReflectionV1Alpha
 
 
 def _durations(message: type, values: dict[str, dict[str, int]]) -> Any:
@@ -40,11 +41,6 @@ class InferenceHandlers(GrpcInferenceServiceBase):
 
     def __init__(self, services: Services) -> None:
         self._services = services
-
-    @staticmethod
-    def all(services: Services) -> list[Any]:
-        """Every servicer of the gRPC front."""
-        return [InferenceHandlers(services), HealthHandlers(services)]
 
     async def server_live(self, message: Any) -> ServerLiveResponse:
         return ServerLiveResponse(live=self._services.metadata.live())
@@ -74,8 +70,6 @@ class InferenceHandlers(GrpcInferenceServiceBase):
 
     async def repository_index(self, message: Any) -> RepositoryIndexResponse:
         if message.repository_name:
-            from neptrio.errors import Unsupported
-
             raise Unsupported("'repository_name' specification is not supported")
         rows = self._services.repository.index(message.ready)
         return RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row) for row in rows])
@@ -133,13 +127,6 @@ def _model_statistics(plain: dict[str, Any]) -> ModelStatistics:
     )
 
 
-class HealthHandlers(health.HealthBase):
-    """grpc.health.v1."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def check(self, message: Any) -> health.HealthCheckResponse:
-        serving = health.HealthCheckResponseServingStatus
-        ready = self._services.metadata.ready()
-        return health.HealthCheckResponse(status=serving.SERVING if ready else serving.NOT_SERVING)
+def servicers(services: Services) -> list[Any]:
+    """Every servicer of the gRPC front."""
+    return [InferenceHandlers(services), HealthHandlers(services), ReflectionV1(), ReflectionV1Alpha()]

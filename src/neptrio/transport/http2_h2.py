@@ -398,7 +398,7 @@ class Session:
     def _pump(self) -> None:
         """A frame from each pending stream in turn, as far as windows and OUTPUT_BYTES go."""
         room = OUTPUT_BYTES
-        blocked = set()
+        blocked: set[int] = set()
         while len(blocked) < len(self._pending):
             for stream_id, stream in list(self._pending.items()):
                 if stream_id in blocked or stream_id not in self._pending:

@@ -19,7 +19,9 @@ from neptrio.transport.link import CONGESTED_BYTES
 CHUNK_BYTES = 256 << 10
 
 
-def server_context(certificate: Path, key: Path, client_roots: Path | None, alpn: list[str]) -> ssl.SSLContext:
+def server_context(
+    certificate: Path, key: Path, client_roots: Path | None, alpn: list[str]
+) -> ssl.SSLContext:
     """A server's TLS context; with `client_roots`, clients must show a certificate of theirs.
 
     Raises OSError or ssl.SSLError naming the file that cannot be used.
