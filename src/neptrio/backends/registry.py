@@ -10,6 +10,7 @@ from neptrio.errors import InvalidArgument
 # backend name -> "module:class"; imported when the first model needs it
 BUILT_IN = {
     "identity": "neptrio.backends.identity:IdentityBackend",
+    "kernel": "neptrio.backends.kernel.backend:KernelBackend",
     "onnxruntime": "neptrio.backends.onnx:OnnxBackend",
     "python": "neptrio.backends.python:PythonBackend",
 }

@@ -97,7 +97,7 @@ class Instance:
         self._under_way.append(batch)
         if batch.error is not None:
             batch.deliver()
-        elif self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS:
+        elif self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS and not batch.off_loop:
             self.inline_executions += 1
             run_inline(batch)
             batch.deliver()

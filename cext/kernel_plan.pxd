@@ -1,0 +1,53 @@
+# What one execution of a kernel model does, for one set of input shapes: C arrays that an
+# instance thread reads without the GIL. Built on the trio thread, never changed afterwards but
+# for `mean_ns`, and kept alive by every batch that uses it.
+#   Slots number the tensors: inputs first, then outputs, then scratch.
+from libc.stdint cimport int64_t, uint64_t
+
+cdef struct KernelArgument:
+    int slot              # >= 0: the address of that tensor; -1: the scalar in `value`
+    uint64_t value
+
+cdef struct KernelLaunch:
+    int kernel            # index into the instance's functions
+    unsigned int grid[3]
+    unsigned int block[3]
+    unsigned int shared   # dynamic shared memory, bytes
+    int first             # index of the first argument
+    int count
+
+cdef struct PlanTensor:
+    size_t nbytes
+    size_t offset         # outputs: in the output block; inputs and scratch: in the work block
+    bint zero
+
+cdef struct Plan:
+    int n_inputs
+    int n_outputs
+    int n_scratch
+    int n_slots
+    PlanTensor* tensors
+    KernelLaunch* launches
+    int n_launches
+    KernelArgument* arguments
+    int n_arguments
+    size_t output_bytes   # all outputs, each aligned
+    size_t input_bytes    # all inputs, each aligned
+    size_t work_bytes     # inputs and scratch
+
+cdef class KernelPlan:
+    cdef Plan c
+    cdef readonly int64_t batch
+    cdef readonly list names
+    cdef readonly list dtypes
+    cdef readonly list shapes
+    cdef public double mean_ns          # measured execution time, 0 = not run yet
+    cdef public object graphs           # the GPU side's recorded graphs
+    cdef int layout(self) except -1
+    cdef KernelArgument* _argument(self) except NULL
+
+cdef class Block:
+    cdef char* ptr
+    cdef readonly size_t nbytes
+
+cdef Block new_block(size_t nbytes)

@@ -1,0 +1,1 @@
+"""The kernel backend: a CUDA source file is a model (docs/kernels.md)."""

@@ -1,0 +1,112 @@
+"""The kernel backend: instances on the host or on a GPU, from one configuration.
+
+load() reads the configuration and the source and checks one against the other; what compiles and
+executes is the instance's kind. KIND_AUTO has become GPU or CPU before (default_kind()).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._cext.batch import Batch
+from neptrio._cext.kernel_host import HostImage, KernelBuilder
+from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.backends.kernel import config as kernel_config
+from neptrio.backends.kernel import host, source
+from neptrio.backends.kernel.signature import Signature
+from neptrio.errors import InvalidArgument
+
+
+class KernelBackend(Backend):
+    """See the module's text."""
+
+    platform = "kernel"
+
+    def __init__(self, context: LoadContext) -> None:
+        super().__init__(context)
+        self.spec = kernel_config.read(context.config)
+        self.path = source.find(context.version_dir, context.config.default_model_filename)
+        self.source: source.Source | None = None
+        self.signatures: dict[str, Signature] = {}
+
+    def load(self) -> None:
+        if self.path.suffix == ".cu":
+            self.source = source.read(self.path)
+            self.signatures = self.source.signatures
+            self.spec.check(self.signatures, self.path.name)
+        if any(group.kind == 2 for group in self.context.config.instance_group):
+            self.host_object = self._compile()
+
+    def _compile(self) -> Any:
+        if self.source is None:
+            raise InvalidArgument(
+                f"'{self.path.name}' of model '{self.context.name}' is code for a GPU; on the CPU a kernel model "
+                "needs its source, model.cu"
+            )
+        for launch in self.spec.launches:
+            if launch.shared.constant():
+                self._check_shared(launch)
+        return host.compile_source(self.source, self.spec.compile_options, self.context.name)
+
+    def _check_shared(self, launch: kernel_config.Launch) -> None:
+        size = launch.shared.evaluate(kernel_config.Values(1, {}, {}))
+        if size > host.SHARED_LIMIT:
+            raise InvalidArgument(
+                f"kernel '{launch.kernel}' of model '{self.context.name}': {size} bytes of shared memory, at most "
+                f"{host.SHARED_LIMIT} are possible"
+            )
+
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        if kind == "GPU":
+            raise InvalidArgument(f"model '{self.context.name}' asks for a GPU and there is none")
+        if kind != "CPU":
+            raise InvalidArgument(f"kernel models run on KIND_CPU or KIND_GPU, '{name}' asks for KIND_{kind}")
+        return HostInstance(self)
+
+
+class HostInstance(BackendInstance):
+    """Executes on the CPU without the GIL. Every instance has a private copy of the object."""
+
+    native = True
+
+    def __init__(self, backend: KernelBackend) -> None:
+        self._backend = backend
+        spec = backend.spec
+        self._order = {name: i for i, name in enumerate(backend.signatures)}
+        self._image: HostImage | None = None
+        self._builder = KernelBuilder(
+            [t.name for t in spec.inputs],
+            [t.optional for t in spec.inputs],
+            spec.batching,
+            self._plan,
+        )
+
+    def initialize(self) -> None:
+        names = [n for n, s in self._backend.signatures.items() if not s.template]
+        image = HostImage(str(self._backend.host_object), list(self._order), names)
+        self._image = image
+        self._builder.use(image)
+
+    def _plan(self, shapes: list[tuple[int, ...] | None], batch: int) -> Any:
+        spec = self._backend.spec
+        plan = spec.plan(shapes, batch, self._order, self._backend.signatures)
+        for _, grid, block, shared, _ in plan.launches_as_text():
+            if shared > host.SHARED_LIMIT:
+                raise InvalidArgument(
+                    f"{shared} bytes of shared memory, at most {host.SHARED_LIMIT} are possible"
+                )
+            if any(g * b >= 2**31 for g, b in zip(grid, block, strict=True)):
+                raise InvalidArgument(
+                    f"grid {grid} of blocks {block}: the host runs fewer than 2^31 threads per axis"
+                )
+        return plan
+
+    def prepare(self, batch: Batch) -> Batch:
+        return self._builder.prepare(batch)
+
+    def execute(self, batch: Batch) -> None:
+        raise AssertionError("native instances do not execute in Python")
+
+    def finalize(self) -> None:
+        self._builder.use(None)
+        self._image = None

@@ -1,0 +1,227 @@
+"""The host build: a CUDA source as a shared object, by the C++ compiler.
+
+The object is cached by the hash of everything that goes into it: source and headers, our own
+headers, compiler and flags, and the processor's features (the code is for this machine:
+-march=native, which is what makes an elementwise kernel use the widest vectors; a cache folder
+that is shared between machines therefore never mixes them up).
+
+Numerics: products and sums are contracted to fused multiply-adds as nvcc does by default
+(-ffp-contract=fast); nothing else is relaxed unless the model asks for --use_fast_math.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from neptrio.backends.kernel.source import Source
+from neptrio.errors import Internal, InvalidArgument
+
+log = logging.getLogger("neptrio.kernel")
+
+INCLUDE = Path(__file__).parent / "include"
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-fno-plt",
+    "-fno-stack-protector",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-semantic-interposition",
+    "-fcf-protection=none",
+    "-w",
+    "-Werror=frame-larger-than=40000",
+    "-Wframe-larger-than=40000",
+    "-Werror=return-type",
+]
+COMPILE_TIMEOUT_S = 300
+SHARED_LIMIT = 232448  # the most dynamic shared memory any GPU gives a block; the header's NEPTRIO_SHARED
+_EXTERN = re.compile(
+    r"\bextern\s+__shared__\s+(?P<type>(?:__align__\s*\(\s*\w+\s*\)\s*|alignas\s*\([^)]*\)\s*)*[\w:<>,\s]+?)"
+    r"\s*\b(?P<name>[A-Za-z_]\w*)\s*\[\s*\]\s*;"
+)
+_EXTERN_HEAD = re.compile(r"\bextern\s+__shared__\b")
+_ALIGN = re.compile(r"(?:__align__\s*\(\s*\w+\s*\)|alignas\s*\([^)]*\))")
+
+
+def cache_dir() -> Path:
+    """The per-user cache of compiled kernels: $NEPTRIO_KERNEL_CACHE, else under the user's cache folder."""
+    own = os.environ.get("NEPTRIO_KERNEL_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "neptrio" / "kernels"
+
+
+def compiler() -> list[str]:
+    """The C++ compiler's command. Raises InvalidArgument when there is none."""
+    wanted = os.environ.get("CXX")
+    names = [wanted] if wanted else ["c++", "g++", "clang++"]
+    for name in names:
+        words = shlex.split(name)
+        if words and shutil.which(words[0]):
+            return words
+    raise InvalidArgument(
+        f"no C++ compiler found (looked for {', '.join(names)}): a kernel model on the CPU is compiled from its "
+        "source; install g++ or clang++, or set CXX, or serve the model with an instance_group of kind KIND_GPU"
+    )
+
+
+def options(given: tuple[str, ...], where: Path) -> list[str]:
+    """NVRTC's compile options as the C++ compiler's; those without a meaning here are left out."""
+    made = [f"-I{where}", f"-I{INCLUDE}"]
+    waiting = ""
+    for option in given:
+        if waiting:
+            made.append(waiting + option)
+            waiting = ""
+        elif option in ("-D", "-U", "-I"):
+            waiting = option
+        elif option.startswith(("-D", "-U", "-I")):
+            made.append(option)
+        elif option.startswith(("--define-macro=", "--undefine-macro=", "--include-path=")):
+            letter = {"d": "-D", "u": "-U", "i": "-I"}[option[2]]
+            made.append(letter + option.split("=", 1)[1])
+        elif option in ("--use_fast_math", "-use_fast_math"):
+            made.append("-ffast-math")
+        elif option.startswith(("--std=", "-std=")):
+            made.append("-std=" + option.split("=", 1)[1])
+    return made
+
+
+def translate(source: Source) -> str:
+    """The main file as the C++ compiler gets it, with an entry point per kernel. Lines are kept."""
+    main = source.files[0]
+    text = main.text
+    edits: list[tuple[int, int, str]] = []
+    covered = set()
+    for match in _EXTERN.finditer(main.code):
+        kind = " ".join(_ALIGN.sub(" ", match.group("type")).split())
+        name = match.group("name")
+        lines = "\n" * match.group(0).count("\n")
+        edits.append((match.start(), match.end(), f"{kind}* const {name} = ({kind}*)neptrio_shared;{lines}"))
+        covered.add(match.start())
+    for match in _EXTERN_HEAD.finditer(main.code):
+        if match.start() not in covered:
+            line = main.code.count("\n", 0, match.start()) + 1
+            raise InvalidArgument(
+                f"{main.name}:{line}: expected 'extern __shared__ TYPE name[];', which is what the host build reads"
+            )
+    for match in re.finditer(r"\bstatic\s+(?=__shared__)", main.code):
+        edits.append((match.start(), match.end(), ""))
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    entries = []
+    for name, signature in source.signatures.items():
+        if signature.template:
+            continue
+        waits = source.waiting.get(name)
+        if waits:
+            recursive = source.recursive(name)
+            if recursive:
+                raise InvalidArgument(
+                    f"{main.name}:{signature.line}: kernel '{name}' waits for other threads ({waits}) and calls the "
+                    f"recursive function '{recursive}'; the host build can't bound its stack"
+                )
+        entries.append(f"{'NEPTRIO_FIBERS' if waits else 'NEPTRIO_LOOP'}({name})")
+    head = f'#include "neptrio_host.h"\n#line 1 "{main.name}"\n'
+    return head + text + '\n#line 1 "entry points"\n' + "\n".join(entries) + "\n"
+
+
+def _fingerprint(parts: list[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:40]
+
+
+def _processor() -> bytes:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return b""
+    found = re.search(r"^(?:flags|Features)\s*:.*$", text, re.MULTILINE)
+    model = re.search(r"^model name\s*:.*$", text, re.MULTILINE)
+    return ((found.group(0) if found else "") + (model.group(0) if model else "")).encode()
+
+
+def _version(command: list[str]) -> bytes:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Internal(f"the C++ compiler '{' '.join(command)}' does not run: {error}") from None
+    return done.stdout
+
+
+def compile_source(source: Source, compile_options: tuple[str, ...], model: str) -> Path:
+    """The shared object for a source, from the cache or compiled now. Raises with the compiler's words."""
+    source.refuse()
+    text = translate(source)
+    command = compiler()
+    flags = [*FLAGS, *options(compile_options, source.path.parent)]
+    if Path(command[-1]).name.startswith("clang"):
+        flags = [f for f in flags if f not in ("-fno-gnu-unique",)]
+    headers = [h.read_bytes() for h in sorted(INCLUDE.glob("*.h"))]
+    own = [f.text.encode() for f in source.files]
+    key = _fingerprint(
+        [
+            text.encode(),
+            *own,
+            *headers,
+            " ".join([*command, *flags]).encode(),
+            _version(command),
+            _processor(),
+        ]
+    )
+    folder = cache_dir()
+    target = folder / f"{key}.so"
+    if target.is_file():
+        return target
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+    except OSError as error:
+        raise Internal(
+            f"the cache folder of compiled kernels can't be written: {error} (NEPTRIO_KERNEL_CACHE sets another)"
+        ) from None
+    try:
+        (work / "model.cpp").write_text(text, encoding="utf-8")
+        output = work / "model.so"
+        try:
+            done = subprocess.run(
+                [*command, *flags, "-o", str(output), str(work / "model.cpp"), "-lm"],
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_TIMEOUT_S,
+                cwd=work,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Internal(f"compiling model '{model}' took longer than {COMPILE_TIMEOUT_S} s") from None
+        if done.returncode:
+            said = "\n".join(_relevant(done.stderr, work)[:12])
+            raise InvalidArgument(f"model '{model}' does not compile for the host:\n{said}")
+        os.replace(output, target)  # complete or absent, whoever else compiles the same
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    log.info("compiled %s for the host: %s", model, target.name)
+    return target
+
+
+def _relevant(text: str, work: Path) -> list[str]:
+    lines = [line.replace(f"{work}/", "") for line in text.splitlines()]
+    return [line for line in lines if not line.startswith(("In file included", "cc1plus: some"))] or lines
