@@ -76,6 +76,7 @@ cdef class RequestedOutput:
 
 cdef class Responder:
     cpdef object respond(self, InferRequest request, InferResponse response, bint final)
+    cpdef bint wait_for_room(self, InferRequest request, object callback) except -1
 
 cdef class InferRequest:
     cdef public str model_name
@@ -102,6 +103,7 @@ cdef class InferRequest:
     cdef public bytes cache_key
     cdef public int state
     cdef public bint cancelled
+    cdef public object on_cancel       # whoever executes it: called on the trio thread when cancelled
     cdef public bint collect_statistics
     cdef public int64_t deadline_ns    # of the queue policy, 0 = none
     cdef public int64_t responses      # responses delivered so far

@@ -152,6 +152,14 @@ cdef class Responder:
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
         raise NotImplementedError(f"{type(self).__name__}.respond")
 
+    cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
+        """Flow control of requests with many responses; asked after each respond().
+
+        True: the client is behind, and callback() is called once on the trio thread when it has
+        caught up or is gone. False: go on, the callback is not kept.
+        """
+        return False
+
 
 @cython.freelist(256)
 cdef class InferRequest:

@@ -60,6 +60,7 @@ class Server:
             metadata=MetadataService(settings, self.repository),
             statistics=StatisticsService(self.repository),
             repository=RepositoryService(settings, self.repository),
+            completions=self.completions,
         )
         self.repository.services = self.services
         self.stopping = trio.Event()

@@ -33,6 +33,10 @@ class BackendInstance(ABC):
     """One instance of a model. `native` instances execute without the GIL."""
 
     native = False
+    # batches that it works on at once; more than one only together with `overlapping`
+    capacity = 1
+    # begin() takes batches from the trio thread and posts each when it is done, in any order
+    overlapping = False
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
@@ -45,6 +49,10 @@ class BackendInstance(ABC):
         each request, and calls batch.mark_input_end() and batch.mark_output_start() at those
         points. Raising fails the whole batch. Runs on the instance's thread.
         """
+
+    def begin(self, batch: Batch) -> None:
+        """Overlapping instances: starts a batch without blocking. Called on the trio thread."""
+        raise NotImplementedError(f"{type(self).__name__}.begin")
 
     def prepare(self, batch: Batch) -> Batch:
         """Called on the trio thread before submission; native instances fill in their work."""

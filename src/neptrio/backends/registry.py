@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 from neptrio.backends.base import Backend
 from neptrio.errors import InvalidArgument
+from neptrio.settings import Settings
 
 # backend name -> "module:class"; imported when the first model needs it
 BUILT_IN = {
@@ -16,10 +18,20 @@ BUILT_IN = {
 }
 
 
-def find(name: str) -> type[Backend]:
-    """The backend class of that name. Raises InvalidArgument when there is none."""
+def find(name: str, settings: Settings) -> type[Backend]:
+    """The backend class of that name. Raises InvalidArgument when there is none.
+
+    Besides the built-in ones, every folder <--backend-directory>/<name> with a model.py is one.
+    """
     target = BUILT_IN.get(name)
     if target is None:
+        directory = settings.backend_directory
+        if directory is not None and name and Path(name).name == name:
+            file = directory / name / "model.py"
+            if file.is_file():
+                from neptrio.backends.python import PythonBackend
+
+                return PythonBackend.based_on(file)
         raise InvalidArgument(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model "
             "configuration."

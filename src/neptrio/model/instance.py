@@ -97,6 +97,8 @@ class Instance:
         self._under_way.append(batch)
         if batch.error is not None:
             batch.deliver()
+        elif self.backend.overlapping:
+            self.backend.begin(batch)
         elif self.outstanding == 1 and self._mean_ns < INLINE_LIMIT_NS and not batch.off_loop:
             self.inline_executions += 1
             run_inline(batch)
@@ -182,10 +184,15 @@ class InstancePool:
         return sum(instance.outstanding for instance in self.instances)
 
     def available(self, limit: int) -> Instance | None:
-        """The instance with the fewest batches under way, if that is below `limit`."""
+        """The instance with the fewest batches under way, if that is below `limit`.
+
+        Instances that work on several batches at once take that many more.
+        """
         best = None
         for instance in self.instances:
-            if instance.outstanding < limit and (best is None or instance.outstanding < best.outstanding):
+            if instance.outstanding < limit + instance.backend.capacity - 1 and (
+                best is None or instance.outstanding < best.outstanding
+            ):
                 best = instance
                 if best.outstanding == 0:
                     break

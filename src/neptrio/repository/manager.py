@@ -196,7 +196,7 @@ class RepositoryManager:
         )
 
         def read() -> Backend:
-            backend_class = registry.find(own.backend)
+            backend_class = registry.find(own.backend, self._settings)
             if not self._settings.disable_auto_complete_config:
                 backend_class.auto_complete(context)
             backend = backend_class(context)

@@ -26,6 +26,7 @@ class Services:
     metadata: MetadataService
     statistics: StatisticsService
     repository: RepositoryService
+    completions: Any = None  # the CompletionQueue: model threads reach the trio thread through it
     shared_memory: Any = None
     trace: Any = None
     logging: Any = None

@@ -44,3 +44,5 @@ class InferenceService:
             request.cancelled_ns = monotonic_ns()
             if request.model is not None and request.scheduler is not None:
                 request.model.scheduler.cancel(request)
+            if request.on_cancel is not None:
+                request.on_cancel()

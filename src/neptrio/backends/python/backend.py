@@ -1,0 +1,127 @@
+"""PythonBackend: a model version whose code is a TritonPythonModel class in model.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+import triton_python_backend_utils as utils
+from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.backends.python.convert import Reader
+from neptrio.backends.python.instance import InProcessInstance, ModelRunner, failure_text
+from neptrio.backends.python.source import ModelSource
+from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.model import config as model_config
+
+log = logging.getLogger("neptrio.python")
+
+
+def parameter(config: Any, key: str) -> str:
+    """A configuration parameter's text, "" when it is not set."""
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
+
+
+class PythonBackend(Backend):
+    """Serves `backend: "python"`, and with `shared_file` set, a Python-based backend.
+
+    A Python-based backend is a model.py in the backend directory that serves every model which
+    names it; such models need no file of their own.
+    """
+
+    shared_file: Path | None = None
+
+    @classmethod
+    def based_on(cls, file: Path) -> type[PythonBackend]:
+        """The Python-based backend that lives in `file`."""
+        return type("PythonBasedBackend", (cls,), {"shared_file": file})
+
+    @classmethod
+    def model_file(cls, context: LoadContext) -> Path:
+        """The file with the TritonPythonModel class. Raises InvalidArgument when there is none."""
+        path = cls.shared_file or context.version_dir / (context.config.default_model_filename or "model.py")
+        if not path.is_file():
+            raise InvalidArgument(f"model '{context.name}' version {context.version} has no file {path}")
+        return path
+
+    @classmethod
+    def auto_complete(cls, context: LoadContext) -> None:
+        """Calls the model's auto_complete_config, if it has one, and checks what it returns."""
+        path = cls.model_file(context)
+        before = json.dumps(model_config.to_dict(context.config))
+        source = ModelSource(path, context.name)
+        try:
+            model_class = getattr(source.load(), "TritonPythonModel", None)
+            complete = getattr(model_class, "auto_complete_config", None)
+            after = before if complete is None else _completed(context, complete(utils.ModelConfig(before)))
+        except TritonError:
+            raise
+        except Exception as error:
+            raise Internal(_load_failure(context, "auto_complete_config", error)) from error
+        finally:
+            source.unload()
+        if after != before:
+            apply_completed(context, after)
+
+    def load(self) -> None:
+        self.model_file(self.context)
+
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        context = self.context
+        config = context.config
+        runner = ModelRunner(
+            name,
+            ModelSource(self.model_file(context), context.name),
+            self.arguments(name, kind, device_id),
+            Reader(
+                context.name,
+                context.version,
+                [o.name for o in config.output],
+                parameter(config, "READ_ONLY_INPUTS").lower() == "true",
+            ),
+            context.services,
+            config.model_transaction_policy.decoupled,
+        )
+        return InProcessInstance(runner)
+
+    def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
+        """What initialize(args) is given; all values are strings, as in Triton."""
+        context = self.context
+        return {
+            "model_config": json.dumps(model_config.to_dict(context.config)),
+            "model_instance_kind": kind,
+            "model_instance_name": name,
+            "model_instance_device_id": str(device_id),
+            "model_repository": str(context.model_dir),
+            "model_version": str(context.version),
+            "model_name": context.name,
+        }
+
+
+def _completed(context: LoadContext, returned: Any) -> str:
+    if not isinstance(returned, utils.ModelConfig):
+        raise Internal(
+            f"auto_complete_config of model '{context.name}' must return the ModelConfig it was given, "
+            f"got {type(returned).__name__}"
+        )
+    return json.dumps(returned.as_dict())
+
+
+def apply_completed(context: LoadContext, text: str) -> None:
+    """Puts an auto-completed configuration (JSON) into the context. Raises TritonError."""
+    try:
+        made = json_format.Parse(text, model_config.new_config())
+    except json_format.ParseError as error:
+        raise Internal(
+            f"auto_complete_config of model '{context.name}' made an invalid configuration: {error}"
+        ) from None
+    model_config.fill_defaults(made, context.name)
+    context.config.CopyFrom(made)
+
+
+def _load_failure(context: LoadContext, step: str, error: BaseException) -> str:
+    log.debug("%s of %s failed", step, context.name, exc_info=error)
+    return failure_text(context.name, error).replace("Failed to process the request(s)", f"Failed in {step}")

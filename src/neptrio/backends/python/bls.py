@@ -1,0 +1,240 @@
+"""Business logic scripting: a model's requests to other models.
+
+A call may come from any thread. It travels to the trio thread as a work item, is submitted there
+like any client's request, and its responses come back through a responder that hands them to the
+waiting thread or event loop.
+
+Rules:
+ 1. The request's inputs alias the caller's arrays; the other model gets copies where it may
+    write, so the caller's arrays stay what they were. The caller must leave them alone until the
+    answer is there.
+ 2. A call belongs to the request on whose behalf it is made, if that is known: the one whose trace
+    it carries, else the only request of the batch. When that request is cancelled, so is the call.
+ 3. A call that could only wait for itself (every instance of its model is blocked on a call that
+    waits for this one) is refused at once instead of hanging.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import trio
+
+import triton_python_backend_utils as utils
+from neptrio._cext.batch import Batch
+from neptrio._cext.mailbox import WorkItem
+from neptrio._cext.request import InferRequest, InferResponse, RequestedOutput, Responder
+from neptrio.backends.python import convert
+from neptrio.codec.numpy_tensor import from_numpy
+from neptrio.codec.outputs import select
+from neptrio.errors import Internal, TritonError, Unsupported
+from triton_python_backend_utils._host import Host
+
+log = logging.getLogger("neptrio.python")
+LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
+AHEAD_BYTES = 1 << 20  # responses of a decoupled model that wait for the model that asked
+
+current_batch: ContextVar[Batch | None] = ContextVar("neptrio_python_batch", default=None)
+
+
+class _OnLoop(WorkItem):
+    """A function to be called on the trio thread."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def deliver(self) -> None:
+        self._function()
+
+
+class Call(Responder):
+    """One request to another model, from submission to its last response."""
+
+    def __init__(
+        self, services: Any, request: InferRequest, decoupled: bool, deliver: Callable[[Any, bool], None]
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._decoupled = decoupled
+        self._deliver = deliver
+        self._ahead = 0
+        self._sizes: dict[int, int] = {}
+        self._room: list[Callable[[], None]] = []
+        request.responder = self
+
+    def submit(self) -> None:
+        """On the trio thread: accepts the request, or delivers the refusal."""
+        request = self._request
+        try:
+            parent = request.parent
+            if parent is not None:
+                if parent.cancelled:
+                    raise TritonError("request cancelled", code=convert.CODES[utils.TritonError.CANCELLED])
+                self._follow(parent)
+            model = self._services.inference.lookup(request.model_name, request.model_version)
+            if model.decoupled and not self._decoupled:
+                raise Unsupported(
+                    f"model '{request.model_name}' is decoupled; call exec(decoupled=True) and iterate over its "
+                    "responses"
+                )
+            request.model = model
+            self._services.inference.submit(request)
+        except TritonError as error:
+            self._deliver(convert.received(InferResponse(None, error)), True)
+
+    def _follow(self, parent: InferRequest) -> None:
+        """Cancels this request when its parent is cancelled."""
+        before = parent.on_cancel
+
+        def on_cancel() -> None:
+            if before is not None:
+                before()
+            self._services.inference.cancel(self._request)
+
+        parent.on_cancel = on_cancel
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        try:
+            if response.null:
+                self._deliver(None, final)
+                return
+            if response.error is None:
+                select(request, response, self._services)
+            made = convert.received(response)
+            size = sum(tensor.nbytes for tensor in response.outputs or ()) + 1024
+            self._ahead += size
+            self._sizes[id(made)] = size
+            self._deliver(made, final)
+        except Exception as error:
+            log.exception("a response could not be handed to the model that asked for it")
+            self._deliver(convert.received(InferResponse(None, Internal(str(error)))), final)
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        if self._ahead <= AHEAD_BYTES or request.cancelled:
+            return False
+        self._room.append(callback)
+        return True
+
+    def took(self, response: Any) -> None:
+        """The model has taken a response. Any thread."""
+        size = self._sizes.pop(id(response), 0)
+        if self._decoupled:
+            self._services.completions.post(_OnLoop(lambda: self._less(size)))
+
+    def _less(self, size: int) -> None:
+        self._ahead -= size
+        if self._ahead <= AHEAD_BYTES or self._request.cancelled:
+            room, self._room = self._room, []
+            for callback in room:
+                callback()
+
+    def cancel(self) -> None:
+        """Gives the request up. Any thread."""
+        self._services.completions.post(_OnLoop(self._cancel))
+
+    def _cancel(self) -> None:
+        if self._request.model is not None:
+            self._services.inference.cancel(self._request)
+        self._less(0)
+
+
+class InProcessHost(Host):
+    """What a model in this process may ask of the server."""
+
+    def __init__(self, name: str, services: Any) -> None:
+        self.batch: Batch | None = None  # what the instance's thread executes
+        self._name = name
+        self._services = services
+        self._log = logging.getLogger("neptrio.model." + name)
+
+    def infer(self, request: Any, decoupled: bool, deliver: Callable[[Any, bool], None]) -> Call:
+        made = InferRequest()
+        made.model_name = request._model_name
+        made.model_version = "" if request._model_version < 0 else str(request._model_version)
+        made.id = str(request._request_id)
+        made.sequence_id = request._correlation_id
+        made.sequence_start = bool(request._flags & 1)
+        made.sequence_end = bool(request._flags & 2)
+        made.timeout_us = int(request._timeout)
+        made.parameters = dict(request._parameters) if request._parameters else None
+        made.inputs = [from_numpy(t._name, t.as_numpy()).renamed(t._name) for t in request._inputs]
+        if request._requested_output_names:
+            made.outputs = [RequestedOutput(name) for name in request._requested_output_names]
+        made.parent = self._parent(request)
+        call = Call(self._services, made, decoupled, deliver)
+        self._services.completions.post(_OnLoop(call.submit))
+        return call
+
+    def _parent(self, request: Any) -> InferRequest | None:
+        trace = request._trace
+        if trace is not None and isinstance(trace._key, InferRequest):
+            return trace._key
+        batch = current_batch.get() or self.batch
+        if batch is not None and len(batch.requests) == 1:
+            parent: InferRequest = batch.requests[0]
+            return parent
+        return None
+
+    @contextmanager
+    def waiting(self, handle: Any) -> Iterator[None]:
+        yield
+
+    def log(self, level: int, message: str, file: str, line: int) -> None:
+        self._log.log(LEVELS.get(level, logging.INFO), "%s:%d] %s", file.rpartition("/")[2], line, message)
+
+    # ------------------------------------------------------------ the repository
+
+    def _repository(self, call: Callable[[], Any]) -> Any:
+        """Runs an asynchronous repository operation on the trio thread and waits for it."""
+        done = threading.Event()
+        outcome: list[BaseException | None] = []
+
+        async def run() -> None:
+            error: BaseException | None = None
+            try:
+                await call()
+            except Exception as caught:
+                error = caught
+            finally:
+                outcome.append(error)
+                done.set()
+
+        self._services.completions.post(_OnLoop(lambda: trio.lowlevel.spawn_system_task(run) and None))
+        done.wait()
+        if outcome[0] is not None:
+            raise utils.TritonModelException(str(outcome[0]))
+
+    def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
+        parameters: dict[str, Any] = dict(files)
+        if config:
+            parameters["config"] = config
+        self._repository(lambda: self._services.repository.load(name, parameters))
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self._repository(lambda: self._services.repository.unload(name, unload_dependents))
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        done = threading.Event()
+        ready: list[bool] = []
+
+        def look() -> None:
+            try:
+                ready.append(
+                    bool(self._services.inference.lookup(name, "" if version == "-1" else version).ready)
+                )
+            except TritonError:
+                ready.append(False)
+            finally:
+                done.set()
+
+        self._services.completions.post(_OnLoop(look))
+        done.wait()
+        return ready[0]
+
+    def metric_family(self, name: str, description: str, kind: int) -> Any:
+        return self._services.custom_metrics.family(name, description, kind)

@@ -1,0 +1,95 @@
+"""Requests and responses between the server's types and those that models see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton_python_backend_utils as utils
+from neptrio._cext.python_tensors import copied, outputs, private, readonly, writable
+from neptrio._cext.request import InferRequest, InferResponse
+from neptrio.errors import Code, Reason, TritonError
+
+CODES = {
+    utils.TritonError.UNKNOWN: Code.UNKNOWN,
+    utils.TritonError.INTERNAL: Code.INTERNAL,
+    utils.TritonError.NOT_FOUND: Code.NOT_FOUND,
+    utils.TritonError.INVALID_ARG: Code.INVALID_ARG,
+    utils.TritonError.UNAVAILABLE: Code.UNAVAILABLE,
+    utils.TritonError.UNSUPPORTED: Code.UNSUPPORTED,
+    utils.TritonError.ALREADY_EXISTS: Code.ALREADY_EXISTS,
+    utils.TritonError.CANCELLED: Code.CANCELLED,
+}
+NUMBERS = {code: number for number, code in CODES.items()} | {
+    Code.DEADLINE: utils.TritonError.UNAVAILABLE,
+    Code.RESOURCE_EXHAUSTED: utils.TritonError.UNAVAILABLE,
+    Code.FORBIDDEN: utils.TritonError.UNAVAILABLE,
+}
+new_request = utils.InferenceRequest.__new__
+over = utils.Tensor._over
+
+
+class Reader:
+    """Makes what execute() is given, for one model."""
+
+    def __init__(self, model_name: str, model_version: int, output_names: list[str], read_only: bool) -> None:
+        self._model_name = model_name
+        self._model_version = model_version
+        self._output_names = output_names
+        self._read_only = read_only
+
+    def request(self, request: InferRequest, channel: Any) -> utils.InferenceRequest:
+        """`request` as the model sees it."""
+        made: utils.InferenceRequest = new_request(utils.InferenceRequest)
+        inputs = []
+        for tensor in request.inputs:
+            if self._read_only:
+                convert, keep = readonly, False
+            elif private(tensor):
+                convert, keep = writable, False
+            else:
+                convert, keep = copied, True
+            inputs.append(over(tensor.name, tensor.dtype, tensor.shape, tensor, convert, keep))
+        made._inputs = inputs
+        made._request_id = request.id
+        made._correlation_id = request.sequence_id
+        made._requested_output_names = (
+            list(self._output_names) if request.outputs is None else [o.name for o in request.outputs]
+        )
+        made._model_name = self._model_name
+        made._model_version = self._model_version
+        made._flags = (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0)
+        made._timeout = request.timeout_us
+        made._preferred_memory = None
+        made._trace = None if request.trace is None else utils.InferenceTrace(request)
+        made._parameters = request.parameters
+        made._channel = channel
+        made._release_flags = 1
+        return made
+
+
+def wanted_names(request: InferRequest) -> list[str] | None:
+    """The outputs that the client asked for, None for all."""
+    return None if request.outputs is None else [o.name for o in request.outputs]
+
+
+def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -> InferResponse:
+    """A model's response as the server's; see python_tensors rule 2 for `sole`."""
+    error = made._error
+    if error is not None:
+        return InferResponse(
+            None, TritonError(error._message, CODES[error._code], Reason.BACKEND), made._parameters
+        )
+    return InferResponse(outputs(made, wanted_names(request), sole), None, made._parameters)
+
+
+def received(response: InferResponse) -> utils.InferenceResponse:
+    """A response of another model, as the model that asked sees it."""
+    made = utils.InferenceResponse.__new__(utils.InferenceResponse)
+    made._parameters = response.parameters
+    error = response.error
+    made._error = None if error is None else utils.TritonError(str(error), NUMBERS.get(error.code, 0))
+    made._tensors = [
+        over(t.name, t.dtype, t.shape, t, writable if private(t) else copied, not private(t))
+        for t in response.outputs or ()
+    ]
+    return made

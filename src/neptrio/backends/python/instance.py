@@ -1,0 +1,422 @@
+"""A Python model in this process.
+
+A model with a plain execute() runs on its instance's thread. A model with `async def execute`
+runs on an event loop of its own: initialize(), every execute() and finalize() are called there,
+and several batches' awaits overlap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as utils
+from neptrio._cext.batch import Batch, complete
+from neptrio._cext.mailbox import WorkItem
+from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
+from neptrio.backends.base import BackendInstance
+from neptrio.backends.python import convert
+from neptrio.backends.python.bls import InProcessHost, current_batch
+from neptrio.backends.python.source import ModelSource
+from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError
+from neptrio.stamps import Stamp
+from triton_python_backend_utils import _host
+from triton_python_backend_utils._sender import Channel
+
+log = logging.getLogger("neptrio.python")
+
+SOURCES = Path(__file__).parents[2]
+COMPUTE_START = int(Stamp.COMPUTE_START)
+COMPUTE_INPUT_END = int(Stamp.COMPUTE_INPUT_END)
+COMPUTE_OUTPUT_START = int(Stamp.COMPUTE_OUTPUT_START)
+COMPUTE_END = int(Stamp.COMPUTE_END)
+EXECUTING = 3
+DONE = 4
+RESCHEDULE = utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+ASYNC_CAPACITY = 64  # batches of an async model that may be under way at once
+
+
+def _own(filename: str) -> bool:
+    """True for the server's own files, which say nothing to a model's author."""
+    return filename.startswith(("cext/", str(SOURCES))) or "/triton_python_backend_utils/" in filename
+
+
+def failure_text(instance: str, error: BaseException) -> str:
+    """What the client is told of an exception in execute(); the form is that of spec/observed.md 3."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _own(f.filename)]
+    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-5:]))
+    text = (
+        f"Failed to process the request(s) for model '{instance}', message: {type(error).__name__}: {error}"
+    )
+    return f"{text}\n\nAt:\n{at}" if at else text
+
+
+def check_count(responses: Any, expected: int) -> list[Any]:
+    """execute()'s answer as a list of `expected` responses. Raises TritonModelException."""
+    if not isinstance(responses, (list, tuple)):
+        raise utils.TritonModelException(
+            f"execute() must return a list of {expected} InferenceResponse objects, one per request, "
+            f"got {type(responses).__name__}"
+        )
+    if len(responses) != expected:
+        raise utils.TritonModelException(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(responses)}"
+        )
+    return list(responses) if isinstance(responses, tuple) else responses
+
+
+class _Post(WorkItem):
+    """A response from a sender on its way to the trio thread, and its acknowledgement."""
+
+    def __init__(
+        self, request: InferRequest, response: InferResponse, final: bool, done: Callable[[], None] | None
+    ) -> None:
+        self._request = request
+        self._response = response
+        self._final = final
+        self._done = done
+
+    def deliver(self) -> None:
+        request = self._request
+        request.stamp(COMPUTE_END)
+        complete(request, self._response, self._final)
+        if self._done is not None and (
+            self._final or not request.responder.wait_for_room(request, self._done)
+        ):
+            self._done()
+
+
+class _Reschedule(WorkItem):
+    """A request that the model wants to see again (iterative sequences)."""
+
+    def __init__(self, request: InferRequest) -> None:
+        self._request = request
+
+    def deliver(self) -> None:
+        request = self._request
+        reschedule = getattr(request.scheduler, "reschedule", None)
+        if reschedule is None:
+            error = InvalidArgument(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which only models with an "
+                "iterative sequence batcher may do"
+            )
+            complete(request, InferResponse(None, error), True)
+        else:
+            reschedule(request)
+
+
+class Back:
+    """The way back of a received request: whether it is cancelled, and its sender if one is taken."""
+
+    __slots__ = ("_channel", "_completions", "_open", "_request", "sent")
+
+    def __init__(self, request: InferRequest, completions: Any, decoupled: bool) -> None:
+        self._request = request
+        self._completions = completions
+        self._channel: Channel | None = None
+        self.sent = False
+        if decoupled:
+            self._channel = self._make(False)
+            wake = weakref.WeakMethod(self._channel.wake)
+
+            def on_cancel() -> None:
+                method = wake()
+                if method is not None:
+                    method()
+
+            request.on_cancel = on_cancel
+
+    def is_cancelled(self) -> bool:
+        return bool(self._request.cancelled)
+
+    def sender(self, request: Any) -> utils.InferenceResponseSender:
+        if self._channel is None:
+            self._channel = self._make(True)
+        return self._channel.sender(request)
+
+    @property
+    def taken(self) -> bool:
+        """A sender exists."""
+        return self._channel is not None and self._channel.taken
+
+    def close(self) -> None:
+        """The request is answered in another way; nothing can be sent any more."""
+        if self._channel is not None:
+            self._channel.closed = True
+
+    def _make(self, single: bool) -> Channel:
+        request, completions = self._request, self._completions
+        state = self if single else None
+
+        def cancelled() -> bool:
+            return bool(request.cancelled)
+
+        def post(response: utils.InferenceResponse | None, final: bool, size: int) -> None:
+            if state is not None:
+                state.sent = True
+            request.stamp(COMPUTE_OUTPUT_START)
+            if response is None:
+                made = InferResponse()
+                made.null = True
+            else:
+                made = convert.response(request, response, False)
+            completions.post(_Post(request, made, final, lambda: channel() and channel().acknowledge(size)))
+
+        def finish() -> None:
+            error: TritonError
+            if request.cancelled:
+                error = Cancelled()
+            else:
+                error = Internal(
+                    f"model '{request.model.name}' dropped the response sender of a request without sending "
+                    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+                    reason=Reason.BACKEND,
+                )
+            if request.state != DONE:
+                completions.post(_Post(request, InferResponse(None, error), True, None))
+
+        made = Channel(post, cancelled, finish, single)
+        channel: Any = weakref.ref(made)
+        return made
+
+
+class ModelRunner:
+    """Calls a TritonPythonModel for a backend instance: the parts that both kinds share."""
+
+    def __init__(
+        self,
+        name: str,
+        source: ModelSource,
+        args: dict[str, str],
+        reader: convert.Reader,
+        services: Any,
+        decoupled: bool,
+    ) -> None:
+        self.name = name
+        self.reader = reader
+        self.completions = services.completions
+        self.decoupled = decoupled
+        self.host = InProcessHost(name, services)
+        self.model: Any = None
+        self._source = source
+        self._args = args
+
+    def load(self) -> None:
+        """Imports the model file and makes the model object."""
+        module = self._source.load()
+        model_class = getattr(module, "TritonPythonModel", None)
+        if model_class is None:
+            raise Internal(f"{self._source.path} has no class TritonPythonModel")
+        if not callable(getattr(model_class, "execute", None)):
+            raise Internal(f"TritonPythonModel in {self._source.path} has no method execute(self, requests)")
+        self.model = model_class()
+
+    def initialize(self) -> None:
+        """The model's initialize(args), if it has one."""
+        if hasattr(self.model, "initialize"):
+            self.model.initialize(dict(self._args))
+
+    def finalize(self) -> None:
+        """The model's finalize(), if it has one; then its modules are forgotten."""
+        try:
+            if hasattr(self.model, "finalize"):
+                self.model.finalize()
+        finally:
+            self.model = None
+            self._source.unload()
+
+    def requests(self, batch: Batch) -> list[utils.InferenceRequest]:
+        """What execute() is called with."""
+        completions, decoupled, reader = self.completions, self.decoupled, self.reader
+        made = []
+        now = batch.compute_start
+        for request in batch.requests:
+            request.state = EXECUTING
+            if decoupled:  # its responses may leave before the batch is back
+                request.stamp(COMPUTE_START, now)
+                request.stamp(COMPUTE_INPUT_END)
+            made.append(reader.request(request, Back(request, completions, decoupled)))
+        return made
+
+    def answer(self, batch: Batch, given: list[utils.InferenceRequest], responses: Any) -> None:
+        """Checks what execute() returned and fills in the batch's responses."""
+        batch.mark_output_start()
+        if self.decoupled:
+            if responses is not None:
+                raise utils.TritonModelException(
+                    f"Python model '{self.name}' is using the decoupled mode and the execute function must "
+                    "return None"
+                )
+        elif responses is None and all(r._channel.taken for r in given):
+            responses = [None] * len(given)
+        else:
+            responses = check_count(responses, len(given))
+        kept: list[InferRequest] = []
+        answers: list[InferResponse | None] = []
+        for i, request in enumerate(batch.requests):
+            seen, response = given[i], None if responses is None else responses[i]
+            if seen._release_flags == RESCHEDULE:
+                seen._channel.close()
+                if response is None:
+                    self.completions.post(_Reschedule(request))
+                    continue
+                answers.append(self._failed("a request that is rescheduled must have None as its response"))
+            elif self.decoupled:
+                answers.append(None)
+            elif response is None:
+                if seen._channel.taken:
+                    continue  # the sender answers it, or has already
+                answers.append(self._failed("execute() returned None for a request"))
+            elif not isinstance(response, utils.InferenceResponse):
+                answers.append(
+                    self._failed(
+                        f"execute() must return InferenceResponse objects, got {type(response).__name__}"
+                    )
+                )
+            elif seen._channel.sent:
+                log.warning(
+                    "%s: a response was both sent and returned for a request; the sent one counts", self.name
+                )
+                continue
+            else:
+                seen._channel.close()
+                try:
+                    answers.append(convert.response(request, response, True))
+                except (TritonError, ValueError, TypeError) as error:
+                    answers.append(self._failed(f"cannot use an output tensor: {error}"))
+            kept.append(request)
+        if len(kept) != len(batch.requests):
+            batch.requests = kept
+        batch.responses = answers
+
+    def _failed(self, reason: str) -> InferResponse:
+        text = f"Failed to process the request(s) for model '{self.name}', message: {reason}"
+        return InferResponse(None, Internal(text, reason=Reason.BACKEND))
+
+    def failure(self, error: BaseException) -> TritonError:
+        """The error of requests whose execute() raised."""
+        if isinstance(error, TritonError):
+            return error
+        log.error("%s", failure_text(self.name, error))
+        return Internal(failure_text(self.name, error), reason=Reason.BACKEND)
+
+
+class InProcessInstance(BackendInstance):
+    """See the module's text."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def initialize(self) -> None:
+        _host.enter(self._runner.host)
+        _host.install(self._runner.host)
+        try:
+            self._runner.load()
+            if inspect.iscoroutinefunction(self._runner.model.execute):
+                self._start_loop()
+            else:
+                self._runner.initialize()
+        except BaseException:
+            _host.uninstall(self._runner.host)
+            raise
+
+    def describe_failure(self, error: BaseException) -> TritonError:
+        return self._runner.failure(error)
+
+    def execute(self, batch: Batch) -> None:
+        runner = self._runner
+        given = runner.requests(batch)
+        batch.mark_input_end()
+        host = runner.host
+        host.batch = batch
+        try:
+            responses = runner.model.execute(given)
+        finally:
+            host.batch = None
+        runner.answer(batch, given, responses)
+
+    def finalize(self) -> None:
+        try:
+            if self._loop is not None:
+                self._stop_loop()
+            elif self._runner.model is not None:
+                self._runner.finalize()
+        finally:
+            _host.uninstall(self._runner.host)
+
+    # ------------------------------------------------------------ async def execute
+
+    def _start_loop(self) -> None:
+        loop = asyncio.new_event_loop()
+        self._loop = loop
+        self._thread = threading.Thread(target=self._run_loop, name=f"{self._runner.name}-loop", daemon=True)
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._call(self._runner.initialize), loop).result()
+        except BaseException:
+            self._end_loop()
+            raise
+        self.capacity = ASYNC_CAPACITY
+        self.overlapping = True
+
+    def _run_loop(self) -> None:
+        assert self._loop is not None
+        _host.enter(self._runner.host)
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+    async def _call(self, function: Callable[[], Any]) -> None:
+        result = function()
+        if inspect.isawaitable(result):
+            await result
+
+    def _stop_loop(self) -> None:
+        assert self._loop is not None
+        try:
+            asyncio.run_coroutine_threadsafe(self._call(self._runner.finalize), self._loop).result()
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None and self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop = None
+
+    def begin(self, batch: Batch) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._spawn, batch)
+
+    def _spawn(self, batch: Batch) -> None:
+        task = asyncio.ensure_future(self._execute(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _execute(self, batch: Batch) -> None:
+        runner = self._runner
+        batch.compute_start = monotonic_ns()
+        current_batch.set(batch)
+        try:
+            given = runner.requests(batch)
+            batch.mark_input_end()
+            responses = await runner.model.execute(given)
+            runner.answer(batch, given, responses)
+        except BaseException as error:
+            batch.error = runner.failure(error)
+        batch.compute_end = monotonic_ns()
+        runner.completions.post(batch)

@@ -1,0 +1,169 @@
+"""Loading a model's file: every instance has its own module, and no two models share one.
+
+The problem: models are files called model.py with helper modules beside them; two models may
+both have a helper.py, a reload must see new code, and nothing may leak into sys.path. The
+choice: a model's file is executed as a module with a unique name, and the imports in it (and in
+its helpers) go through an `__import__` of its own that looks beside the file first.
+
+Rules:
+ 1. Names beside the model file win over installed packages, for this model only.
+ 2. Code is compiled from source at each load; cached bytecode is neither read nor written.
+ 3. Modules of a model are in sys.modules under "<unique>.<name>", so that pickling, dataclasses
+    and debuggers work; unload() removes them.
+ 4. `import helper`, `from helper import x`, `from . import helper` and packages beside the file
+    work, also inside functions. importlib.import_module("helper") does not see them;
+    importlib.import_module(".helper", __package__) does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import itertools
+import linecache
+import sys
+import types
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+_numbers = itertools.count(1)
+
+
+class _Loader(SourceFileLoader):
+    """Compiles from source every time and gives the module its model's imports."""
+
+    def __init__(self, fullname: str, path: str, source: ModelSource) -> None:
+        super().__init__(fullname, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        linecache.checkcache(path)
+        return compile(self.get_data(path), path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__dict__["__builtins__"] = self._source.builtins
+        super().exec_module(module)
+
+
+class ModelSource:
+    """One load of one model file."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.folder = path.parent
+        self.package = f"neptrio_model_{next(_numbers)}_{''.join(c if c.isalnum() else '_' for c in name)}"
+        self.builtins = dict(builtins.__dict__, __import__=self._import)
+
+    def load(self) -> types.ModuleType:
+        """Executes the file and returns its module. Raises what the file raises."""
+        root = types.ModuleType(self.package)
+        root.__path__ = [str(self.folder)]
+        sys.modules[self.package] = root
+        try:
+            return self._load(f"{self.package}.{self.path.stem}", self.path, None)
+        except BaseException:
+            self.unload()
+            raise
+
+    def unload(self) -> None:
+        """Forgets the model's modules."""
+        prefix = self.package + "."
+        for name in [n for n in sys.modules if n == self.package or n.startswith(prefix)]:
+            del sys.modules[name]
+
+    def _load(self, fullname: str, path: Path, package_folder: Path | None) -> types.ModuleType:
+        loader = _Loader(fullname, str(path), self)
+        spec: ModuleSpec | None = importlib.util.spec_from_file_location(
+            fullname,
+            path,
+            loader=loader,
+            submodule_search_locations=None if package_folder is None else [str(package_folder)],
+        )
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[fullname] = module
+        try:
+            loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(fullname, None)
+            raise
+        return module
+
+    def _find(self, name: str) -> types.ModuleType | None:
+        """The module `name` (dotted) beside the model file, loaded; None when there is none."""
+        fullname = f"{self.package}.{name}"
+        module = sys.modules.get(fullname)
+        if module is not None:
+            return module
+        place = self.folder.joinpath(*name.split("."))
+        parent, _, leaf = name.rpartition(".")
+        if (place / "__init__.py").is_file():
+            found = self._load(fullname, place / "__init__.py", place)
+        elif place.with_suffix(".py").is_file():
+            found = self._load(fullname, place.with_suffix(".py"), None)
+        else:
+            return None
+        holder = sys.modules.get(f"{self.package}.{parent}" if parent else self.package)
+        if holder is not None:
+            setattr(holder, leaf, found)
+        return found
+
+    def _import(
+        self,
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
+        if level == 0:
+            return self._absolute(name, globals, locals, fromlist)
+        package = (globals or {}).get("__package__") or ""
+        if package != self.package and not package.startswith(self.package + "."):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        base = package.split(".")
+        if level > len(base):
+            raise ImportError("attempted relative import beyond the model's folder")
+        inside = base[1 : len(base) - level + 1]
+        target = ".".join([*inside, name] if name else inside)
+        if not target:
+            module: Any = sys.modules[self.package]
+        else:
+            module = self._walk(target)
+            if module is None:
+                raise ModuleNotFoundError(f"No module named '{target}' beside {self.path}", name=target)
+        self._load_names(module, target, fromlist)
+        return module
+
+    def _absolute(self, name: str, globals: Any, locals: Any, fromlist: Any) -> Any:
+        top = self._find(name.partition(".")[0])
+        if top is None:
+            return builtins.__import__(name, globals, locals, fromlist, 0)
+        module = self._walk(name)
+        if module is None:
+            raise ModuleNotFoundError(f"No module named '{name}' beside {self.path}", name=name)
+        if not fromlist:
+            return top
+        self._load_names(module, name, fromlist)
+        return module
+
+    def _walk(self, name: str) -> types.ModuleType | None:
+        parts = name.split(".")
+        module = None
+        for i in range(len(parts)):
+            module = self._find(".".join(parts[: i + 1]))
+            if module is None:
+                return None
+        return module
+
+    def _load_names(self, module: Any, name: str, fromlist: Any) -> None:
+        """`from package import submodule` loads the submodule."""
+        if not hasattr(module, "__path__"):
+            return
+        for item in fromlist or ():
+            if item == "*":
+                self._load_names(module, name, getattr(module, "__all__", ()))
+            elif not hasattr(module, item):
+                self._find(f"{name}.{item}" if name else item)

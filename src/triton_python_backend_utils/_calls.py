@@ -1,0 +1,143 @@
+"""Requests that a model makes to other models: waiting for their responses.
+
+A call collects responses that come from another thread. `exec` waits on a condition, `async_exec`
+on a future of the running event loop. Responses of a decoupled model are taken by iterating; the
+call tells the host of each one taken, so that a producer far ahead is held back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from ._errors import TritonError, TritonModelException
+from ._request import InferenceRequest, InferenceResponse
+
+
+class _Call:
+    """One inference under way: deliver() from any thread, take() or take_async() by the model."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Condition()
+        self._responses: deque[InferenceResponse] = deque()
+        self._final = False
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self.handle: Any = None
+
+    def deliver(self, response: InferenceResponse | None, final: bool) -> None:
+        with self._ready:
+            if response is not None:
+                self._responses.append(response)
+            self._final = self._final or final
+            self._ready.notify_all()
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            try:
+                waiter[0].call_soon_threadsafe(_resolve, waiter[1])
+            except RuntimeError:  # the loop that waited is gone
+                pass
+
+    def take(self) -> InferenceResponse | None:
+        """The next response; None when the final one was taken."""
+        with self._ready:
+            while not self._responses and not self._final:
+                self._ready.wait()
+            response = self._responses.popleft() if self._responses else None
+        if response is not None:
+            self.handle.took(response)
+        return response
+
+    async def take_async(self) -> InferenceResponse | None:
+        """take() for coroutines; cancelling it cancels the inference."""
+        while True:
+            with self._ready:
+                if self._responses or self._final:
+                    response = self._responses.popleft() if self._responses else None
+                    break
+                loop = asyncio.get_running_loop()
+                future = loop.create_future()
+                self._waiter = (loop, future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                self.handle.cancel()
+                raise
+        if response is not None:
+            self.handle.took(response)
+        return response
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class ResponseIterator:
+    """The responses of a request to a decoupled model."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        response = self._call.take()
+        if response is None:
+            raise StopIteration
+        return response
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        response = await self._call.take_async()
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def cancel(self) -> None:
+        """Cancels the request; responses that are here already can still be taken."""
+        self._call.handle.cancel()
+
+    def __del__(self) -> None:
+        if not self._call._final:
+            self._call.handle.cancel()
+
+
+def _start(host: Any, request: InferenceRequest, decoupled: bool) -> _Call:
+    if not request._model_name:
+        raise TritonModelException("a request to another model needs a model_name")
+    call = _Call()
+    call.handle = host.infer(request, decoupled, call.deliver)
+    return call
+
+
+def _single(response: InferenceResponse | None) -> InferenceResponse:
+    return (
+        InferenceResponse(error=TritonError("the model sent no response")) if response is None else response
+    )
+
+
+def execute(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
+    """InferenceRequest.exec."""
+    call = _start(host, request, decoupled)
+    if decoupled:
+        return ResponseIterator(call)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with host.waiting(call.handle):
+            return _single(call.take())
+    return _single(call.take())
+
+
+async def execute_async(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
+    """InferenceRequest.async_exec."""
+    call = _start(host, request, decoupled)
+    if decoupled:
+        return ResponseIterator(call)
+    return _single(await call.take_async())

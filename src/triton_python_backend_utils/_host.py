@@ -1,0 +1,89 @@
+"""The seam between this module and whatever runs the model.
+
+Inside the server, and inside the child process of an isolated model, a Host answers for
+everything that goes beyond plain data: inference on other models, logging, loading models,
+metrics. Outside (a debugger, a unit test) there is none: logging goes to stderr and the rest
+raises TritonModelException saying so.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+from ._errors import TritonModelException
+
+
+class Host:
+    """What a runner of models offers. Every method may be called from any thread."""
+
+    def infer(self, request: Any, decoupled: bool, deliver: Any) -> Any:
+        """Starts an inference; returns an object with cancel() and took(response).
+
+        `deliver(response, final)` is called from any thread, once per response; a final without
+        data comes as (None, True).
+        """
+        raise NotImplementedError
+
+    def waiting(self, handle: Any) -> AbstractContextManager[Any]:
+        """Entered while a thread blocks for the inference that `handle` stands for."""
+        return nullcontext()
+
+    def log(self, level: int, message: str, file: str, line: int) -> None:
+        """One log line of a model."""
+        raise NotImplementedError
+
+    def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
+        """Loads a model and waits until it serves. Raises TritonModelException."""
+        raise NotImplementedError
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Takes a model out of service. Raises TritonModelException."""
+        raise NotImplementedError
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """True when the model can be used now."""
+        raise NotImplementedError
+
+    def metric_family(self, name: str, description: str, kind: int) -> Any:
+        """A family of custom metrics: Metric(labels, buckets) makes its metrics."""
+        raise NotImplementedError
+
+
+_current: ContextVar[Host | None] = ContextVar("triton_python_backend_host", default=None)
+_default: list[Host] = []
+
+
+def enter(host: Host | None) -> Any:
+    """Makes `host` the current one for this thread or task; undo with leave(token)."""
+    return _current.set(host)
+
+
+def leave(token: Any) -> None:
+    """Undoes enter()."""
+    _current.reset(token)
+
+
+def install(host: Host) -> None:
+    """Makes `host` the one that threads started by models use."""
+    _default.append(host)
+
+
+def uninstall(host: Host) -> None:
+    """Undoes install()."""
+    if host in _default:
+        _default.remove(host)
+
+
+def find() -> Host | None:
+    """The host for this thread, if any."""
+    return _current.get() or (_default[-1] if _default else None)
+
+
+def require(what: str) -> Host:
+    """The host for this thread. Raises TritonModelException when there is none."""
+    host = find()
+    if host is None:
+        raise TritonModelException(f"{what} needs a running server; this process is none")
+    return host

@@ -1,0 +1,277 @@
+"""InferenceRequest and InferenceResponse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _host
+from ._errors import TritonError, TritonModelException
+from ._tensor import Tensor
+
+if TYPE_CHECKING:
+    from ._sender import InferenceResponseSender
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+
+class PreferredMemory:
+    """Where the outputs of a request to another model should lie. Only the CPU is served."""
+
+    __slots__ = ("_device", "_kind")
+
+    def __init__(
+        self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0
+    ) -> None:
+        self._kind = preferred_memory_type
+        self._device = preferred_device_id
+
+    def memory_type(self) -> int:
+        """TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU."""
+        return self._kind
+
+    def device_id(self) -> int:
+        """The device asked for."""
+        return self._device
+
+
+class InferenceTrace:
+    """A request's trace: give it to requests for other models so that they are traced under it."""
+
+    __slots__ = ("_context", "_key")
+
+    def __init__(self, key: Any = None, context: str | None = None) -> None:
+        self._key = key
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """The W3C trace context of the request, None when it is not traced with OpenTelemetry."""
+        return self._context
+
+
+class InferenceResponse:
+    """Outputs, or an error, of one request."""
+
+    __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] | None = None,
+        error: TritonError | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        tensors = list(output_tensors) if output_tensors is not None else []
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(
+                    f"output_tensors must hold Tensor objects, got {type(tensor).__name__}"
+                )
+        if error is not None and not isinstance(error, TritonError):
+            error = TritonError(str(error))
+        if parameters:
+            _check_parameters(parameters)
+        self._tensors = tensors
+        self._error = error
+        self._parameters = parameters
+
+    def output_tensors(self) -> list[Tensor]:
+        """The outputs, in the order given."""
+        return self._tensors
+
+    def has_error(self) -> bool:
+        """True when the response carries an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error, or None."""
+        return self._error
+
+    def parameters(self) -> str:
+        """The response's parameters as a JSON object."""
+        return json.dumps(self._parameters or {})
+
+    def __repr__(self) -> str:
+        return f"InferenceResponse({self._tensors!r}, error={self._error!r})"
+
+
+class InferenceRequest:
+    """A request: received by execute(), or made by a model for another model."""
+
+    __slots__ = (
+        "__weakref__",
+        "_channel",
+        "_correlation_id",
+        "_flags",
+        "_host",
+        "_inputs",
+        "_key",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_release_flags",
+        "_request_id",
+        "_requested_output_names",
+        "_timeout",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, Any] | str | None = None,
+    ) -> None:
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"inputs must hold Tensor objects, got {type(tensor).__name__}")
+        if isinstance(parameters, str):
+            parameters = json.loads(parameters)
+        if parameters:
+            _check_parameters(parameters)
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._inputs = list(inputs)
+        self._requested_output_names = list(requested_output_names)
+        self._model_name = model_name
+        self._model_version = int(model_version)
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory
+        self._trace = trace
+        self._parameters = parameters
+        self._channel: Any = None
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """The client's id, "" when it gave none."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """The sequence's id, 0 when there is none."""
+        return self._correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        """The outputs that the client wants."""
+        return self._requested_output_names
+
+    def model_name(self) -> str:
+        """The model that executes the request."""
+        return self._model_name
+
+    def model_version(self) -> int:
+        """The version asked for, -1 for the latest."""
+        return self._model_version
+
+    def flags(self) -> int:
+        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Sets the sequence flags."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """The timeout in microseconds, 0 for none."""
+        return self._timeout
+
+    def preferred_memory(self) -> PreferredMemory | None:
+        """Where the outputs should lie."""
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace | None:
+        """The request's trace, for requests that are made on its behalf."""
+        return self._trace
+
+    def parameters(self) -> str:
+        """The custom parameters as a JSON object."""
+        return json.dumps(self._parameters or {})
+
+    def is_cancelled(self) -> bool:
+        """True once the client has cancelled the request or is gone."""
+        channel = self._channel
+        return channel is not None and channel.is_cancelled()
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """The sender for this request's responses; they may be sent from any thread."""
+        if self._channel is None:
+            raise TritonModelException("only requests that execute() received have a response sender")
+        sender: InferenceResponseSender = self._channel.sender(self)
+        return sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """TRITONSERVER_REQUEST_RELEASE_ALL, or _RESCHEDULE to have the request executed again."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                "release flags must be TRITONSERVER_REQUEST_RELEASE_ALL or TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
+                f"got {flags!r}"
+            )
+        self._release_flags = flags
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Runs the request on its model and waits.
+
+        Returns the InferenceResponse; with `decoupled`, an iterator over the responses. Failures
+        come as responses with has_error(). Do not call it from a coroutine: use async_exec.
+        """
+        from ._calls import execute
+
+        return execute(_host.require("InferenceRequest.exec"), self, decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """Like exec(), awaitable; with `decoupled`, awaiting it gives an asynchronous iterator."""
+        from ._calls import execute_async
+
+        return execute_async(_host.require("InferenceRequest.async_exec"), self, decoupled)
+
+    def __repr__(self) -> str:
+        return f"InferenceRequest(model_name={self._model_name!r}, request_id={self._request_id!r})"
+
+
+def _check_parameters(parameters: Any) -> None:
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"parameters must be a dict, got {type(parameters).__name__}")
+    for key, value in parameters.items():
+        if not isinstance(key, str) or not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(
+                f"parameter {key!r} must have a str key and a bool, int, float or str value, "
+                f"got {type(value).__name__}"
+            )
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name, None when the request has none."""
+    for tensor in inference_request._inputs:
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name, None when the response has none."""
+    if inference_response.has_error():
+        raise TritonModelException("This method is not allowed to be called for an error response.")
+    for tensor in inference_response._tensors:
+        if tensor._name == name:
+            return tensor
+    return None

@@ -1,0 +1,195 @@
+"""The response sender: 0 to n responses to one request, from any thread.
+
+Rules:
+ 1. After the response with TRITONSERVER_RESPONSE_COMPLETE_FINAL nothing may be sent.
+ 2. send() blocks while the client is far behind, so that a slow reader costs the model's thread
+    and not the server's memory; coroutines await async_send() instead.
+ 3. Once the request is cancelled, sending data raises (nobody will read it); errors and the
+    final flag may still be sent.
+ 4. A request whose sender is dropped without the final flag is failed: it never stays open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ._errors import TritonModelException
+from ._request import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
+
+WINDOW_BYTES = 1 << 20  # of responses that the server has not passed on to the client yet
+RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
+
+
+class Channel:
+    """A received request's way back. One per request; shared by the request and its senders."""
+
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_finish",
+        "_lock",
+        "_outstanding",
+        "_post",
+        "_room",
+        "_single",
+        "_waiters",
+        "closed",
+        "taken",
+    )
+
+    def __init__(
+        self,
+        post: Callable[[InferenceResponse | None, bool, int], None],
+        cancelled: Callable[[], bool],
+        finish: Callable[[], None],
+        single: bool,
+    ) -> None:
+        self._post = post  # post(response, final, size) hands it on; acknowledge(size) answers
+        self._cancelled = cancelled
+        self._finish = finish  # called when the channel is dropped while open
+        self._single = single  # exactly one response (the model is not decoupled)
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._outstanding = 0
+        self.taken = False
+        self.closed = False
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled()
+
+    def sender(self, request: Any) -> InferenceResponseSender:
+        self.taken = True
+        return InferenceResponseSender(self)
+
+    def _begin(self, response: InferenceResponse | None, flags: int) -> tuple[bool, int, bool]:
+        """Checks a send. Returns (final, size, droppable)."""
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(
+                f"Unable to send response. Unsupported flag value: {flags!r}, expected 0 or "
+                "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+            )
+        final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if response is None and not final:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to "
+                "zero. (The TRITONSERVER_RESPONSE_COMPLETE_FINAL flag was not set)"
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(f"send() takes an InferenceResponse, got {type(response).__name__}")
+        if self.closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        size = RESPONSE_OVERHEAD
+        data = response is not None and not response.has_error()
+        if response is not None:
+            for tensor in response.output_tensors():
+                size += tensor.as_numpy().nbytes
+        return final, size, data and not final
+
+    def _blocked(self, size: int) -> bool:
+        return self._outstanding > 0 and self._outstanding + size > WINDOW_BYTES
+
+    def _refuse_cancelled(self) -> None:
+        raise TritonModelException("Unable to send response. The request was cancelled: nobody will read it.")
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        final, size, data = self._begin(response, flags)
+        with self._room:
+            while data and self._blocked(size) and not self._cancelled():
+                self._room.wait()
+            if data and self._cancelled():
+                self._refuse_cancelled()
+            self._hand_on(response, final, size)
+
+    async def async_send(self, response: InferenceResponse | None, flags: int) -> None:
+        final, size, data = self._begin(response, flags)
+        while True:
+            with self._lock:
+                if data and self._cancelled():
+                    self._refuse_cancelled()
+                if not data or not self._blocked(size):
+                    self._hand_on(response, final, size)
+                    return
+                loop = asyncio.get_running_loop()
+                room = loop.create_future()
+                self._waiters.append((loop, room))
+            await room
+
+    def _hand_on(self, response: InferenceResponse | None, final: bool, size: int) -> None:
+        if self.closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if self._single:
+            if response is None and not self._outstanding:
+                raise TritonModelException(
+                    "Unable to send response. A model that is not decoupled must send one response with data or an error"
+                )
+            if self._outstanding and response is not None:
+                raise TritonModelException(
+                    "Unable to send response. A model that is not decoupled sends exactly one response per request"
+                )
+            self.closed = final
+            if response is not None:
+                self._outstanding += size
+                self._post(response, True, size)
+            return
+        self.closed = final
+        self._outstanding += size
+        self._post(response, final, size)
+
+    def acknowledge(self, size: int) -> None:
+        """The server has passed `size` on: there is room for more. Any thread."""
+        with self._room:
+            if not self._single:
+                self._outstanding -= size
+            self._wake()
+
+    def wake(self) -> None:
+        """The request was cancelled: senders that wait look again. Any thread."""
+        with self._room:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._room.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for loop, room in waiters:
+            try:
+                loop.call_soon_threadsafe(_resolve, room)
+            except RuntimeError:  # that loop has ended, and its coroutine with it
+                pass
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._finish()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class InferenceResponseSender:
+    """Sends the responses of one request."""
+
+    __slots__ = ("__weakref__", "_channel")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Sends a response; waits while the client is far behind.
+
+        `flags` is TRITONSERVER_RESPONSE_COMPLETE_FINAL for the last one, which may be None.
+        Raises TritonModelException after the final one, and for data once the request is cancelled.
+        """
+        self._channel.send(response, flags)
+
+    async def async_send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """send() for coroutines: waits without blocking the event loop."""
+        await self._channel.async_send(response, flags)
+
+    def is_cancelled(self) -> bool:
+        """True once the client has cancelled the request or is gone."""
+        return self._channel.is_cancelled()
