@@ -279,7 +279,7 @@ def test_dlpack(server: ServerProcess, module: Any) -> None:
         (
             "raise",
             r"Failed to process the request\(s\) for model 'bad_0_0', message: RuntimeError: no luck today"
-            r"\n\nAt:\n  .*/bad/1/model.py\(18\): execute\n",
+            r"\n\nAt:\n  .*/bad/1/model.py\(17\): execute\n",
         ),
         ("exit", "SystemExit: 3"),
     ],
