@@ -12,6 +12,7 @@ cdef class Entry:
     cdef Level level
     cdef bint delayed              # in the level's `late` list
     cdef Py_ssize_t at             # index in the heap, -1 when it is not there
+    cdef int64_t order             # of arrival: breaks ties between deadlines
     cdef object signature          # what must be equal within a batch, None = nothing
 
 cdef class Level:
@@ -29,6 +30,7 @@ cdef class Level:
 cdef class BatchQueue:
     cdef list levels
     cdef list heap
+    cdef int64_t arrivals
     cdef readonly int64_t size             # requests waiting
     cdef readonly int64_t weight           # sum of their batch sizes
     cdef readonly int64_t max_batch_size
@@ -48,6 +50,7 @@ cdef class BatchQueue:
     cdef object signature(self, InferRequest request)
     cdef void link(self, Entry e, bint late)
     cdef void unlink(self, Entry e)
+    cdef bint sooner(self, Entry a, Entry b)
     cdef void sift(self, Py_ssize_t at)
     cdef void heap_add(self, Entry e)
     cdef void heap_remove(self, Entry e)

@@ -126,16 +126,19 @@ cdef class BatchQueue:
         e.prev = None
         e.next = None
 
+    cdef bint sooner(self, Entry a, Entry b):
+        cdef int64_t x = a.request.deadline_ns, y = b.request.deadline_ns
+        return x < y or (x == y and a.order < b.order)
+
     cdef void sift(self, Py_ssize_t at):
         """Restores the heap around the entry at `at`, which may be too small or too large."""
         cdef list heap = self.heap
         cdef Py_ssize_t n = len(heap), up, down
         cdef Entry e = heap[at], other
-        cdef int64_t when = e.request.deadline_ns
         while at > 0:
             up = (at - 1) >> 1
             other = heap[up]
-            if other.request.deadline_ns <= when:
+            if not self.sooner(e, other):
                 break
             heap[at] = other
             other.at = at
@@ -144,10 +147,10 @@ cdef class BatchQueue:
             down = 2 * at + 1
             if down >= n:
                 break
-            if down + 1 < n and (<Entry>heap[down + 1]).request.deadline_ns < (<Entry>heap[down]).request.deadline_ns:
+            if down + 1 < n and self.sooner(<Entry>heap[down + 1], <Entry>heap[down]):
                 down += 1
             other = heap[down]
-            if other.request.deadline_ns >= when:
+            if not self.sooner(other, e):
                 break
             heap[at] = other
             other.at = at
@@ -215,6 +218,8 @@ cdef class BatchQueue:
         e.request = request
         e.level = level
         e.at = -1
+        self.arrivals += 1
+        e.order = self.arrivals
         e.signature = self.signature(request)
         request.state = QUEUED
         request.scheduler_data = e

@@ -13,7 +13,6 @@ from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.dynamic import DynamicScheduler
 from neptrio.scheduling.policy import BatchingPolicy
 from neptrio.stamps import Stamp
-from neptrio.timers import Timer
 
 START = 1_000_000_000
 
@@ -31,6 +30,17 @@ class Turn:
 
     def soon(self) -> None:
         pass
+
+
+class Timer:
+    """One pending callback."""
+
+    def __init__(self, when_ns: int, callback: Any) -> None:
+        self.when_ns = when_ns
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self.callback = None
 
 
 class Timers:
