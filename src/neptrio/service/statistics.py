@@ -1,11 +1,69 @@
-"""The statistics extension (seed 001)."""
+"""The statistics extension (seed 001), and what can be asked for beyond it.
+
+Beyond: query parameters of the HTTP form add keys at the end of each $model_stat, which a strict
+client can ignore and which are absent unless asked for.
+
+    percentiles=50,90,99.9   "percentiles": stage -> {"count", "max", "p50", ...}, nanoseconds
+    histograms=true          "histograms": stage -> [[upper bound in ns, count], ...]
+    live=true                "live": what is held now; "batches": close reason -> sizes and waits
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument
+from neptrio.observe.live import live
 from neptrio.repository.manager import RepositoryManager
+
+MAX_PERCENTILES = 32
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What a client wants beside the extension's own fields."""
+
+    percentiles: tuple[str, ...] = ()  # as the client wrote them
+    histograms: bool = False
+    live: bool = False
+
+    @staticmethod
+    def parse(query: str) -> Detail:
+        """From a query string; parameters that it does not know are ignored, as Triton does with all.
+
+        Raises InvalidArgument for a value that is not what the parameter takes.
+        """
+        found: dict[str, Any] = {}
+        for key, value in parse_qsl(query, keep_blank_values=True):
+            if key == "percentiles":
+                found[key] = _percentiles(value)
+            elif key in ("histograms", "live"):
+                if value.lower() not in ("true", "false", "1", "0"):
+                    raise InvalidArgument(f"query parameter '{key}' must be true or false, got '{value}'")
+                found[key] = value.lower() in ("true", "1")
+        return Detail(**found)
+
+
+def _percentiles(text: str) -> tuple[str, ...]:
+    wanted = text.split(",")
+    if len(wanted) > MAX_PERCENTILES:
+        raise InvalidArgument(f"at most {MAX_PERCENTILES} percentiles can be asked for, got {len(wanted)}")
+    for one in wanted:
+        try:
+            good = 0 <= float(one) <= 100
+        except ValueError:
+            good = False
+        if not good:
+            raise InvalidArgument(
+                "query parameter 'percentiles' must be numbers between 0 and 100 separated by commas, "
+                f"got '{one}'"
+            )
+    return tuple(wanted)
+
+
+NOTHING = Detail()
 
 
 class StatisticsService:
@@ -14,7 +72,7 @@ class StatisticsService:
     def __init__(self, repository: RepositoryManager) -> None:
         self._repository = repository
 
-    def model_statistics(self, name: str, version: str) -> dict[str, Any]:
+    def model_statistics(self, name: str, version: str, detail: Detail = NOTHING) -> dict[str, Any]:
         """The $stats_model_response. Raises InvalidArgument for an unknown model or version."""
         models = self._repository.ready_models()
         if name:
@@ -25,6 +83,32 @@ class StatisticsService:
                 models = [m for m in models if m.version == version]
                 if not models:
                     raise InvalidArgument(f"requested model version is not available for model '{name}'")
-        return {
-            "model_stats": [{"name": m.name, "version": m.version, **m.counters.snapshot()} for m in models]
-        }
+        return {"model_stats": [self._one(model, detail) for model in models]}
+
+    def _one(self, model: Any, detail: Detail) -> dict[str, Any]:
+        stat = {"name": model.name, "version": model.version, **model.counters.snapshot()}
+        if detail.percentiles:
+            stat["percentiles"] = {
+                stage: {
+                    "count": histogram.count,
+                    "max": histogram.max,
+                    **{f"p{p}": histogram.percentile(float(p)) for p in detail.percentiles},
+                }
+                for stage, histogram in model.counters.histograms().items()
+            }
+        if detail.histograms:
+            stat["histograms"] = {
+                stage: histogram.buckets() for stage, histogram in model.counters.histograms().items()
+            }
+        if detail.live:
+            stat["live"] = asdict(live(model))
+            stat["batches"] = {
+                reason: {
+                    "count": closing.count,
+                    "size_sum": closing.size_sum,
+                    "oldest_wait_ns": closing.oldest_wait_ns,
+                    "sizes": {str(size): n for size, n in sorted(closing.sizes.items())},
+                }
+                for reason, closing in sorted(model.counters.closings.items())
+            }
+        return stat

@@ -13,6 +13,7 @@ from neptrio.codec import json_infer
 from neptrio.codec.json_infer import dump_json, load_json
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.service import Services
+from neptrio.service.statistics import Detail
 from neptrio.transport import routes
 from neptrio.transport.http_infer import HttpInfer, error_body
 
@@ -141,11 +142,9 @@ class RestApp:
         return 200, JSON, [dump_json(self._services.metadata.config(route.model, route.version))]
 
     async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
-        return (
-            200,
-            JSON,
-            [dump_json(self._services.statistics.model_statistics(route.model, route.version))],
-        )
+        detail = Detail.parse(scope["query_string"].decode("latin-1"))
+        statistics = self._services.statistics.model_statistics(route.model, route.version, detail)
+        return 200, JSON, [dump_json(statistics)]
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
         body = await self._body(scope, receive)

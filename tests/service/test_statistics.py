@@ -1,0 +1,337 @@
+"""The statistics extension of a real server: fields, errors, and the rules of what counts where."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from google.protobuf.json_format import MessageToDict
+from neptrio._cext.histogram import RELATIVE_ERROR, Histogram
+from tritonclient.utils import InferenceServerException
+
+from tests.support.metrics import scrape, value
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "%d" } }'
+ZERO = {"count": 0, "ns": 0}
+
+
+def tensors(module: Any, batch: int = 1) -> list[Any]:
+    made = []
+    for i in range(2):
+        tensor = module.InferInput(f"INPUT{i}", [batch, 16], "INT32")
+        tensor.set_data_from_numpy(np.zeros((batch, 16), np.int32))
+        made.append(tensor)
+    return made
+
+
+def get(server: ServerProcess, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(server.http, timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def stats(server: ServerProcess, model: str, query: str = "") -> dict[str, Any]:
+    status, document = get(server, f"/v2/models/{model}/stats{query}")
+    assert status == 200
+    found: dict[str, Any] = document["model_stats"][0]
+    return found
+
+
+def until(server: ServerProcess, model: str, **held: int) -> None:
+    """Polls until the model holds exactly this much."""
+    for _ in range(3000):
+        now = stats(server, model, "?live=true")["live"]
+        if all(now[key] == count for key, count in held.items()):
+            return
+    raise AssertionError(f"'{model}' holds {now}, expected {held}")
+
+
+def infer(server: ServerProcess, model: str, batch: int = 1, **options: Any) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.infer(model, tensors(httpclient, batch), **options)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    every = "version_policy { all {} }"
+    write_model(repository, "versions", identity_config(extra=every), versions=(10, 2, 1))
+    for name in ("untouched", "plain", "rejecting"):
+        write_model(repository, name, identity_config())
+    queue = """dynamic_batching { default_queue_policy {
+        timeout_action: REJECT default_timeout_microseconds: 1000 } }"""
+    write_model(repository, "late", identity_config(extra=SLOW % 300 + queue))
+    write_model(repository, "slow", identity_config(extra=SLOW % 300))
+    batching = "dynamic_batching { max_queue_delay_microseconds: 300 }"
+    write_model(repository, "storm_default", identity_config(extra=SLOW % 1 + "instance_group { count: 2 }"))
+    write_model(repository, "storm_inline", identity_config())
+    write_model(repository, "storm_dynamic", identity_config(extra=SLOW % 2 + batching))
+    with ServerProcess(repository) as process:
+        yield process
+
+
+def test_every_field_in_its_order(server: ServerProcess) -> None:
+    got = stats(server, "untouched")
+    memory = got.pop("memory_usage")
+    assert list(got.items()) == [
+        ("name", "untouched"),
+        ("version", "1"),
+        ("last_inference", 0),
+        ("inference_count", 0),
+        ("execution_count", 0),
+        (
+            "inference_stats",
+            {k: ZERO for k in ("success", "fail", *STAGES, "cache_hit", "cache_miss")},
+        ),
+        ("response_stats", {}),
+        ("batch_stats", []),
+    ]
+    assert list(got["inference_stats"]) == ["success", "fail", *STAGES, "cache_hit", "cache_miss"]
+    for usage in memory:
+        assert list(usage) == ["type", "id", "byte_size"] and usage["byte_size"] > 0
+
+
+def test_models_sorted_and_versions_by_number(server: ServerProcess) -> None:
+    rows = [(m["name"], m["version"]) for m in get(server, "/v2/models/stats")[1]["model_stats"]]
+    assert rows == sorted(rows, key=lambda row: (row[0], int(row[1])))
+    assert [v for name, v in rows if name == "versions"] == ["1", "2", "10"]
+    only = get(server, "/v2/models/versions/versions/2/stats")[1]["model_stats"]
+    assert [m["version"] for m in only] == ["2"]
+
+
+def test_errors(server: ServerProcess) -> None:
+    unknown = "requested model 'nope' is not available"
+    version = "requested model version is not available for model 'versions'"
+    assert get(server, "/v2/models/nope/stats") == (400, {"error": unknown})
+    assert get(server, "/v2/models/versions/versions/3/stats") == (400, {"error": version})
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for arguments, text in ((("nope",), unknown), (("versions", "3"), version)):
+            with pytest.raises(InferenceServerException) as info:
+                client.get_inference_statistics(*arguments)
+            assert (info.value.status(), info.value.message()) == ("StatusCode.INVALID_ARGUMENT", text)
+        assert len(client.get_inference_statistics("", "3").model_stats) == len(
+            get(server, "/v2/models/stats")[1]["model_stats"]
+        )
+
+
+def test_a_request_counts_in_every_stage_and_last_inference_is_its_time(server: ServerProcess) -> None:
+    before = time.time_ns() // 1_000_000
+    infer(server, "plain", batch=3)
+    infer(server, "plain")
+    got = stats(server, "plain")
+    assert before <= got["last_inference"] <= time.time_ns() // 1_000_000
+    assert (got["inference_count"], got["execution_count"]) == (4, 2)
+    inference = got["inference_stats"]
+    assert {k: v["count"] for k, v in inference.items()} == {
+        "success": 2, **dict.fromkeys(STAGES, 2), "fail": 0, "cache_hit": 0, "cache_miss": 0,
+    }  # fmt: skip
+    assert [b["batch_size"] for b in got["batch_stats"]] == [1, 3]
+    for b in got["batch_stats"]:
+        assert list(b) == ["batch_size", "compute_input", "compute_infer", "compute_output"]
+        assert all(b[k]["count"] == 1 for k in STAGES[1:])
+    assert inference["success"]["ns"] >= sum(inference[k]["ns"] for k in STAGES) > 0
+
+
+def test_grpc_says_the_same(server: ServerProcess) -> None:
+    infer(server, "plain", batch=2)
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        message = client.get_inference_statistics("plain").model_stats[0]
+    plain = stats(server, "plain")
+    for name in ("success", "fail", *STAGES, "cache_hit", "cache_miss"):
+        assert message.inference_stats.HasField(name)
+    got = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+    def numbers(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {k: numbers(v) for k, v in node.items()}
+        if isinstance(node, list):
+            return [numbers(v) for v in node]
+        return int(node) if isinstance(node, str) and node.isdigit() else node
+
+    plain["version"] = int(plain["version"])
+    assert numbers(got) == plain
+
+
+def test_refused_at_the_door_changes_nothing(server: ServerProcess) -> None:
+    infer(server, "rejecting")
+    before = stats(server, "rejecting")
+    with pytest.raises(InferenceServerException, match="batch"):
+        infer(server, "rejecting", batch=9)
+    with pytest.raises(InferenceServerException, match="NOPE"):
+        infer(server, "rejecting", outputs=[httpclient.InferRequestedOutput("NOPE")])
+    assert stats(server, "rejecting") == before
+
+
+def test_a_queue_timeout_is_a_failure_and_nothing_else(server: ServerProcess) -> None:
+    results: list[BaseException | None] = []
+
+    def one() -> None:
+        try:
+            infer(server, "late", batch=8)
+            results.append(None)
+        except InferenceServerException as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    failed = sum(result is not None for result in results)
+    assert 0 < failed < 3
+    got = stats(server, "late")
+    assert got["inference_stats"]["fail"]["count"] == failed
+    assert got["inference_stats"]["success"]["count"] == got["execution_count"] == 3 - failed
+    assert got["inference_count"] == 8 * (3 - failed)
+    text = scrape(server)
+    labels = {"model": "late", "version": "1"}
+    assert value(text, "nv_inference_request_failure", reason="REJECTED", **labels) == failed
+
+
+def test_a_cancel_in_the_queue_is_a_failure(server: ServerProcess) -> None:
+    infer(server, "slow")  # its first execution tells the server that it is a slow model
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        done = threading.Semaphore(0)
+        calls = [
+            client.async_infer("slow", tensors(grpcclient), callback=lambda result, error: done.release())
+            for _ in range(4)
+        ]
+        until(server, "slow", accepted=4, queued=2)
+        calls[3].cancel()
+        for _ in calls:
+            assert done.acquire(timeout=30)
+    until(server, "slow", accepted=0)
+    counts = {k: v["count"] for k, v in stats(server, "slow")["inference_stats"].items()}
+    assert (counts["success"], counts["fail"], counts["queue"]) == (4, 1, 4)
+    labels = {"model": "slow", "version": "1"}
+    assert value(scrape(server), "nv_inference_request_failure", reason="CANCELED", **labels) == 1
+
+
+def check(got: dict[str, Any]) -> None:
+    """What must hold in every snapshot, whatever is going on."""
+    inference = got["inference_stats"]
+    counts = {k: v["count"] for k, v in inference.items()}
+    assert counts["queue"] == counts["success"]
+    for stage in STAGES[1:]:
+        assert counts[stage] == counts["success"] - counts["cache_hit"]
+    # request = queue + compute input + compute infer + compute output + rest, and rest is never negative
+    assert inference["success"]["ns"] >= sum(inference[k]["ns"] for k in STAGES)
+    executed = sum(b["compute_infer"]["count"] for b in got["batch_stats"])
+    assert executed == got["execution_count"]
+    assert (
+        sum(b["batch_size"] * b["compute_infer"]["count"] for b in got["batch_stats"])
+        == got["inference_count"]
+    )
+    for stage, key in (("request", "success"), *((s, s) for s in STAGES)):
+        assert got["percentiles"][stage]["count"] == counts[key]
+    held = got["live"]
+    assert held["accepted"] == held["queued"] + held["prepared"] + held["executing"]
+    assert (held["inflight_bytes"] > 0) == (held["accepted"] > 0)
+    assert sum(b["count"] for b in got["batches"].values()) == got["execution_count"]
+    assert sum(b["size_sum"] for b in got["batches"].values()) == got["inference_count"]
+
+
+@pytest.mark.parametrize("model", ["storm_default", "storm_inline", "storm_dynamic"])
+def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: str) -> None:
+    sent = [0, 0]
+    lock = threading.Lock()
+
+    def load(seed: int) -> None:
+        chance = random.Random(seed)
+        own = [0, 0]
+        with (
+            httpclient.InferenceServerClient(server.http) as rest,
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+        ):
+            for _ in range(60):
+                batch = chance.randint(1, 8)
+                if chance.random() < 0.5:
+                    rest.infer(model, tensors(httpclient, batch))
+                else:
+                    grpc.infer(model, tensors(grpcclient, batch))
+                own[0] += 1
+                own[1] += batch
+        with lock:
+            sent[0] += own[0]
+            sent[1] += own[1]
+
+    threads = [threading.Thread(target=load, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    polls, seen = 0, 0
+    while any(thread.is_alive() for thread in threads):
+        got = stats(server, model, "?percentiles=50&live=true")
+        check(got)
+        assert got["inference_stats"]["success"]["count"] >= seen
+        seen = got["inference_stats"]["success"]["count"]
+        polls += 1
+    assert polls > 1
+    got = stats(server, model, "?percentiles=50&live=true&histograms=true")
+    check(got)
+    assert [got["inference_stats"]["success"]["count"], got["inference_count"]] == sent
+    assert got["live"]["accepted"] == got["live"]["inflight_bytes"] == 0
+    for stage in STAGES:
+        histogram = Histogram.from_buckets(got["histograms"][stage])
+        assert histogram.count == sent[0]
+        assert got["inference_stats"][stage]["ns"] <= histogram.sum
+        assert histogram.sum <= got["inference_stats"][stage]["ns"] * (1 + 2 * RELATIVE_ERROR) + sent[0]
+
+
+def test_percentiles_on_request(server: ServerProcess) -> None:
+    infer(server, "plain")
+    assert "percentiles" not in stats(server, "plain", "?something=else")
+    got = stats(server, "plain", "?percentiles=0,50,99.9,100")
+    assert list(got)[-1] == "percentiles"
+    assert list(got["percentiles"]) == ["request", *STAGES]
+    for stage in got["percentiles"].values():
+        assert list(stage) == ["count", "max", "p0", "p50", "p99.9", "p100"]
+        assert stage["p0"] <= stage["p50"] <= stage["p99.9"] <= stage["p100"] == stage["max"]
+
+
+@pytest.mark.parametrize(
+    "query", ["percentiles=101", "percentiles=", "percentiles=1,x", "live=maybe", "histograms="]
+)
+def test_bad_queries_are_refused(server: ServerProcess, query: str) -> None:
+    status, body = get(server, f"/v2/models/plain/stats?{query}")
+    assert status == 400 and "query parameter" in body["error"]
+
+
+def test_a_reload_starts_anew_and_unloaded_models_are_not_listed(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config())
+    write_model(tmp_path, "other", identity_config())
+    with ServerProcess(
+        tmp_path, "--model-control-mode=explicit", "--load-model=m", "--load-model=other"
+    ) as server:
+        infer(server, "m")
+        infer(server, "other")
+        with httpclient.InferenceServerClient(server.http) as client:
+            write_model(tmp_path, "m", identity_config(extra=SLOW % 1))
+            client.load_model("m")
+            got = stats(server, "m")
+            assert (
+                got["last_inference"]
+                == got["inference_count"]
+                == got["inference_stats"]["success"]["ns"]
+                == 0
+            )
+            assert stats(server, "other")["inference_count"] == 1
+            client.unload_model("m")
+        assert [m["name"] for m in get(server, "/v2/models/stats")[1]["model_stats"]] == ["other"]
+        assert 'model="m"' not in scrape(server)
