@@ -97,6 +97,8 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     response.model_version = model.version
     response.id = request.id
     cdef int64_t now = now_ns() if final or model.decoupled else 0
+    if model.reshape_outputs is not None and response.outputs:
+        response.outputs = model.reshape_outputs(response.outputs)
     if final:
         request.state = DONE
         request.stamps[<int>REQUEST_END] = now

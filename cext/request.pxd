@@ -143,6 +143,7 @@ cdef class ModelCore:
     cdef public object scheduler       # enqueue(request), cancel(request), ...
     cdef public object counters        # counters.ModelCounters
     cdef public int64_t inflight       # accepted requests whose final response is not out
+    cdef public object reshape_outputs # [Tensor] -> [Tensor] in the clients' shapes, or None
     cdef public object on_idle         # called when inflight falls to 0, or None
 
 cdef class InputSpec:

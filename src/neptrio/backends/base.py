@@ -77,6 +77,10 @@ class Backend(ABC):
 
     # config.platform / metadata platform when the config leaves it empty
     platform = ""
+    # config.default_model_filename when the config leaves it empty
+    default_model_filename = ""
+    # instances of a group on the CPU whose count the config leaves open
+    default_cpu_instances = 1
 
     def __init__(self, context: LoadContext) -> None:
         self.context = context
@@ -84,6 +88,11 @@ class Backend(ABC):
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
         """Fills in what context.config leaves open (inputs, outputs, max_batch_size). May raise."""
+
+    @classmethod
+    def runs_on_gpu(cls) -> bool:
+        """True when instances of KIND_AUTO should be on the GPUs this machine has."""
+        return False
 
     def load(self) -> None:
         """Reads the model's files; called on a loader thread."""

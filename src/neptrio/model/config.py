@@ -1,20 +1,49 @@
-"""config.pbtxt and config.json -> inference.ModelConfig, with the defaults a Triton server fills in.
+"""Reading a model's configuration: config.pbtxt, config.json or configs/NAME.pbtxt.
 
-The text form is parsed by protobuf's own parser, the JSON form by its JSON parser.
-Source: spec/features.md A4, spec/observed.md 2.
+The text form is parsed by protobuf's own parser, the JSON form by its JSON parser. What they
+refuse is reported with file, line, what was expected and the nearest valid name. Defaults are
+model/defaults.py's, the checks of a parsed configuration model/validate_config.py's, and
+model/describe_config.py prints it. Source: spec/features.md A4, spec/observed.md 2.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
 
-from neptrio import datatypes
-from neptrio.descriptors import message_class
+from neptrio.descriptors import message_class, pool
 from neptrio.errors import InvalidArgument
+from neptrio.model import locate
 from neptrio.model.core import InputSpec
+
+
+@dataclass(frozen=True)
+class ConfigSource:
+    """A parsed configuration and where it came from. `path` is "" when there was no file."""
+
+    config: Any  # inference.ModelConfig
+    path: str = ""
+    text: str = ""
+
+    @cached_property
+    def _lines(self) -> dict[locate.Path, int]:
+        return locate.lines_of_text(self.text)
+
+    def where(self, path: locate.Path) -> str:
+        """`FILE:LINE: FIELD` of a field such as ("input", 1, "dims")."""
+        if self.path.endswith(".json"):
+            line = locate.line_in_json(self.text, path)
+        else:
+            line = locate.text_line(self._lines, path)
+        field = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in path))
+        place = f"{self.path}:{line}: " if line else f"{self.path}: " if self.path else ""
+        return f"{place}{field}"
 
 
 def new_config() -> Any:
@@ -28,7 +57,11 @@ def parse_text(text: str, where: str) -> Any:
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
-        raise InvalidArgument(f"failed to parse {where}: {error}") from None
+        line = error.GetLine()
+        place = f"{where}:{line}" if line else where
+        raise InvalidArgument(f"{place}: {_explain(str(error))}") from None
+    except RecursionError:
+        raise InvalidArgument(f"{where}: messages are nested too deeply") from None
     return config
 
 
@@ -36,98 +69,88 @@ def parse_json(text: str | bytes, where: str) -> Any:
     """A ModelConfig as JSON. Raises InvalidArgument with the parser's reason."""
     config = new_config()
     try:
-        json_format.Parse(text, config)
-    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"failed to parse {where}: {error}") from None
+        plain = text.decode() if isinstance(text, bytes) else text
+        if plain.lstrip()[:1] not in ("{", ""):
+            raise ValueError("expected an object")
+        json_format.Parse(plain, config)
+    except json_format.ParseError as error:
+        message = str(error)
+        at = re.search(r"line (\d+) column", message)
+        unknown = _named_in(message)
+        line = int(at[1]) if at else locate.line_in_json(plain, (unknown,)) if unknown else 0
+        raise InvalidArgument(
+            f"{where}:{line}: {_explain(message)}" if line else f"{where}: {_explain(message)}"
+        ) from None
+    except (UnicodeDecodeError, RecursionError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{where}: not a model configuration in JSON: {error}") from None
     return config
 
 
-def read(model_dir: Path) -> Any:
-    """The configuration in a model's folder; an empty one when there is no file."""
-    text = model_dir / "config.pbtxt"
-    if text.is_file():
-        return parse_text(text.read_text(encoding="utf-8"), str(text))
-    json = model_dir / "config.json"
-    if json.is_file():
-        return parse_json(json.read_bytes(), str(json))
-    return new_config()
+_NO_FIELD = re.compile(r'type "([\w.]+)" has no field named "([^"]+)"')
+_NO_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\S+?)\.?$')
+_NO_JSON_VALUE = re.compile(r"Invalid enum value (\S+) for enum type ([\w.]+)")
+_TWICE = re.compile(r'type "([\w.]+)" should not have multiple "([^"]+)" fields')
 
 
-def fill_defaults(config: Any, name: str) -> None:
-    """Names, version policy, instance groups and batching defaults, in place."""
-    if not config.name:
-        config.name = name
-    if config.name != name:
-        raise InvalidArgument(
-            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name"
-        )
-    if config.WhichOneof("scheduling_choice") != "ensemble_scheduling" and not config.backend:
-        config.backend = _BACKEND_OF_PLATFORM.get(config.platform, "")
-    if config.version_policy.WhichOneof("policy_choice") is None:
-        config.version_policy.latest.num_versions = 1
-    if not config.instance_group and config.WhichOneof("scheduling_choice") != "ensemble_scheduling":
-        config.instance_group.add()
-    kinds = config.DESCRIPTOR.fields_by_name["instance_group"].message_type.enum_types_by_name["Kind"]
-    cpu = kinds.values_by_name["KIND_CPU"].number
-    for i, group in enumerate(config.instance_group):
-        group.name = group.name or f"{name}_{i}"
-        group.count = group.count or 1
-        if group.kind == kinds.values_by_name["KIND_AUTO"].number:
-            group.kind = cpu
-    batching = config.HasField("dynamic_batching") and config.max_batch_size > 0
-    if batching and not config.dynamic_batching.preferred_batch_size:
-        config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+def _named_in(message: str) -> str:
+    found = _NO_FIELD.search(message)
+    if found:
+        return found[2]
+    found = _NO_JSON_VALUE.search(message)
+    return found[1] if found else ""
 
 
-_BACKEND_OF_PLATFORM = {"onnxruntime_onnx": "onnxruntime"}
+def _explain(message: str) -> str:
+    """protobuf's message in a user's words, with the nearest valid name."""
+    if found := _NO_FIELD.search(message):
+        names = [f.name for f in pool().FindMessageTypeByName(found[1]).fields]
+        return f"unknown field '{found[2]}' of {_short(found[1])}{_nearest(found[2], names)}"
+    if found := _NO_VALUE.search(message):
+        return _bad_value(found[2], found[1])
+    if found := _NO_JSON_VALUE.search(message):
+        return _bad_value(found[1], found[2])
+    if found := _TWICE.search(message):
+        return f"field '{found[2]}' of {_short(found[1])} is given twice"
+    text = re.sub(r"^\d+:\d+ : ", "", message.splitlines()[0])
+    text = re.sub(r"^'.*': ", "", text)
+    return text
+
+
+def _bad_value(value: str, enum: str) -> str:
+    names = [v.name for v in pool().FindEnumTypeByName(enum).values]
+    return f"'{value}' is no {_short(enum)}{_nearest(value, names)}"
+
+
+def _short(full_name: str) -> str:
+    return full_name.removeprefix("inference.")
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(word, names, 1, 0.5)
+    return f", did you mean '{near[0]}'?" if near else f", expected one of {', '.join(names)}"
+
+
+def read(model_dir: Path, config_name: str = "") -> ConfigSource:
+    """The configuration in a model's folder; an empty one when there is no file.
+
+    With `config_name` (--model-config-name) configs/NAME.pbtxt is preferred.
+    """
+    candidates = [model_dir / "config.pbtxt", model_dir / "config.json"]
+    if config_name:
+        candidates.insert(0, model_dir / "configs" / f"{config_name}.pbtxt")
+    for path in candidates:
+        if path.is_file():
+            try:
+                text = path.read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidArgument(f"{path}: cannot be read: {error}") from None
+            parse = parse_json if path.suffix == ".json" else parse_text
+            return ConfigSource(parse(text, str(path)), str(path), text)
+    return ConfigSource(new_config())
 
 
 def input_specs(config: Any) -> list[InputSpec]:
     """What requests are validated against."""
     return [
         InputSpec(i.name, i.data_type, tuple(i.dims), i.optional, i.allow_ragged_batch) for i in config.input
-    ]
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The config endpoint's JSON object: every field, snake_case names, int64 as numbers."""
-    raw: dict[str, Any] = json_format.MessageToDict(
-        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    fixed: dict[str, Any] = _numbers(raw, config.DESCRIPTOR)
-    return fixed
-
-
-def _numbers(value: Any, descriptor: Any) -> Any:
-    """json_format writes 64-bit integers as strings; the endpoint prints numbers."""
-    out: dict[str, Any] = {}
-    for key, item in value.items():
-        field = descriptor.fields_by_name[key]
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            entry = field.message_type.fields_by_name["value"]
-            out[key] = {
-                k: _numbers(v, entry.message_type) if entry.message_type is not None else v
-                for k, v in item.items()
-            }
-        elif field.message_type is not None:
-            if isinstance(item, list):
-                out[key] = [_numbers(v, field.message_type) for v in item]
-            else:
-                out[key] = _numbers(item, field.message_type)
-        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
-            out[key] = [int(v) for v in item] if isinstance(item, list) else int(item)
-        else:
-            out[key] = item
-    return out
-
-
-def metadata_tensors(fields: Any, batching: bool) -> list[dict[str, Any]]:
-    """inputs or outputs as the model metadata lists them."""
-    return [
-        {
-            "name": f.name,
-            "datatype": datatypes.NAME.get(f.data_type, "<invalid>"),
-            "shape": ([-1] if batching else []) + list(f.dims),
-        }
-        for f in fields
     ]

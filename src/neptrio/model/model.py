@@ -17,6 +17,7 @@ from neptrio._cext.mailbox import CompletionQueue
 from neptrio.backends.base import Backend, LoadContext
 from neptrio.errors import Internal, TritonError
 from neptrio.model import config as model_config
+from neptrio.model import labels, reshape
 from neptrio.model.core import ModelCore
 from neptrio.model.instance import Instance, InstancePool
 from neptrio.observe.memory import Measured, usage
@@ -44,6 +45,11 @@ class Model(ModelCore):
         self.max_batch_size = config.max_batch_size
         self.set_inputs(model_config.input_specs(config))
         self.output_names = {o.name for o in config.output}
+        self.labels = labels.read(context.model_dir, config)
+        self.input_reshapes = reshape.of_inputs(config) or None
+        output_reshapes = reshape.of_outputs(config)
+        if output_reshapes:
+            self.reshape_outputs = reshape.output_reshaper(output_reshapes)
         self.decoupled = config.model_transaction_policy.decoupled
         self.counters = ModelCounters()
         MetricsConfig.parse(context.settings.metrics_config).apply(self.counters, config)
@@ -62,6 +68,8 @@ class Model(ModelCore):
     async def start(self) -> None:
         """Creates and initializes the instances, in parallel. Raises what initialize() raised."""
         for group in self.config.instance_group:
+            if group.passive:
+                continue
             kind = KINDS.get(group.kind, "CPU")
             devices = list(group.gpus) or [0] if kind == "GPU" else [0]
             for device in devices:

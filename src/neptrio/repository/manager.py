@@ -14,6 +14,8 @@ from neptrio.backends import registry
 from neptrio.backends.base import Backend, LoadContext
 from neptrio.errors import Internal, InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.model import config as model_config
+from neptrio.model import defaults, validate_config
+from neptrio.model.config import ConfigSource
 from neptrio.model.model import Model
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import scan
@@ -151,8 +153,9 @@ class RepositoryManager:
             raise Internal(f"failed to load '{name}', failed to poll from model repository")
         model_dir = found[0]
         try:
-            config = model_config.read(model_dir)
-            model_config.fill_defaults(config, name)
+            source = model_config.read(model_dir, self._settings.model_config_name)
+            defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
+            config = source.config
         except TritonError as error:
             self._known.setdefault(name, {})[0] = VersionState("UNAVAILABLE", str(error))
             raise Internal(
@@ -172,7 +175,7 @@ class RepositoryManager:
         loaded: dict[int, Model] = {}
         for version in versions:
             try:
-                loaded[version] = await self._load_version(name, version, model_dir, config)
+                loaded[version] = await self._load_version(name, version, model_dir, source)
             except TritonError as error:
                 reason = f"{error.code.title}: {error}"
                 if rows[version].model is None:
@@ -188,9 +191,9 @@ class RepositoryManager:
         for model in old:
             await self._retire(model)
 
-    async def _load_version(self, name: str, version: int, model_dir: Path, config: Any) -> Model:
+    async def _load_version(self, name: str, version: int, model_dir: Path, source: ConfigSource) -> Model:
         own = model_config.new_config()
-        own.CopyFrom(config)
+        own.CopyFrom(source.config)
         context = LoadContext(
             name, version, model_dir, model_dir / str(version), own, self._settings, self.services
         )
@@ -199,6 +202,8 @@ class RepositoryManager:
             backend_class = registry.find(own.backend, self._settings)
             if not self._settings.disable_auto_complete_config:
                 backend_class.auto_complete(context)
+            defaults.fill(own, backend_class)
+            validate_config.check(source, own, model_dir)
             backend = backend_class(context)
             backend.load()
             return backend

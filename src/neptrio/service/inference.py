@@ -7,6 +7,7 @@ from typing import Any
 from neptrio._cext.batch import accept, refuse
 from neptrio._cext.request import InferRequest, monotonic_ns
 from neptrio._cext.validate import validate
+from neptrio.model.reshape import reshape_inputs
 from neptrio.repository.manager import RepositoryManager
 from neptrio.stamps import Stamp
 
@@ -29,6 +30,8 @@ class InferenceService:
         if model is None:
             model = request.model = self._repository.lookup(request.model_name, request.model_version)
         validate(request, model)
+        if model.input_reshapes is not None:
+            reshape_inputs(request, model.input_reshapes)
         request.stamp(REQUEST_START)
         accept(request)
         try:

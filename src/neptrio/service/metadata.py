@@ -6,7 +6,7 @@ from typing import Any
 
 from neptrio import __version__
 from neptrio.errors import TritonError
-from neptrio.model import config as model_config
+from neptrio.model import describe_config
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings
 
@@ -66,8 +66,8 @@ class MetadataService:
             "name": model.name,
             "versions": [str(int(v)) for v in versions],
             "platform": model.platform,
-            "inputs": model_config.metadata_tensors(model.config.input, batching),
-            "outputs": model_config.metadata_tensors(model.config.output, batching),
+            "inputs": describe_config.metadata_tensors(model.config.input, batching),
+            "outputs": describe_config.metadata_tensors(model.config.output, batching),
         }
 
     def config_message(self, name: str, version: str) -> Any:
@@ -76,4 +76,4 @@ class MetadataService:
 
     def config(self, name: str, version: str) -> dict[str, Any]:
         """The config endpoint's object."""
-        return model_config.to_dict(self.config_message(name, version))
+        return describe_config.to_dict(self.config_message(name, version))

@@ -1,0 +1,245 @@
+"""The onnxruntime backend: ONNX models, a session per instance.
+
+The problem: ONNX Runtime executes well, but its Python interface invites copies (numpy in, numpy
+out) and its thread pools spin on cores that the event loop needs. The choices:
+
+ 1. Inputs are OrtValues over the request's own memory when one request is executed, and over one
+    gathered buffer when a batch is; outputs are the memory that ONNX Runtime made, split by rows
+    without a copy. Only BYTES tensors are converted.
+ 2. A session runs with the GIL released, so the event loop and other models go on meanwhile.
+ 3. Threads that wait for work sleep instead of spinning, unless the model's parameters say
+    otherwise (session.intra_op.allow_spinning): docs/onnx.md has the trade-off.
+ 4. Only outputs that some request of the batch wants are computed.
+ 5. Requests that cannot share a batch (other inputs, other sizes behind the batch dimension) are
+    executed one after the other, never mixed.
+
+What a configuration may leave open, how it must agree with the model and which parameters there
+are: onnx_model.py and onnx_options.py. onnxruntime is imported when the first model needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from neptrio import datatypes
+from neptrio._cext.batch import Batch
+from neptrio._cext.request import InferRequest, InferResponse, Tensor, tensor_at
+from neptrio.backends import onnx_model, onnx_options
+from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.codec.numpy_tensor import join_bytes, split_bytes
+from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+
+BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
+
+
+class OnnxBackend(Backend):
+    """See the module's text."""
+
+    platform = "onnxruntime_onnx"
+    default_model_filename = "model.onnx"
+    default_cpu_instances = 2
+
+    @classmethod
+    def runs_on_gpu(cls) -> bool:
+        return "CUDAExecutionProvider" in onnx_options.providers()
+
+    @classmethod
+    def auto_complete(cls, context: LoadContext) -> None:
+        """Inputs, outputs, max_batch_size and dynamic batching from the model. Raises InvalidArgument."""
+        config = context.config
+        tensors = (*config.input, *config.output)
+        if config.input and config.output and all(onnx_model.complete(t) for t in tensors):
+            return
+        session = onnx_options.light_session(context)
+        onnx_model.auto_complete(config, session, context.settings.backend_settings("onnxruntime"))
+
+    def load(self) -> None:
+        """Checks that the file is there; sessions are made by the instances, in parallel."""
+        onnx_options.model_path(self.context)
+
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        return OnnxInstance(self.context, name, kind, device_id)
+
+
+class OnnxInstance(BackendInstance):
+    """One session and the thread that runs it."""
+
+    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
+        self._context = context
+        self._name = name
+        self._kind = kind
+        self._device_id = device_id
+        self._session: Any = None
+        self._outputs: dict[str, int] = {}
+        self._strings = False
+        self._batching = context.config.max_batch_size > 0
+
+    def initialize(self) -> None:
+        """Makes the session and compares it with the configuration. Raises InvalidArgument."""
+        import onnxruntime
+
+        self._new_value = onnxruntime.OrtValue.ortvalue_from_numpy
+        self._new_typed_value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        self._session = onnx_options.session(self._context, self._kind, self._device_id)
+        onnx_model.compare(self._context.config, self._session)
+        self._inputs = {i.name for i in self._session.get_inputs()}
+        self._inputs |= {i.name for i in self._session.get_overridable_initializers()}
+        wanted = {o.name for o in self._context.config.output}
+        wanted |= {state.output_name for state in self._context.config.sequence_batching.state}
+        self._outputs = {
+            o.name: onnx_model.datatype(o.type) for o in self._session.get_outputs() if o.name in wanted
+        }
+        # OrtValues hold no strings in ONNX Runtime's Python interface: such models go through numpy
+        types = [i.type for i in self._session.get_inputs()]
+        self._strings = "tensor(string)" in types or datatypes.BYTES in self._outputs.values()
+
+    def finalize(self) -> None:
+        self._session = None
+
+    def execute(self, batch: Batch) -> None:
+        """Groups what can run together, runs each group, answers each request."""
+        groups: dict[Any, list[int]] = {}
+        if len(batch.requests) == 1:
+            groups[None] = [0]
+        else:
+            for i, request in enumerate(batch.requests):
+                groups.setdefault(self._key(request, i), []).append(i)
+        for members in groups.values():
+            requests = [batch.requests[i] for i in members]
+            try:
+                answers = self._run(requests, batch)
+            except TritonError as error:
+                if len(groups) == 1:
+                    raise
+                answers = [InferResponse(None, error) for _ in members]
+            for i, answer in zip(members, answers, strict=True):
+                batch.responses[i] = answer
+
+    def _key(self, request: InferRequest, index: int) -> Any:
+        if not self._batching:
+            return index
+        return tuple(sorted((t.name, t.shape[1:]) for t in request.inputs))
+
+    def _run(self, requests: list[InferRequest], batch: Batch) -> list[InferResponse]:
+        feeds = {t.name: self._feed(requests, t) for t in requests[0].inputs if t.name in self._inputs}
+        names = self._wanted(requests)
+        batch.mark_input_end()
+        try:
+            if self._strings:
+                results = self._session.run(names, feeds)
+            else:
+                results = self._session.run_with_ort_values(names, feeds)
+        except Exception as error:
+            raise Internal(
+                f"onnx runtime error: {_text(error)} (model '{self._context.name}')", reason=Reason.BACKEND
+            ) from error
+        batch.mark_output_start()
+        answers = [InferResponse([]) for _ in requests]
+        for name, result in zip(names, results, strict=True):
+            tensor = self._tensor(name, result)
+            for answer, part in zip(answers, self._split(tensor, requests), strict=True):
+                answer.outputs.append(part)
+        return answers
+
+    def _wanted(self, requests: list[InferRequest]) -> list[str]:
+        if any(r.outputs is None for r in requests):
+            return list(self._outputs)
+        listed = {o.name for r in requests for o in r.outputs}
+        return [name for name in self._outputs if name in listed]
+
+    def _feed(self, requests: list[InferRequest], first: Tensor) -> Any:
+        """One input of all the requests, as ONNX Runtime takes it."""
+        if len(requests) == 1:
+            parts = [first]
+        else:
+            parts = [r.input_named(first.name) for r in requests]
+        if first.dtype == datatypes.BYTES:
+            strings = [_decode(first.name, element) for part in parts for element in split_bytes(part)]
+            array = np.empty(len(strings), dtype=object)
+            array[:] = strings
+            return array.reshape(self._joint_shape(parts))
+        dtype = np.dtype(np.uint16) if first.dtype == datatypes.BF16 else datatypes.NUMPY[first.dtype]
+        views = [
+            np.frombuffer(part, dtype).reshape(part.shape) if part.nbytes else np.empty(part.shape, dtype)
+            for part in parts
+        ]
+        array = views[0] if len(views) == 1 else np.concatenate(views)
+        if array.ctypes.data % dtype.itemsize != 0:
+            array = array.copy()  # a tensor may start at any byte of a request's body
+        if first.dtype == datatypes.BF16:
+            return self._new_typed_value(array, BF16_IN_ONNX)
+        return self._new_value(array)
+
+    def _joint_shape(self, parts: list[Tensor]) -> tuple[int, ...]:
+        if len(parts) == 1:
+            return tuple(parts[0].shape)
+        return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+    def _tensor(self, name: str, result: Any) -> Tensor:
+        """A result as a tensor over the memory that ONNX Runtime made."""
+        dtype = self._outputs[name]
+        if isinstance(result, np.ndarray):
+            if dtype == datatypes.BYTES:
+                return Tensor(name, dtype, tuple(result.shape), join_bytes(result.reshape(-1).tolist()))
+            result = np.ascontiguousarray(result)
+            return tensor_at(name, dtype, tuple(result.shape), result.ctypes.data, result.nbytes, result)
+        if result.device_name() != "cpu":
+            return self._tensor(name, result.numpy())
+        shape = tuple(result.shape())
+        return tensor_at(name, dtype, shape, result.data_ptr(), result.tensor_size_in_bytes(), result)
+
+    def _split(self, tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
+        """The rows of each request, without a copy."""
+        if len(requests) == 1:
+            return [tensor]
+        rows = sum(r.batch_size for r in requests)
+        if not tensor.shape or tensor.shape[0] != rows:
+            raise Internal(
+                f"output '{tensor.name}' of model '{self._context.name}' has the shape {list(tensor.shape)}, expected "
+                f"the batch dimension {rows}; set max_batch_size to 0 if the model does not batch",
+                reason=Reason.BACKEND,
+            )
+        if tensor.dtype == datatypes.BYTES:
+            return _split_strings(tensor, requests)
+        size = tensor.nbytes // rows if rows else 0
+        parts, at = [], tensor.address
+        for r in requests:
+            n = r.batch_size
+            shape = (n, *tensor.shape[1:])
+            parts.append(tensor_at(tensor.name, tensor.dtype, shape, at, n * size, tensor))
+            at += n * size
+        return parts
+
+    def describe_failure(self, error: BaseException) -> TritonError:
+        return Internal(
+            f"{type(error).__name__}: {_text(error)} (instance '{self._name}')", reason=Reason.BACKEND
+        )
+
+
+def _split_strings(tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
+    elements = split_bytes(tensor)
+    per_row = len(elements) // tensor.shape[0]
+    parts, at = [], 0
+    for r in requests:
+        n = r.batch_size * per_row
+        shape = (r.batch_size, *tensor.shape[1:])
+        parts.append(Tensor(tensor.name, tensor.dtype, shape, join_bytes(elements[at : at + n])))
+        at += n
+    return parts
+
+
+def _decode(name: str, element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"input '{name}' must hold UTF-8 strings for an ONNX model, got bytes that are not: {error}"
+        ) from None
+
+
+def _text(error: BaseException) -> str:
+    text = str(error).strip()
+    # "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : what happened"
+    return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text

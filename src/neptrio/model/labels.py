@@ -1,0 +1,24 @@
+"""Label files: the names of an output's classes, one a line, for the classification extension."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from neptrio.errors import InvalidArgument
+
+
+def read(model_dir: Path, config: Any) -> dict[str, list[str]]:
+    """Output name -> its labels by index; outputs without label_filename are left out."""
+    found = {}
+    for output in config.output:
+        if output.label_filename:
+            path = model_dir / output.label_filename
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidArgument(
+                    f"labels of output '{output.name}' cannot be read: {path}: {error}"
+                ) from None
+            found[output.name] = [line.strip() for line in lines]
+    return found
