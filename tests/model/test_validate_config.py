@@ -110,7 +110,6 @@ BAD = [
     (IO + "instance_group { count: -1 }", "instance_group[0].count: expected 1 or more instances, got -1"),
     (IO + "instance_group { kind: KIND_CPU gpus: [ 0 ] }", "has kind KIND_CPU but names GPUs [0]"),
     (IO + 'instance_group [ { name: "a" }, { name: "a" } ]', "two instance groups are called 'a'"),
-    (IO + "batch_input { }", "batch_input is not supported by this server"),
     (IO + 'model_repository_agents { agents { name: "checksum" } }', "not supported by this server, got 'checksum'"),
     (
         IO + 'model_warmup { name: "w" inputs { key: "Z" value { } } }',

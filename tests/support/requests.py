@@ -9,6 +9,7 @@ from neptrio._cext.request import InferRequest
 
 from neptrio.codec.numpy_tensor import from_numpy
 from neptrio.model import config as model_config
+from neptrio.model import defaults
 
 
 def request_of(**arrays: np.ndarray) -> InferRequest:
@@ -23,5 +24,6 @@ def request_of(**arrays: np.ndarray) -> InferRequest:
 def config_of(text: str, name: str = "model") -> Any:
     """A ModelConfig from its text form, with defaults."""
     config = model_config.parse_text(text, "test")
-    model_config.fill_defaults(config, name)
+    config.name = name
+    defaults.fill(config, None)
     return config

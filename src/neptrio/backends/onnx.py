@@ -25,11 +25,13 @@ import numpy as np
 
 from neptrio import datatypes
 from neptrio._cext.batch import Batch
+from neptrio._cext.gather import gather, split
 from neptrio._cext.request import InferRequest, InferResponse, Tensor, tensor_at
 from neptrio.backends import onnx_model, onnx_options
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.codec.numpy_tensor import join_bytes, split_bytes
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+from neptrio.model.layout import Layout
 
 BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
 
@@ -74,7 +76,11 @@ class OnnxInstance(BackendInstance):
         self._session: Any = None
         self._outputs: dict[str, int] = {}
         self._strings = False
-        self._batching = context.config.max_batch_size > 0
+        config = context.config
+        self._batching = config.max_batch_size > 0
+        ragged = any(i.allow_ragged_batch for i in config.input) and self._batching
+        whole = ragged or config.batch_input or config.batch_output
+        self._layout = Layout(config) if whole else None
 
     def initialize(self) -> None:
         """Makes the session and compares it with the configuration. Raises InvalidArgument."""
@@ -101,6 +107,9 @@ class OnnxInstance(BackendInstance):
     def execute(self, batch: Batch) -> None:
         """Groups what can run together, runs each group, answers each request."""
         groups: dict[Any, list[int]] = {}
+        if self._layout is not None:
+            self._execute_layout(batch, self._layout)
+            return
         if len(batch.requests) == 1:
             groups[None] = [0]
         else:
@@ -123,8 +132,27 @@ class OnnxInstance(BackendInstance):
         return tuple(sorted((t.name, t.shape[1:]) for t in request.inputs))
 
     def _run(self, requests: list[InferRequest], batch: Batch) -> list[InferResponse]:
-        feeds = {t.name: self._feed(requests, t) for t in requests[0].inputs if t.name in self._inputs}
-        names = self._wanted(requests)
+        feeds = {
+            t.name: self._feed(gather(requests, t.name)) for t in requests[0].inputs if t.name in self._inputs
+        }
+        answers = [InferResponse([]) for _ in requests]
+        for tensor in self._call(self._wanted(requests), feeds, batch):
+            for answer, part in zip(answers, self._split(tensor, requests), strict=True):
+                answer.outputs.append(part)
+        return answers
+
+    def _execute_layout(self, batch: Batch, layout: Layout) -> None:
+        """Ragged inputs, batch inputs and batch outputs: the whole batch, as the configuration says."""
+        tensors = layout.inputs(batch)
+        known = {t.name for t in tensors}
+        for extra in batch.requests[0].inputs:  # control and state inputs of sequences
+            if extra.name not in known:
+                tensors.append(gather(batch.requests, extra.name))
+        feeds = {t.name: self._feed(t) for t in tensors if t.name in self._inputs}
+        layout.respond(batch, self._call(self._wanted(batch.requests), feeds, batch))
+
+    def _call(self, names: list[str], feeds: dict[str, Any], batch: Batch) -> list[Tensor]:
+        """Runs the session (without the GIL) and returns the named outputs."""
         batch.mark_input_end()
         try:
             if self._strings:
@@ -136,12 +164,7 @@ class OnnxInstance(BackendInstance):
                 f"onnx runtime error: {_text(error)} (model '{self._context.name}')", reason=Reason.BACKEND
             ) from error
         batch.mark_output_start()
-        answers = [InferResponse([]) for _ in requests]
-        for name, result in zip(names, results, strict=True):
-            tensor = self._tensor(name, result)
-            for answer, part in zip(answers, self._split(tensor, requests), strict=True):
-                answer.outputs.append(part)
-        return answers
+        return [self._tensor(name, result) for name, result in zip(names, results, strict=True)]
 
     def _wanted(self, requests: list[InferRequest]) -> list[str]:
         if any(r.outputs is None for r in requests):
@@ -149,33 +172,22 @@ class OnnxInstance(BackendInstance):
         listed = {o.name for r in requests for o in r.outputs}
         return [name for name in self._outputs if name in listed]
 
-    def _feed(self, requests: list[InferRequest], first: Tensor) -> Any:
-        """One input of all the requests, as ONNX Runtime takes it."""
-        if len(requests) == 1:
-            parts = [first]
+    def _feed(self, tensor: Tensor) -> Any:
+        """One input as ONNX Runtime takes it."""
+        if tensor.dtype == datatypes.BYTES:
+            array = np.empty(tensor.count(), dtype=object)
+            array[:] = [_decode(tensor.name, element) for element in split_bytes(tensor)]
+            return array.reshape(tensor.shape)
+        dtype = np.dtype(np.uint16) if tensor.dtype == datatypes.BF16 else datatypes.NUMPY[tensor.dtype]
+        if tensor.nbytes == 0:
+            array = np.empty(tensor.shape, dtype)
         else:
-            parts = [r.input_named(first.name) for r in requests]
-        if first.dtype == datatypes.BYTES:
-            strings = [_decode(first.name, element) for part in parts for element in split_bytes(part)]
-            array = np.empty(len(strings), dtype=object)
-            array[:] = strings
-            return array.reshape(self._joint_shape(parts))
-        dtype = np.dtype(np.uint16) if first.dtype == datatypes.BF16 else datatypes.NUMPY[first.dtype]
-        views = [
-            np.frombuffer(part, dtype).reshape(part.shape) if part.nbytes else np.empty(part.shape, dtype)
-            for part in parts
-        ]
-        array = views[0] if len(views) == 1 else np.concatenate(views)
-        if array.ctypes.data % dtype.itemsize != 0:
+            array = np.frombuffer(tensor, dtype).reshape(tensor.shape)
+        if tensor.address % dtype.itemsize != 0:
             array = array.copy()  # a tensor may start at any byte of a request's body
-        if first.dtype == datatypes.BF16:
+        if tensor.dtype == datatypes.BF16:
             return self._new_typed_value(array, BF16_IN_ONNX)
         return self._new_value(array)
-
-    def _joint_shape(self, parts: list[Tensor]) -> tuple[int, ...]:
-        if len(parts) == 1:
-            return tuple(parts[0].shape)
-        return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
     def _tensor(self, name: str, result: Any) -> Tensor:
         """A result as a tensor over the memory that ONNX Runtime made."""
@@ -201,33 +213,13 @@ class OnnxInstance(BackendInstance):
                 f"the batch dimension {rows}; set max_batch_size to 0 if the model does not batch",
                 reason=Reason.BACKEND,
             )
-        if tensor.dtype == datatypes.BYTES:
-            return _split_strings(tensor, requests)
-        size = tensor.nbytes // rows if rows else 0
-        parts, at = [], tensor.address
-        for r in requests:
-            n = r.batch_size
-            shape = (n, *tensor.shape[1:])
-            parts.append(tensor_at(tensor.name, tensor.dtype, shape, at, n * size, tensor))
-            at += n * size
-        return parts
+        shapes = [(r.batch_size, *tensor.shape[1:]) for r in requests]
+        return list(split(tensor, shapes, f"model '{self._context.name}'"))
 
     def describe_failure(self, error: BaseException) -> TritonError:
         return Internal(
             f"{type(error).__name__}: {_text(error)} (instance '{self._name}')", reason=Reason.BACKEND
         )
-
-
-def _split_strings(tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
-    elements = split_bytes(tensor)
-    per_row = len(elements) // tensor.shape[0]
-    parts, at = [], 0
-    for r in requests:
-        n = r.batch_size * per_row
-        shape = (r.batch_size, *tensor.shape[1:])
-        parts.append(Tensor(tensor.name, tensor.dtype, shape, join_bytes(elements[at : at + n])))
-        at += n
-    return parts
 
 
 def _decode(name: str, element: bytes) -> str:

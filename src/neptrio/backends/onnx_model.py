@@ -40,6 +40,7 @@ def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
     """Fills in what `config` leaves open, in place. Raises InvalidArgument when that is impossible."""
     model_inputs, model_outputs = session.get_inputs(), session.get_outputs()
     can_batch = all(len(t.shape) and dims(t)[0] == -1 for t in (*model_inputs, *model_outputs))
+    can_batch = can_batch or bool(config.batch_input)  # then the configuration says how
     if config.max_batch_size > 0 and not can_batch:
         raise InvalidArgument(
             f"autofill failed for model '{config.name}': model does not support batching while non-zero max_batch_size "
@@ -54,6 +55,7 @@ def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
     controls = {c.name for c in config.sequence_batching.control_input}
     states = config.sequence_batching.state
     controls |= {s.input_name for s in states}
+    controls |= {name for extra in config.batch_input for name in extra.target_name}
     state_outputs = {s.output_name for s in states}
     _fill(config.input, [t for t in model_inputs if t.name not in controls], batching)
     _fill(config.output, [t for t in model_outputs if t.name not in state_outputs], batching)
@@ -97,6 +99,7 @@ def compare(config: Any, session: Any) -> None:
     sequences = config.sequence_batching
     given = {i.name for i in config.input}
     given |= {c.name for c in sequences.control_input} | {s.input_name for s in sequences.state}
+    given |= {name for extra in config.batch_input for name in extra.target_name}
     who = f"unable to load model '{config.name}'"
     missing = [name for name in inputs if name not in given]
     if missing:
@@ -139,6 +142,8 @@ def _agree(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> None:
             f"{who}: unexpected datatype {datatypes.CONFIG_NAME[entry.data_type]} for {kind} '{entry.name}', expecting "
             f"{datatypes.CONFIG_NAME[wanted]}"
         )
+    if kind == "input" and entry.allow_ragged_batch:
+        return  # the model sees all requests' elements end to end, in one dimension
     shape = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)
     full = [-1, *shape] if config.max_batch_size > 0 else shape
     model = dims(tensor)

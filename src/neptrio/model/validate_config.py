@@ -316,9 +316,6 @@ def _unsupported(c: _Check) -> None:
     config = c.config
     if config.response_cache.enable and config.model_transaction_policy.decoupled:
         c.fail(("response_cache", "enable"), "the responses of a decoupled model cannot be cached")
-    for field in ("batch_input", "batch_output"):
-        if len(getattr(config, field)):
-            c.fail((field,), f"{field} is not supported by this server")
     if config.model_repository_agents.agents:
         agent = config.model_repository_agents.agents[0].name
         c.fail(
