@@ -16,6 +16,7 @@ from neptrio.backends.python.instance import InProcessInstance, ModelRunner, fai
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.model import config as model_config
+from neptrio.model.describe_config import to_dict
 
 log = logging.getLogger("neptrio.python")
 
@@ -33,6 +34,7 @@ class PythonBackend(Backend):
     """
 
     shared_file: Path | None = None
+    default_model_filename = "model.py"
 
     @classmethod
     def based_on(cls, file: Path) -> type[PythonBackend]:
@@ -51,7 +53,7 @@ class PythonBackend(Backend):
     def auto_complete(cls, context: LoadContext) -> None:
         """Calls the model's auto_complete_config, if it has one, and checks what it returns."""
         path = cls.model_file(context)
-        before = json.dumps(model_config.to_dict(context.config))
+        before = json.dumps(to_dict(context.config))
         source = ModelSource(path, context.name)
         try:
             model_class = getattr(source.load(), "TritonPythonModel", None)
@@ -91,7 +93,7 @@ class PythonBackend(Backend):
         """What initialize(args) is given; all values are strings, as in Triton."""
         context = self.context
         return {
-            "model_config": json.dumps(model_config.to_dict(context.config)),
+            "model_config": json.dumps(to_dict(context.config)),
             "model_instance_kind": kind,
             "model_instance_name": name,
             "model_instance_device_id": str(device_id),
@@ -118,7 +120,7 @@ def apply_completed(context: LoadContext, text: str) -> None:
         raise Internal(
             f"auto_complete_config of model '{context.name}' made an invalid configuration: {error}"
         ) from None
-    model_config.fill_defaults(made, context.name)
+    made.name = made.name or context.name
     context.config.CopyFrom(made)
 
 
