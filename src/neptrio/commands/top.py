@@ -1,0 +1,146 @@
+"""A live view of a server's models: rates, latencies by stage, queues, batch sizes, failures.
+
+Works against every server that has the statistics extension. One of ours also tells percentiles of
+the interval, what is queued now and why batches were closed; of others the averages of the interval
+are shown (columns `avg`). Keys: q quits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from neptrio.observe.top_view import Sample, render
+
+HELP = "watch a server's models in the terminal"
+QUERY = "?percentiles=50,99&histograms=true&live=true"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `neptrio top`."""
+    parser.add_argument(
+        "url", nargs="?", default="localhost:8000", help="the server's HTTP address (default: localhost:8000)"
+    )
+    parser.add_argument("--model", default="", help="only this model")
+    parser.add_argument("--interval", type=float, default=2.0, help="seconds between two looks (default: 2)")
+    parser.add_argument("--once", action="store_true", help="print one interval and exit")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs until q, Ctrl-C or (with --once) one interval has passed; 1 when the server cannot be asked."""
+    if not options.interval > 0:
+        print(f"error: --interval must be above 0, got {options.interval:g}", file=sys.stderr)
+        return 2
+    try:
+        server = Server(options.url, options.model)
+        if options.once:
+            before = server.sample()
+            time.sleep(options.interval)
+            print("\n".join(render(options.url, before, server.sample())))
+            return 0
+        return _watch(server, options)
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+class ServerError(Exception):
+    """The server cannot be asked; the message says why."""
+
+
+class Server:
+    """A server's statistics over one HTTP connection that is opened again when it was lost."""
+
+    def __init__(self, url: str, model: str) -> None:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        if parts.scheme not in ("", "http", "https") or not parts.hostname:
+            raise ServerError(f"'{url}' is not an address: expected host:port or http(s)://host:port")
+        secure = parts.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._url = url
+        self._connection = connect(parts.hostname, parts.port or (443 if secure else 8000), timeout=10)
+        prefix = parts.path.rstrip("/")
+        self._path = prefix + (f"/v2/models/{model}/stats" if model else "/v2/models/stats") + QUERY
+
+    def sample(self) -> Sample:
+        """The statistics now. Raises ServerError."""
+        try:
+            self._connection.request("GET", self._path)
+            response = self._connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise ServerError(f"cannot read statistics from {self._url}: {error}") from None
+        taken = time.monotonic()
+        try:
+            document: Mapping[str, Any] = json.loads(body)
+            if response.status != 200:
+                raise ServerError(f"{self._url} answered {response.status}: {document.get('error', '')}")
+            return Sample(taken, {(m["name"], m.get("version", "")): m for m in document["model_stats"]})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ServerError(
+                f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "
+                "inference server?"
+            ) from None
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """The alternate screen without a cursor, keys read unbuffered; everything restored at the end."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    saved = termios.tcgetattr(descriptor) if sys.stdin.isatty() else None
+    if saved is not None:
+        tty.setcbreak(descriptor)
+    sys.stdout.write("\x1b[?1049h\x1b[?25l")
+    try:
+        yield
+    finally:
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
+        if saved is not None:
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
+
+
+def _watch(server: Server, options: argparse.Namespace) -> int:
+    import shutil
+
+    before = server.sample()
+    with _screen():
+        lines = [f"{options.url}: first interval of {options.interval:g} s ..."]
+        while True:
+            columns, rows = shutil.get_terminal_size()
+            text = "\r\n".join(line[:columns] for line in lines[:rows])
+            sys.stdout.write("\x1b[H\x1b[2J" + text)
+            sys.stdout.flush()
+            if _quit_within(options.interval):
+                return 0
+            try:
+                now = server.sample()
+            except ServerError as error:
+                lines = [str(error), "trying again ..."]
+                continue
+            lines, before = render(options.url, before, now), now
+
+
+def _quit_within(seconds: float) -> bool:
+    """Waits that long for a key; True for q."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if not sys.stdin.isatty():
+            time.sleep(left)
+        elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q"):
+            return True
+    return False

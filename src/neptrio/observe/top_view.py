@@ -1,0 +1,152 @@
+"""What `neptrio top` shows: two samples of the statistics -> lines of text. Pure.
+
+Everything is the difference of two samples. Percentiles are those of the interval, from the
+difference of two histograms; a server without them gets averages. A model that was reloaded in
+between (its counters fell) is shown from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+COUNTERS = {"request": "success"}
+SHORT = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The $model_stat objects at one moment, by (name, version). Seconds of a steady clock."""
+
+    seconds: float
+    models: Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model version over one interval. Latencies in nanoseconds: (p50, p99), or (mean,)."""
+
+    name: str
+    version: str
+    requests_per_s: float
+    inferences_per_s: float
+    failures_per_s: float
+    failures: int
+    batch_size: float | None
+    latencies: Mapping[str, tuple[float, ...]]
+    live: Mapping[str, int] | None
+    closings: Mapping[str, int]
+
+
+def rows(before: Sample, now: Sample) -> list[Row]:
+    """Every model version of `now`, in its order."""
+    seconds = max(now.seconds - before.seconds, 1e-9)
+    return [_row(before.models.get(key), stat, seconds) for key, stat in now.models.items()]
+
+
+def _row(old: Mapping[str, Any] | None, new: Mapping[str, Any], seconds: float) -> Row:
+    if old is None or _count(old, "success") > _count(new, "success"):
+        old = None
+
+    def grown(stage: str, field: str = "count") -> int:
+        stat = new["inference_stats"][stage][field]
+        return int(stat) - (int(old["inference_stats"][stage][field]) if old else 0)
+
+    def total(field: str) -> int:
+        return int(new[field]) - (int(old[field]) if old else 0)
+
+    latencies: dict[str, tuple[float, ...]] = {}
+    for stage in STAGES:
+        counter = COUNTERS.get(stage, stage)
+        if not grown(counter):
+            continue
+        if "histograms" in new:
+            latencies[stage] = _percentiles(
+                new["histograms"][stage], old["histograms"][stage] if old and "histograms" in old else []
+            )
+        else:
+            latencies[stage] = (grown(counter, "ns") / grown(counter),)
+    executions = total("execution_count")
+    closings = {
+        reason: batches["count"] - (old or {}).get("batches", {}).get(reason, {}).get("count", 0)
+        for reason, batches in new.get("batches", {}).items()
+    }
+    return Row(
+        name=new["name"],
+        version=new.get("version", ""),
+        requests_per_s=grown("success") / seconds,
+        inferences_per_s=total("inference_count") / seconds,
+        failures_per_s=grown("fail") / seconds,
+        failures=_count(new, "fail"),
+        batch_size=total("inference_count") / executions if executions else None,
+        latencies=latencies,
+        live=new.get("live"),
+        closings={reason: n for reason, n in closings.items() if n},
+    )
+
+
+def _count(stat: Mapping[str, Any], stage: str) -> int:
+    return int(stat["inference_stats"][stage]["count"])
+
+
+def _percentiles(new: list[list[int]], old: list[list[int]]) -> tuple[float, ...]:
+    """(p50, p99) of what came between two histograms; the upper bound of the bucket they fall in."""
+    known = {bound: count for bound, count in old}
+    grown = [(bound, count - known.get(bound, 0)) for bound, count in new]
+    total = sum(count for _, count in grown)
+    found = []
+    for share in (0.50, 0.99):
+        seen, answer = 0, 0
+        for bound, count in grown:
+            seen += count
+            answer = bound
+            if seen >= share * total:
+                break
+        found.append(float(answer))
+    return tuple(found)
+
+
+def duration(ns: float) -> str:
+    """Four characters or so: 870us, 1.2ms, 35ms, 2.1s."""
+    for limit, unit, size in ((1e6, "us", 1e3), (1e9, "ms", 1e6)):
+        if ns < limit:
+            value = ns / size
+            return f"{value:.1f}{unit}" if value < 10 else f"{value:.0f}{unit}"
+    return f"{ns / 1e9:.1f}s"
+
+
+def render(url: str, before: Sample, now: Sample) -> list[str]:
+    """The screen: a header, a table and, where batches were closed, why."""
+    found = rows(before, now)
+    exact = any("histograms" in stat for stat in now.models.values())
+    seconds = now.seconds - before.seconds
+    head = ["MODEL", "VER", "REQ/S", "INF/S", "BATCH"]
+    head += [("P50/P99 " if exact else "AVG ") + SHORT.get(stage, stage).upper() for stage in STAGES]
+    head += ["QUEUED", "PREP", "EXEC", "SEQ"] if exact else []
+    head += ["FAIL/S", "FAILED"]
+    table = [head]
+    for row in found:
+        cells = [row.name, row.version, f"{row.requests_per_s:.1f}", f"{row.inferences_per_s:.1f}"]
+        cells.append("-" if row.batch_size is None else f"{row.batch_size:.1f}")
+        for stage in STAGES:
+            cells.append("/".join(duration(ns) for ns in row.latencies.get(stage, ())) or "-")
+        if exact:
+            live = row.live or {}
+            cells += [str(live.get(key, "-")) for key in ("queued", "prepared", "executing", "sequences")]
+        table.append([*cells, f"{row.failures_per_s:.1f}", str(row.failures)])
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s", ""]
+    for line in table:
+        cells = [
+            cell.ljust(w) if i < 2 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    why = [
+        f"  {row.name} {row.version}: " + ", ".join(f"{reason} {n}" for reason, n in row.closings.items())
+        for row in found
+        if row.closings
+    ]
+    return [*lines, "", "batches closed in the interval:", *why] if why else lines

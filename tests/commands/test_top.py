@@ -1,0 +1,123 @@
+"""`neptrio top` against a real server, and against one that only knows the extension."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as httpclient
+
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+
+def top(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "neptrio", "top", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_once_and_interactive(tmp_path: Path) -> None:
+    write_model(tmp_path, "busy", identity_config(pairs=1))
+    write_model(tmp_path, "idle", identity_config(pairs=1))
+    with ServerProcess(tmp_path) as server:
+        ended = threading.Event()
+
+        def load() -> None:
+            tensor = httpclient.InferInput("INPUT0", [2, 16], "INT32")
+            tensor.set_data_from_numpy(np.zeros((2, 16), np.int32))
+            with httpclient.InferenceServerClient(server.http) as client:
+                while not ended.is_set():
+                    client.infer("busy", [tensor])
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            done = top(server.http, "--once", "--interval=0.3")
+            only = top(f"http://{server.http}/", "--once", "--interval=0.1", "--model=busy")
+        finally:
+            ended.set()
+            thread.join(20)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[2].split()[:3] == ["MODEL", "VER", "REQ/S"]
+        busy, idle = lines[3].split(), lines[4].split()
+        assert busy[:2] == ["busy", "1"] and float(busy[2]) > 0 and busy[4] == "2.0" and "/" in busy[5]
+        assert idle[:3] == ["idle", "1", "0.0"]
+        assert "busy 1: single" in done.stdout
+        assert "idle" not in only.stdout and "busy" in only.stdout
+        unknown = top(server.http, "--once", "--model=nope")
+        assert unknown.returncode == 1 and "'nope' is not available" in unknown.stderr
+
+        master, slave = pty.openpty()
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "neptrio", "top", server.http, "--interval=0.05"],
+            stdin=slave, stdout=slave, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200", "LINES": "50"},
+        )  # fmt: skip
+        os.close(slave)
+        screen = b""
+        while b"MODEL" not in screen:
+            assert select.select([master], [], [], 30)[0]
+            screen += os.read(master, 65536)
+        os.write(master, b"q")
+        while select.select([master], [], [], 30)[0]:
+            try:
+                screen += os.read(master, 65536)
+            except OSError:
+                break
+        assert watching.wait(30) == 0
+        os.close(master)
+        assert screen.startswith(b"\x1b[?1049h") and screen.endswith(b"\x1b[?1049l"), (
+            "the terminal is restored"
+        )
+
+
+class Other(BaseHTTPRequestHandler):
+    """A server with the statistics extension that ignores query strings."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        duration = {"count": 3, "ns": 3_000_000}
+        stages = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        stat = {
+            "name": "m", "version": "1", "inference_count": 3, "execution_count": 3,
+            "inference_stats": dict.fromkeys(stages, duration),
+        }  # fmt: skip
+        body = json.dumps(
+            {"model_stats": [stat]} if self.path.startswith("/v2/models/stats") else []
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_other_servers_and_no_server() -> None:
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        url = f"127.0.0.1:{other.server_port}"
+        try:
+            done = top(url, "--once", "--interval=0.1")
+            wrong = top(url, "--once", "--model=x")
+        finally:
+            other.shutdown()
+            thread.join(20)
+    assert done.returncode == 0, done.stderr
+    assert "AVG REQUEST" in done.stdout and "m      1" in done.stdout
+    assert wrong.returncode == 1 and "is this the HTTP port" in wrong.stderr
+    gone = top(url, "--once")
+    assert gone.returncode == 1 and "cannot read statistics" in gone.stderr
+    assert top("ftp://x", "--once").returncode == 1
+    assert top("--interval=0", "--once").returncode == 2
