@@ -69,6 +69,13 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         default=64 << 20,
         help="bytes of a request, decompressed",
     )
+    add("--http-lean", type=flags.boolean, default=True, help="false: hypercorn serves plain HTTP/1.1 too")
+    add("--http-request-timeout-secs", type=flags.seconds, default=60.0,
+        help="how long a request may take to arrive; large bodies earn more")  # fmt: skip
+    add("--http-keep-alive-timeout-secs", type=flags.seconds, default=0.0,
+        help="close connections that are idle for so long, 0 = never")  # fmt: skip
+    add("--http-tls-cert", type=Path, metavar="FILE", help="serve REST over TLS: the certificate chain, PEM")
+    add("--http-tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
 
     add = p.add_argument_group("gRPC").add_argument
     add("--allow-grpc", type=flags.boolean, default=True, help="serve gRPC")

@@ -28,6 +28,11 @@ class Settings:
     http_port: int = 8000
     reuse_http_port: bool = False
     http_max_input_size: int = 64 << 20
+    http_lean: bool = True  # False: hypercorn serves plain HTTP/1.1 too
+    http_request_timeout_secs: float = 60.0  # for a request to arrive whole (large bodies earn more)
+    http_keep_alive_timeout_secs: float = 0.0  # of an idle connection, 0 = for ever, as Triton does
+    http_tls_cert: Path | None = None
+    http_tls_key: Path | None = None
 
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"

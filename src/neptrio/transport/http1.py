@@ -5,12 +5,21 @@ connections are parsed by httptools; an infer request goes from the parser's cal
 the inference service, and its answer is written from the completion. Every other route is the
 same ASGI app that hypercorn serves, run in a task of its own.
 
+A body that did not arrive with its head, and whose length is announced, does not go through the
+parser: it is received straight into one buffer of that length, and tensors are views of it.
+
 Rules:
  1. Answers leave in the order of the requests (pipelining): an exchange writes only while it is
     the oldest; later ones keep their answer until then.
- 2. A connection that ends cancels every exchange it still owes an answer.
- 3. A malformed request gets 400 where an answer is still possible, then the connection closes.
+ 2. A peer that ends its side cancels every exchange it is still owed. What completes all the same
+    is sent, in case only that side was closed.
+ 3. A malformed request gets 400, 408, 413 or 431 where an answer is still possible, then the
+    connection closes; nothing behind it is looked at.
  4. Whatever a connection raises ends at that connection.
+ 5. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by
+    MAX_EXCHANGES and the bytes they hold; a peer that does not read is not read from.
+ 6. Time is bounded: a request must be complete within the request timeout plus what its bytes
+    earn it at MIN_BYTES_PER_SECOND (see check()).
 """
 
 from __future__ import annotations
@@ -18,24 +27,25 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import httptools
+import numpy as np
 import trio
 
-from neptrio._cext.request import InferRequest, InferResponse, Responder
-from neptrio.codec.json_infer import dump_json
-from neptrio.errors import TritonError
+from neptrio._cext.http1_head import HeadTooLarge, RequestHead
+from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
+from neptrio.codec.compression import too_large
+from neptrio.errors import Internal, TritonError
 from neptrio.service import Services
 from neptrio.transport import routes
-from neptrio.transport.app import RestApp
 from neptrio.transport.http_infer import JSON, HttpInfer, error_body
 from neptrio.transport.link import Link
 
 log = logging.getLogger("neptrio.http1")
 
 REASONS = {
-    100: b"Continue",
     200: b"OK",
     400: b"Bad Request",
     403: b"Forbidden",
@@ -43,16 +53,89 @@ REASONS = {
     405: b"Not Allowed",
     408: b"Request Timeout",
     413: b"Payload Too Large",
+    415: b"Unsupported Media Type",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",
     503: b"Service Unavailable",
 }
+STATUS = {
+    (version, status): b"HTTP/%s %d %s\r\n" % (version.encode(), status, reason)
+    for version in ("1.0", "1.1")
+    for status, reason in REASONS.items()
+}
+NAMES = {
+    name.lower(): name
+    for name in (
+        b"Content-Type",
+        b"Content-Length",
+        b"Content-Encoding",
+        b"Inference-Header-Content-Length",
+        b"Transfer-Encoding",
+        b"Accept-Encoding",
+    )
+}
 RECEIVE_BYTES = 256 << 10
+DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
+MAX_HEAD_BYTES = 64 << 10
+MAX_EXCHANGES = 64
+MIN_BYTES_PER_SECOND = 16 << 10
+JOIN_BYTES = 16 << 10  # answers up to this size leave as one buffer
+CLOSE_SECONDS = 5.0
+PREFACE = b"PRI * HTTP/2.0"
+
+_buffer = bytearray(RECEIVE_BYTES)  # shared: it is emptied before anything else can run
+_view = memoryview(_buffer)
+
+
+class Refusal(Exception):
+    """Raised in a parser callback: answer with `error` and close."""
+
+    def __init__(self, error: TritonError, status: int = 0) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.status = status or error.code.http
+
+
+class HandOver(Exception):
+    """The peer speaks HTTP/2: `data` was read and belongs to the connection that takes over."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+
+class App(Protocol):
+    """The ASGI app behind every route but infer."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Http1Statistics:
+    """What a connection holds."""
+
+    exchanges: int
+    held_bytes: int
+    pending_output: int
+    receiving: bool
 
 
 class Exchange(Responder):
     """One request and its answer on a connection."""
+
+    __slots__ = (
+        "_disconnected",
+        "complete",
+        "connection",
+        "held",
+        "infer",
+        "keep_alive",
+        "method",
+        "output",
+        "path",
+        "version",
+    )
 
     def __init__(
         self, connection: Http1Connection, method: str, path: str, version: str, keep_alive: bool
@@ -65,36 +148,63 @@ class Exchange(Responder):
         self.infer: HttpInfer | None = None
         self.output: list[Any] = []
         self.complete = False
-        self.disconnected = trio.Event()
+        self.held = 0
+        self._disconnected: trio.Event | None = None
+
+    @property
+    def disconnected(self) -> trio.Event:
+        """Set once the peer is gone."""
+        if self._disconnected is None:
+            self._disconnected = trio.Event()
+            if self.connection.ended:
+                self._disconnected.set()
+        return self._disconnected
+
+    def disconnect(self, services: Services) -> None:
+        """The peer is gone: the request is cancelled, the app is told."""
+        if self._disconnected is not None:
+            self._disconnected.set()
+        if self.infer is not None and not self.complete:
+            services.inference.cancel(self.infer.request)
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        assert self.infer is not None
-        try:
-            status, headers, body = self.infer.encode(response)
-        except Exception as error:
-            log.exception("encoding a response failed")
-            status, headers, body = 500, JSON, error_body(TritonError(f"internal error: {error}"))
-        self.reply(status, headers, body)
+        if not final:
+            log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
+            return
+        infer = self.infer
+        assert infer is not None
+        status, headers, body = infer.encode(response)
+        if infer.encoding:
+            self.connection.compress_later(self, headers, body)
+        else:
+            self.reply(status, headers, body)
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The status line and headers, with the connection's own added."""
-        lines = [b"HTTP/%s %d %s" % (self.version.encode(), status, REASONS.get(status, b"Unknown"))]
-        lines += [b"%s: %s" % (name.title(), value) for name, value in headers]
-        if not self.keep_alive:
-            lines.append(b"Connection: close")
-        return b"\r\n".join(lines) + b"\r\n\r\n"
+        lines = [STATUS.get((self.version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
+        for name, value in headers:
+            lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
+        lines.append(b"\r\n" if self.keep_alive else b"Connection: close\r\n\r\n")
+        return b"".join(lines)
 
     def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
         """The whole answer."""
-        length = sum(len(memoryview(part)) for part in body)
+        length = 0
+        for part in body:
+            length += len(part) if type(part) is bytes else memoryview(part).nbytes
         head = self.head(status, [*headers, (b"content-length", b"%d" % length)])
         if self.method == "HEAD":
             body = []
-        if len(body) == 1 and length < 16384:
-            self.write([head + body[0]] if isinstance(body[0], bytes) else [head, body[0]])
+        if length <= JOIN_BYTES:
+            self.output.append(b"".join((head, *body)))
         else:
-            self.write([head, *body])
-        self.finish()
+            self.output += (head, *body)
+        self.complete = True
+        self.connection.advance()
+
+    def refuse(self, error: TritonError, status: int = 0) -> None:
+        """The whole answer is an error."""
+        self.reply(status or error.code.http, JSON, error_body(error))
 
     def write(self, buffers: list[Any]) -> None:
         """Part of the answer; held back until it is this exchange's turn."""
@@ -103,91 +213,160 @@ class Exchange(Responder):
 
     def finish(self) -> None:
         """Nothing more will be written."""
-        self.complete = True
-        self.connection.advance()
+        if not self.complete:
+            self.complete = True
+            self.connection.advance()
 
 
-class Http1Connection:
+class Http1Connection(RequestHead):
     """Reads requests from a socket and answers them in order."""
 
-    def __init__(self, sock: socket.socket, services: Services, app: RestApp, nursery: trio.Nursery) -> None:
+    def __init__(self, sock: socket.socket, services: Services, app: App, nursery: trio.Nursery) -> None:
         self.sock = sock
         self.services = services
         self.app = app
         self.closing = False
+        self.ended = False  # the peer will send nothing more
+        self.head_limit = MAX_HEAD_BYTES
+        self._max_body = services.settings.http_max_input_size
         self._nursery = nursery
         self._turn = services.loop.turn
         self._link = Link(sock, nursery)
+        self._link.on_drained = self._drained
         self._exchanges: deque[Exchange] = deque()
+        self._held = 0
         self._ready: list[Any] = []
         self._scope = trio.CancelScope()
         self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-        self._body_size = 0
+        self._body: Any = b""
+        self._direct: Any = None  # the buffer of a body that is received past the parser
+        self._direct_at = 0
+        self._received = 0  # body bytes of the message under way
+        self._direct_request = ("", "", False)
+        self._head_seen = 0
+        self._since_ns = int(monotonic_ns())  # of the last answer, or of the connection's start
+        self._requests = 0
+        self._refused = False
+        self._first: bytes | None = None  # the bytes under way, while they are the connection's first
+        self._room: trio.Event | None = None
+        self._idle: trio.Event | None = None
+
+    def statistics(self) -> Http1Statistics:
+        """What the connection holds now."""
+        return Http1Statistics(len(self._exchanges), self._held, self._link.pending, bool(self.in_message))
 
     # ------------------------------------------------------------ parser callbacks
 
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._headers = []
-        self._body = []
-        self._body_size = 0
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-
     def on_headers_complete(self) -> None:
-        for name, value in self._headers:
-            if name == b"expect" and value.lower() == b"100-continue":
-                self._link.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+        self.head_complete = True
+        self._body = b""
+        self._received = 0
+        if self._first is not None and self._parser.should_upgrade() and self._asks_for_h2c():
+            raise HandOver(self._first)
+        if self.content_length > self._max_body:
+            raise Refusal(too_large(self._max_body))
+        if self.expect is not None and self.expect.lower() == b"100-continue":
+            if self._parser.get_http_version() != "1.0":
+                self.expect = b"wanted"
 
     def on_body(self, data: bytes) -> None:
-        self._body_size += len(data)
-        if self._body_size > self.services.settings.http_max_input_size:
-            raise OverflowError("body too large")
-        self._body.append(data)
+        self.expect = None
+        self._received += len(data)
+        if self._received > self._max_body:
+            raise Refusal(too_large(self._max_body))
+        if not self._body:
+            self._body = data
+        else:
+            # chunks are gathered in one buffer: a body of one-byte chunks must not cost an object each
+            if type(self._body) is bytes:
+                self._body = bytearray(self._body)
+            self._body += data
 
     def on_message_complete(self) -> None:
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        exchange = Exchange(
-            self,
-            self._parser.get_method().decode("latin-1"),
-            self._url.decode("latin-1"),
-            self._parser.get_http_version(),
-            self._parser.should_keep_alive(),
+        self.in_message = False
+        body, self._body = self._body, b""
+        parser = self._parser
+        self._request(
+            parser.get_method().decode("latin-1"), parser.get_http_version(), parser.should_keep_alive(), body
         )
+
+    def _request(self, method: str, version: str, keep_alive: bool, body: Any) -> None:
+        """A complete request."""
+        if self.closing:
+            return
+        self._requests += 1
+        keep_alive = keep_alive and version == "1.1"
+        exchange = Exchange(self, method, self.url.decode("latin-1"), version, keep_alive)
+        if not keep_alive:
+            self.closing = True
+        exchange.held = len(body)
+        self._held += exchange.held
         self._exchanges.append(exchange)
-        route = routes.match(exchange.method, exchange.path)
+        route = routes.match(method, exchange.path)
         if route is not None and route.verb == "infer" and route.allowed:
             try:
-                exchange.infer = HttpInfer(self.services, route, self._headers)
-                exchange.infer.submit(body, exchange)
+                infer = HttpInfer(
+                    self.services, route, self.header_length, self.content_encoding, self.accept_encoding
+                )
+                exchange.infer = infer
+                if infer.large_compressed(body):
+                    self._nursery.start_soon(self._submit_later, exchange, infer, body, self.receive_start)
+                else:
+                    infer.submit(body, exchange, self.receive_start)
             except TritonError as error:
-                exchange.reply(error.code.http, JSON, error_body(error))
+                exchange.refuse(error)
+            except Exception as error:
+                log.exception("%s %s failed", method, exchange.path)
+                exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
             return
-        self._nursery.start_soon(self._run_app, exchange, self._headers, body)
+        headers = [(name.lower(), value) for name, value in self.headers]
+        self._nursery.start_soon(self._run_app, exchange, headers, body)
+
+    async def _submit_later(
+        self, exchange: Exchange, infer: HttpInfer, body: Any, receive_start: int
+    ) -> None:
+        try:
+            body = await infer.decompress_later(body)
+            if not self._link.broken:
+                infer.submit(body, exchange, receive_start)
+                if self.ended:
+                    exchange.disconnect(self.services)
+        except TritonError as error:
+            exchange.refuse(error)
+        except Exception as error:
+            log.exception("%s %s failed", exchange.method, exchange.path)
+            exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
+        self._turn.end()
+
+    def compress_later(self, exchange: Exchange, headers: Any, body: list[Any]) -> None:
+        """Answers with the body compressed on a worker thread."""
+
+        async def task() -> None:
+            assert exchange.infer is not None
+            exchange.reply(200, headers, await exchange.infer.compress_later(body))
+            self._turn.end()
+
+        if self._link.broken:
+            exchange.finish()
+        else:
+            self._nursery.start_soon(task)
 
     # ------------------------------------------------------------ the ASGI side
 
-    async def _run_app(self, exchange: Exchange, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    async def _run_app(self, exchange: Exchange, headers: list[tuple[bytes, bytes]], body: Any) -> None:
+        path, _, query = exchange.path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": exchange.version,
             "method": exchange.method,
             "scheme": "http",
-            "path": exchange.path.partition("?")[0],
-            "raw_path": exchange.path.encode("latin-1"),
-            "query_string": exchange.path.partition("?")[2].encode("latin-1"),
+            "path": path,
+            "raw_path": path.encode("latin-1"),
+            "query_string": query.encode("latin-1"),
             "headers": headers,
         }
-        sent_body = False
-        chunked = False
+        sent_body = started = chunked = False
 
         async def receive() -> dict[str, Any]:
             nonlocal sent_body
@@ -198,12 +377,16 @@ class Http1Connection:
             return {"type": "http.disconnect"}
 
         async def send(event: dict[str, Any]) -> None:
-            nonlocal chunked
+            nonlocal chunked, started
             if event["type"] == "http.response.start":
+                started = True
                 headers = list(event["headers"])
-                chunked = not any(name == b"content-length" for name, _ in headers)
-                if chunked:
-                    headers.append((b"transfer-encoding", b"chunked"))
+                if not any(name == b"content-length" for name, _ in headers):
+                    chunked = exchange.version == "1.1"
+                    if chunked:
+                        headers.append((b"transfer-encoding", b"chunked"))
+                    else:
+                        exchange.keep_alive = False
                 exchange.write([exchange.head(event["status"], headers)])
                 return
             data = event.get("body", b"")
@@ -219,11 +402,15 @@ class Http1Connection:
 
         try:
             await self.app(scope, receive, send)
-        except Exception:
+        except Exception as error:
             log.exception("%s %s failed", exchange.method, exchange.path)
-            self._scope.cancel()
+            if not started:
+                exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
         if not exchange.complete:
-            self._scope.cancel()
+            # an answer that broke off can only be told by the end of the connection
+            exchange.keep_alive = False
+            exchange.finish()
+        self._turn.end()
 
     # ------------------------------------------------------------ output
 
@@ -238,17 +425,37 @@ class Http1Connection:
             if not first.complete:
                 break
             exchanges.popleft()
+            self._held -= first.held
             if not first.keep_alive:
                 self.closing = True
-        if self._ready:
-            self._turn.want_flush(self)
+        if not exchanges:
+            self._since_ns = monotonic_ns()
+            if self._idle is not None:
+                self._idle.set()
+        if self._room is not None and self._has_room():
+            self._room.set()
+        self._turn.want_flush(self)
 
     def flush(self) -> None:
         """Sends what is ready; called by the turn."""
-        ready, self._ready = self._ready, []
-        self._link.send(ready)
-        if self.closing and not self._exchanges:
+        if self._ready:
+            ready, self._ready = self._ready, []
+            self._link.send(ready)
+        if self._link.broken or (self.closing and not self._exchanges):
             self._scope.cancel()
+
+    def _drained(self) -> None:
+        if self._link.broken:
+            self._scope.cancel()
+        if self._room is not None and self._has_room():
+            self._room.set()
+
+    def _has_room(self) -> bool:
+        return (
+            len(self._exchanges) < MAX_EXCHANGES
+            and (self._held <= self._max_body or not self._exchanges)
+            and not self._link.congested
+        )
 
     def drain(self) -> None:
         """No further request: closes once everything owed has been answered."""
@@ -258,59 +465,238 @@ class Http1Connection:
         if not self._exchanges:
             self._scope.cancel()
 
+    # ------------------------------------------------------------ time
+
+    def check(self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int) -> None:
+        """Ends a connection whose request does not come, or that has been idle for too long.
+
+        Called now and then with the time; `idle_timeout_ns` 0 means for ever.
+        """
+        if self._exchanges or self.closing:
+            return
+        if self.in_message:
+            earned = self._received * 1_000_000_000 // MIN_BYTES_PER_SECOND
+            if now_ns - self.receive_start > request_timeout_ns + earned:
+                self._refuse(TritonError("the request did not arrive in time"), 408)
+                self._turn.end()
+        elif self._requests == 0:
+            if now_ns - self._since_ns > request_timeout_ns:
+                self._scope.cancel()
+        elif idle_timeout_ns and now_ns - self._since_ns > idle_timeout_ns:
+            self._scope.cancel()
+
     # ------------------------------------------------------------ input
 
     async def run(self) -> None:
-        """Serves the connection until either side ends it."""
-        buffer = bytearray(RECEIVE_BYTES)
-        view = memoryview(buffer)
-        sock = self.sock
+        """Serves the connection until either side ends it. Raises HandOver for HTTP/2."""
+        hand_over: HandOver | None = None
         try:
             with self._scope:
-                while not self.closing and not self._link.broken:
-                    await trio.lowlevel.wait_readable(sock)
-                    try:
-                        n = sock.recv_into(buffer)
-                    except (BlockingIOError, InterruptedError):
+                self._first = await self._first_bytes()
+                self._feed(self._first)
+                self._first = None
+                self._turn.end()
+                while not self.closing and not self.ended:
+                    if not self._has_room():
+                        self._room = trio.Event()
+                        await self._room.wait()
+                        self._room = None
                         continue
-                    if n == 0:
-                        break
-                    try:
-                        self._parser.feed_data(view[:n])
-                    except httptools.HttpParserUpgrade:
-                        break
-                    except httptools.HttpParserCallbackError as error:
-                        self._refuse(error)
-                    except httptools.HttpParserError:
-                        break
+                    await trio.lowlevel.wait_readable(self.sock)
+                    if self._direct is None:
+                        self._receive()
+                    else:
+                        self._receive_direct()
                     self._turn.end()
-                if self._exchanges:
-                    await trio.sleep_forever()
+                await self._last_answers()
+        except HandOver as signal:
+            hand_over = signal
+            raise
         except (OSError, trio.ClosedResourceError):
             pass
         finally:
-            for exchange in self._exchanges:
-                exchange.disconnected.set()
-                if exchange.infer is not None:
-                    self.services.inference.cancel(exchange.infer.request)
-            with trio.move_on_after(5) as scope:
-                scope.shield = True
-                await self._link.drained()
-            self._link.fail()
-            sock.close()
+            if hand_over is None:
+                await self._close()
 
-    def _refuse(self, error: BaseException) -> None:
-        cause = error.__context__ or error
-        status = 413 if isinstance(cause, OverflowError) else 400
-        if status == 400:
-            log.exception("a request failed in the parser", exc_info=cause)
-        exchange = Exchange(self, "POST", "", "1.1", False)
-        self._exchanges.append(exchange)
-        limit = self.services.settings.http_max_input_size
-        text = (
-            f"request body exceeds the limit of {limit} bytes (--http-max-input-size)"
-            if status == 413
-            else str(cause)
+    async def _first_bytes(self) -> bytes:
+        """What comes first, decided between HTTP/1 and HTTP/2. Empty when the peer left."""
+        first = b""
+        while True:
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                n = self.sock.recv_into(_buffer)
+            except (BlockingIOError, InterruptedError):
+                continue
+            if n == 0:
+                self.ended = True
+                return b""
+            first += bytes(_view[:n])
+            if first.startswith(PREFACE):
+                raise HandOver(first)
+            if not PREFACE.startswith(first):
+                return first
+
+    def _receive(self) -> None:
+        try:
+            n = self.sock.recv_into(_buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        if n == 0:
+            self._end_of_input()
+        else:
+            self._feed(_view[:n])
+
+    def _receive_direct(self) -> None:
+        buffer, at = self._direct, self._direct_at
+        length = len(buffer)
+        try:
+            for _ in range(16):  # then the other connections have their turn
+                n = self.sock.recv_into(buffer[at:])
+                if n == 0:
+                    self._end_of_input()
+                    return
+                self._direct_at = self._received = at = at + n
+                if at == length:
+                    break
+        except (BlockingIOError, InterruptedError):
+            return
+        if at == length:
+            method, version, keep_alive = self._direct_request
+            self._direct = None
+            self.in_message = False
+            self._parser = httptools.HttpRequestParser(self)
+            self._request(method, version, keep_alive, buffer)
+
+    def _feed(self, data: Any) -> None:
+        if not data:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # the request was answered like any other; what follows it is HTTP/1.1 still
+            if self._parser.get_method() == b"CONNECT":
+                self.closing = True
+            else:
+                self._feed(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserCallbackError as error:
+            self._parser_refused(error.__context__ or error)
+            return
+        except httptools.HttpParserInvalidMethodError:
+            self._refuse(TritonError("Method Not Allowed"), 405)
+            return
+        except httptools.HttpParserError as error:
+            self._refuse(TritonError(f"malformed HTTP request: {error}"))
+            return
+        if not self.in_message:
+            self._head_seen = 0
+            return
+        if not self.head_complete:
+            # a header that does not end is not seen by the callbacks
+            self._head_seen += len(data)
+            if self._head_seen > RECEIVE_BYTES + MAX_HEAD_BYTES:
+                self._head_too_large()
+            return
+        self._head_seen = 0
+        if self.expect == b"wanted":
+            self.expect = None
+            if not self._exchanges:
+                self._link.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+        if not self.chunked and self.content_length - self._received > DIRECT_BYTES and not self.closing:
+            self._begin_direct()
+
+    def _parser_refused(self, cause: BaseException) -> None:
+        if isinstance(cause, HandOver):
+            raise cause
+        if isinstance(cause, Refusal):
+            self._refuse(cause.error, cause.status)
+        elif isinstance(cause, HeadTooLarge):
+            self._head_too_large()
+        else:
+            log.error("a request failed in the parser", exc_info=cause)
+            self._refuse(TritonError("malformed HTTP request"))
+
+    def _asks_for_h2c(self) -> bool:
+        headers = {name.lower(): value.lower() for name, value in self.headers}
+        return (
+            headers.get(b"upgrade") == b"h2c" and b"http2-settings" in headers and self.content_length <= 0
+        ) and not self.chunked
+
+    def _begin_direct(self) -> None:
+        """The rest of the body goes into one buffer of its length; the parser is done with it."""
+        parser = self._parser
+        self._direct_request = (
+            parser.get_method().decode("latin-1"),
+            parser.get_http_version(),
+            parser.should_keep_alive(),
         )
-        exchange.reply(status, JSON, [dump_json({"error": text})])
-        self.closing = True
+        # numpy does not touch the memory: pages are taken as the body arrives
+        self._direct = memoryview(np.empty(self.content_length, np.uint8))  # type: ignore[arg-type]
+        self._direct[: self._received] = self._body
+        self._direct_at = self._received
+        self._body = b""
+
+    def _head_too_large(self) -> None:
+        text = f"request headers exceed the limit of {MAX_HEAD_BYTES} bytes"
+        self._refuse(TritonError(text), 431)
+
+    def _refuse(self, error: TritonError, status: int = 0) -> None:
+        """Answers a request that will not be read to its end; the connection closes behind it."""
+        if self.closing:
+            return  # the last request has been seen; what follows it does not matter
+        exchange = Exchange(self, "", "", "1.1", False)
+        self._exchanges.append(exchange)
+        self.closing = self._refused = True
+        self.in_message = False
+        self._direct = None
+        exchange.refuse(error, status)
+
+    def _end_of_input(self) -> None:
+        self.ended = True
+        for exchange in list(self._exchanges):
+            exchange.disconnect(self.services)
+
+    async def _last_answers(self) -> None:
+        """Waits until every exchange is answered, then for the peer to take the answers."""
+        while self._exchanges and not self._link.broken:
+            if self.ended:
+                self._idle = trio.Event()
+                await self._idle.wait()
+                continue
+            # still listening for the peer's end, so that it cancels what is under way
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                if self.sock.recv_into(_buffer) == 0:
+                    self._end_of_input()
+                    self._turn.end()
+            except (BlockingIOError, InterruptedError):
+                continue
+
+    async def _close(self) -> None:
+        """Cancels what is under way, lets pending output leave for a while, then closes."""
+        for exchange in list(self._exchanges):
+            exchange.disconnect(self.services)
+        self._turn.end()
+        with trio.move_on_after(CLOSE_SECONDS) as scope:
+            scope.shield = True
+            await self._link.drained()
+            if self._refused and not self.ended and not self._link.broken:
+                await self._linger()
+        self.ended = True
+        self._link.fail()
+        self._parser = None
+        self.sock.close()
+
+    async def _linger(self) -> None:
+        """Closing with unread input would reset the connection, and the peer might lose its answer."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+            while True:
+                await trio.lowlevel.wait_readable(self.sock)
+                try:
+                    if self.sock.recv_into(_buffer) == 0:
+                        return
+                except (BlockingIOError, InterruptedError):
+                    continue
+        except OSError:
+            return

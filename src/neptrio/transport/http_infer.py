@@ -5,18 +5,29 @@ Shared by the ASGI app and the lean connection; neither adds a rule of its own.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import trio
+
 from neptrio._cext.request import InferRequest, InferResponse, Responder
-from neptrio.codec import json_infer
-from neptrio.codec.json_infer import HEADER_LENGTH, dump_json
+from neptrio.codec.compression import compress, decompress, negotiate
+from neptrio.codec.json_infer import HEADER_LENGTH, decode_request, dump_json, encode_response
 from neptrio.codec.outputs import select
-from neptrio.errors import InvalidArgument, TritonError, Unsupported
+from neptrio.errors import Internal, InvalidArgument, TritonError, Unsupported
 from neptrio.service import Services
+from neptrio.stamps import Stamp
 from neptrio.transport.routes import Route
+
+log = logging.getLogger("neptrio.rest")
 
 Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
+BINARY = (b"content-type", b"application/octet-stream")
+RECV_START = int(Stamp.RECV_START)
+RECV_END = int(Stamp.RECV_END)
+SEND_START = int(Stamp.SEND_START)
+ON_LOOP_BYTES = 64 << 10  # compressing more takes milliseconds, which belong on a thread
 
 
 def error_body(error: TritonError) -> list[bytes]:
@@ -24,13 +35,15 @@ def error_body(error: TritonError) -> list[bytes]:
     return [dump_json({"error": str(error)})]
 
 
-def _leading_int(value: bytes) -> int:
+def leading_int(value: bytes) -> int:
     """The header's number the way C's atoi reads it; 0 when there is none."""
+    if value.isdigit():
+        return int(value[:20])
     text = value.strip()
     sign, digits = 1, b""
     if text[:1] in (b"-", b"+"):
         sign, text = (-1 if text[:1] == b"-" else 1), text[1:]
-    for i in range(len(text)):
+    for i in range(min(len(text), 20)):
         if not text[i : i + 1].isdigit():
             break
         digits += text[i : i + 1]
@@ -38,41 +51,116 @@ def _leading_int(value: bytes) -> int:
 
 
 class HttpInfer:
-    """Raises TritonError at every step that refuses the request."""
+    """Raises TritonError at every step that refuses the request.
 
-    def __init__(self, services: Services, route: Route, headers: Headers) -> None:
+    After encode(), `encoding` names the compression that is still to be applied to the body:
+    that of a large one belongs on a worker thread (compress_later).
+    """
+
+    __slots__ = (
+        "_accept",
+        "_binary_default",
+        "_content_encoding",
+        "_header_length",
+        "_services",
+        "encoding",
+        "request",
+    )
+
+    def __init__(
+        self,
+        services: Services,
+        route: Route,
+        header_length: bytes | None,
+        content_encoding: bytes | None,
+        accept_encoding: bytes | None,
+    ) -> None:
         self._services = services
         self.request = InferRequest()
         self.request.model_name = route.model
         self.request.model_version = route.version
-        self.request.model = services.inference.lookup(route.model, route.version)
-        if self.request.model.decoupled:
+        model = services.inference.lookup(route.model, route.version)
+        self.request.model = model
+        if model.decoupled:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         self._binary_default = False
-        self._header_length: int | None = None
-        for name, value in headers:
-            if name == HEADER_LENGTH:
-                self._header_length = _leading_int(value)
+        self._header_length = header_length
+        self._content_encoding = content_encoding
+        self.encoding = ""
+        self._accept = accept_encoding
 
-    def submit(self, body: bytes, responder: Responder) -> None:
-        """Decodes the body and submits the request."""
-        if self._header_length is not None and not 0 <= self._header_length <= len(body):
-            raise InvalidArgument(
-                f"inference header size should be in range (0, {len(body)}), got: {self._header_length}"
-            )
-        self._binary_default = json_infer.decode_request(
-            self.request, body, self._header_length, self._services.shared_memory
+    @classmethod
+    def from_headers(cls, services: Services, route: Route, headers: Headers) -> HttpInfer:
+        """From ASGI headers (lower-case names)."""
+        found = dict(headers)
+        return cls(
+            services,
+            route,
+            found.get(HEADER_LENGTH),
+            found.get(b"content-encoding"),
+            found.get(b"accept-encoding"),
         )
-        self.request.responder = responder
-        self._services.inference.submit(self.request)
+
+    def large_compressed(self, body: Any) -> bool:
+        """True when the body should be decompressed on a worker thread (decompress_later)."""
+        return self._content_encoding is not None and len(body) > ON_LOOP_BYTES
+
+    async def decompress_later(self, body: Any) -> Any:
+        """The plain body, made on a worker thread. Raises TritonError."""
+        return await trio.to_thread.run_sync(self._plain, body)
+
+    def _plain(self, body: Any) -> Any:
+        if self._content_encoding is None:
+            return body
+        encoding, self._content_encoding = self._content_encoding.decode("latin-1").strip(), None
+        return decompress(encoding, body, self._services.settings.http_max_input_size)
+
+    async def compress_later(self, body: list[Any]) -> list[Any]:
+        """The body compressed as `encoding` says, on a worker thread."""
+        return [await trio.to_thread.run_sync(compress, self.encoding, body)]
+
+    def submit(self, body: Any, responder: Responder, receive_start: int = 0) -> None:
+        """Decodes the body and submits the request."""
+        request = self.request
+        request.stamp(RECV_START, receive_start)
+        request.stamp(RECV_END)
+        body = self._plain(body)
+        header_length = None
+        if self._header_length is not None:
+            header_length = leading_int(self._header_length)
+            if not 0 <= header_length <= len(body):
+                raise InvalidArgument(
+                    f"inference header size should be in range (0, {len(body)}), got: {header_length}"
+                )
+        self._binary_default = decode_request(request, body, header_length, self._services.shared_memory)
+        request.responder = responder
+        self._services.inference.submit(request)
 
     def encode(self, response: InferResponse) -> tuple[int, Headers, list[Any]]:
         """(status, headers without content-length, body buffers)."""
+        request = self.request
+        request.stamp(SEND_START)
         try:
             if response.error is not None:
                 raise response.error
-            select(self.request, response, self._services)
-            headers, body = json_infer.encode_response(self.request, response, self._binary_default)
+            if request.outputs is not None:
+                select(request, response, self._services)
+            head, blobs, binary_bytes = encode_response(request, response, self._binary_default)
         except TritonError as error:
             return error.code.http, JSON, error_body(error)
+        except Exception as error:
+            log.exception("encoding a response of model '%s' failed", request.model_name)
+            return 500, JSON, error_body(Internal(f"internal error: {type(error).__name__}: {error}"))
+        headers: Headers = JSON
+        body = [head]
+        if binary_bytes:
+            headers = [BINARY, (HEADER_LENGTH, b"%d" % len(head))]
+            body += blobs
+        if self._accept is not None:
+            self.encoding = negotiate(self._accept)
+            if self.encoding:
+                headers = [*headers, (b"content-encoding", self.encoding.encode())]
+                if len(head) + binary_bytes <= ON_LOOP_BYTES:
+                    body = [compress(self.encoding, body)]
+                    self.encoding = ""
         return 200, headers, body

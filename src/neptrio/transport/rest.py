@@ -1,13 +1,21 @@
-"""The REST front: hypercorn's configuration, lifespan and protocols around our lean HTTP/1.1.
+"""The REST front: hypercorn's configuration and protocols around our lean HTTP/1.1.
 
-Plain connections that speak HTTP/1.1 are served by Http1Connection; HTTP/2 (by prior knowledge)
-and TLS are hypercorn's. Both call the same ASGI app.
+Plain connections that speak HTTP/1.1 are served by Http1Connection; HTTP/2 (by prior knowledge or
+`Upgrade: h2c`) and TLS are hypercorn's, and so is plain HTTP/1.1 when the lean path is turned off
+(--http-lean=false). All of them call the same ASGI app.
+
+Rules:
+ 1. Whatever a connection raises ends at that connection: hypercorn's HTTP/2 protocol raises
+    KeyError, TooManyStreamsError and others when clients drop streams or connections.
+ 2. Draining: no new connection, idle ones close, busy ones close behind their last answer.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import ssl
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -16,65 +24,166 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import wrap_app
 
+from neptrio._cext.request import monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.app import RestApp
-from neptrio.transport.http1 import Http1Connection
+from neptrio.transport.http1 import HandOver, Http1Connection
 from neptrio.transport.link import accept_loop
 
 log = logging.getLogger("neptrio.rest")
 
-PREFACE = b"PRI * HTTP/2.0"
+MAX_HTTP2_STREAMS = 1000
+MAX_APP_BODY_EVENTS = 64  # hypercorn events waiting for the app, per request
+
+
+@dataclass(frozen=True)
+class RestStatistics:
+    """What the front holds."""
+
+    connections: int
+    hypercorn_connections: int
+
+
+class PrefixedStream(trio.abc.Stream):
+    """A socket stream some of whose input was read already."""
+
+    def __init__(self, stream: trio.SocketStream, prefix: bytes) -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self.socket = stream.socket
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self._prefix:
+            await trio.lowlevel.checkpoint()
+            given, self._prefix = self._prefix, b""
+            return given
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def send_all(self, data: Any) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class RestServer:
     """Accepts REST connections and drains them."""
 
     def __init__(self, services: Services, listener: socket.socket) -> None:
+        settings = services.settings
         self._services = services
         self._listener = listener
         self._app = RestApp(services)
         self._connections: set[Http1Connection] = set()
+        self._hypercorn_scopes: set[trio.CancelScope] = set()
         self._accepting = trio.CancelScope()
-        self._config = Config()
-        self._config.max_app_queue_size = 64
+        self._changed = trio.Event()
+        self._lean = settings.http_lean
+        self._config = config = Config()
+        config.max_app_queue_size = MAX_APP_BODY_EVENTS
+        config.h2_max_concurrent_streams = MAX_HTTP2_STREAMS
+        config.include_server_header = False
+        config.include_date_header = False
+        config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
+        config.read_timeout = None
+        config.accesslog = None
+        config.errorlog = logging.getLogger("neptrio.hypercorn")
+        self._tls: ssl.SSLContext | None = None
+        if settings.http_tls_cert is not None:
+            config.certfile = str(settings.http_tls_cert)
+            config.keyfile = str(settings.http_tls_key)
+            self._tls = config.create_ssl_context()
         self._context = WorkerContext(None)
         self._wrapped = wrap_app(self._app, 0, "asgi")  # type: ignore[arg-type]
+
+    def statistics(self) -> RestStatistics:
+        """What the front holds now."""
+        return RestStatistics(len(self._connections), len(self._hypercorn_scopes))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
             task_status.started()
             with self._accepting:
                 await accept_loop(self._listener, lambda sock: nursery.start_soon(self._serve, sock, nursery))
             self._listener.close()
             await trio.sleep_forever()
 
+    async def _watch(self) -> None:
+        """Looks for connections whose request does not come."""
+        settings = self._services.settings
+        request_ns = int(settings.http_request_timeout_secs * 1e9)
+        idle_ns = int(settings.http_keep_alive_timeout_secs * 1e9)
+        interval = min(1.0, settings.http_request_timeout_secs / 4)
+        if idle_ns:
+            interval = min(interval, settings.http_keep_alive_timeout_secs / 4)
+        while True:
+            await trio.sleep(interval)
+            now = int(monotonic_ns())
+            for connection in list(self._connections):
+                connection.check(now, request_ns, idle_ns)
+
     async def _serve(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         try:
-            await trio.lowlevel.wait_readable(sock)
-            if PREFACE.startswith(sock.recv(len(PREFACE), socket.MSG_PEEK) or b"-"):
-                await self._hypercorn(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+            if self._tls is not None or not self._lean:
+                await self._hypercorn(sock, b"")
                 return
             connection = Http1Connection(sock, self._services, self._app, nursery)
             self._connections.add(connection)
             try:
                 await connection.run()
+            except HandOver as hand_over:
+                self._connections.discard(connection)
+                await self._hypercorn(sock, hand_over.data)
             finally:
                 self._connections.discard(connection)
-        except OSError:
-            sock.close()
+                self._changed.set()
         except Exception:
             log.exception("a REST connection failed")
             sock.close()
 
-    async def _hypercorn(self, stream: Any) -> None:
+    async def _hypercorn(self, sock: socket.socket, prefix: bytes) -> None:
+        stream: Any = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        if prefix:
+            stream = PrefixedStream(stream, prefix)
+        if self._tls is not None:
+            stream = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        scope = trio.CancelScope()
+        self._hypercorn_scopes.add(scope)
         server: Any = TCPServer(self._wrapped, self._config, self._context, {}, stream)
-        await server.run()
+        try:
+            with scope:
+                await server.run()
+        except trio.Cancelled:
+            raise
+        except BaseExceptionGroup as group:
+            others = group.split(trio.Cancelled)[1]
+            if others is not None and others.split(Exception)[1] is not None:
+                raise  # KeyboardInterrupt and the like are not the connection's
+            if others is not None:
+                log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
+            if others is None:
+                raise
+        except Exception as error:
+            log.info("an HTTP/2 or TLS connection ended: %r", error)
+        finally:
+            self._hypercorn_scopes.discard(scope)
+            self._changed.set()
+            sock.close()
 
     async def drain(self) -> None:
         """Stops accepting and lets open connections finish their answers."""
         self._accepting.cancel()
+        await self._context.terminated.set()
         for connection in list(self._connections):
             connection.drain()
-        while self._connections:
-            await trio.sleep(0.01)
+        while self._connections or self._hypercorn_scopes:
+            self._changed = trio.Event()
+            await self._changed.wait()

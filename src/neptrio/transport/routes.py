@@ -49,8 +49,23 @@ class Route:
     allowed: bool = True
 
 
+_cache: dict[tuple[str, str], Route | None] = {}
+CACHED = 1024  # clients use few paths; what others try must not grow memory
+
+
 def match(method: str, path: str) -> Route | None:
     """The route of a request, or None when no path fits."""
+    key = (method, path)
+    try:
+        return _cache[key]
+    except KeyError:
+        if len(_cache) >= CACHED:
+            _cache.clear()
+        route = _cache[key] = _match(method, path)
+        return route
+
+
+def _match(method: str, path: str) -> Route | None:
     path = path.partition("?")[0]
     for verb, pattern, methods in TABLE:
         found = pattern.match(path)

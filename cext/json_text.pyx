@@ -1,0 +1,535 @@
+"""JSON text as a Triton server reads and writes it.
+
+The problem: clients see rapidjson's error texts with their offsets, send NaN literals, duplicate
+keys, a byte-order mark and invalid UTF-8, and none of the fast JSON libraries for Python keeps
+those rules. The choice: a cursor that walks the text once and hands values to whoever asks,
+without building objects in between; load() and dump() build them where that is wanted.
+
+Rules:
+ 1. Errors are rapidjson's texts at rapidjson's offsets (spec/observed.md 3).
+ 2. Nesting deeper than 100 levels is refused; nothing here recurses further.
+ 3. Strings that are not UTF-8 survive a round trip byte for byte (surrogateescape).
+ 4. Of duplicate keys the first counts.
+ 5. NaN, Infinity and -Infinity are numbers, both ways.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.ref cimport PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcmp, memcpy
+
+from neptrio._cext.number_text cimport (
+    NUMBER_EXPONENT,
+    NUMBER_FRACTION,
+    NUMBER_HUGE,
+    NUMBER_INTEGER,
+    NUMBER_INVALID,
+    NUMBER_OK,
+    Number,
+    parse_number,
+    print_double,
+    print_int,
+)
+
+from neptrio.errors import InvalidArgument
+
+cdef extern from "Python.h":
+    int _PyBytes_Resize(PyObject** bytes, Py_ssize_t newsize) except -1
+    PyObject* _new_bytes "PyBytes_FromStringAndSize"(const char* v, Py_ssize_t n) except NULL
+    void Py_XDECREF(PyObject* o)
+    const char* PyUnicode_AsUTF8AndSize(object unicode, Py_ssize_t* size)
+    void PyErr_Clear()
+
+
+class SyntaxRefused(InvalidArgument):
+    """The text is not JSON."""
+
+
+cdef int _hex(const unsigned char* p) noexcept:
+    """Four hex digits as a number, -1 when they are not."""
+    cdef int value = 0, i
+    cdef unsigned char c
+    for i in range(4):
+        c = p[i]
+        if 48 <= c <= 57:
+            value = value * 16 + c - 48
+        elif 65 <= c <= 70:
+            value = value * 16 + c - 55
+        elif 97 <= c <= 102:
+            value = value * 16 + c - 87
+        else:
+            return -1
+    return value
+
+
+cdef class Reader:
+    """See json_text.pxd."""
+
+    cdef int fail(self, str reason, Py_ssize_t at) except -1:
+        raise SyntaxRefused(f"failed to parse the request JSON buffer: {reason} at {at}")
+
+    cdef void space(self) noexcept:
+        cdef unsigned char c
+        while self.at < self.end:
+            c = self.text[self.at]
+            if c != 32 and c != 10 and c != 13 and c != 9:
+                return
+            self.at += 1
+
+    cdef int peek(self) noexcept:
+        return self.text[self.at] if self.at < self.end else -1
+
+    cdef int begin(self) except -1:
+        if self.end >= 3 and memcmp(self.text, b"\xef\xbb\xbf", 3) == 0:
+            self.at = 3
+        self.space()
+        if self.at >= self.end:
+            self.fail("The document is empty.", self.at)
+        return 0
+
+    cdef int finish(self) except -1:
+        self.space()
+        if self.at < self.end:
+            self.fail("The document root must not be followed by other values.", self.at)
+        return 0
+
+    cdef int _member(self) except -1:
+        cdef Py_ssize_t start = self.at + 1
+        if self.peek() != b'"':
+            self.fail("Missing a name for object member.", self.at)
+        self.skip_string(&self.name_escaped)
+        self.name = self.text + start
+        self.name_length = self.at - 1 - start
+        self.space()
+        if self.peek() != b":":
+            self.fail("Missing a colon after a name of object member.", self.at)
+        self.at += 1
+        self.space()
+        return 0
+
+    cdef bint first_member(self) except -1:
+        self.at += 1
+        self.space()
+        if self.peek() == b"}":
+            self.at += 1
+            return False
+        self._member()
+        return True
+
+    cdef bint next_member(self) except -1:
+        cdef int c
+        self.space()
+        c = self.peek()
+        if c == b",":
+            self.at += 1
+            self.space()
+            self._member()
+            return True
+        if c != b"}":
+            self.fail("Missing a comma or '}' after an object member.", self.at)
+        self.at += 1
+        return False
+
+    cdef bint first_element(self) except -1:
+        self.at += 1
+        self.space()
+        if self.peek() == b"]":
+            self.at += 1
+            return False
+        return True
+
+    cdef bint next_element(self) except -1:
+        cdef int c
+        self.space()
+        c = self.peek()
+        if c == b",":
+            self.at += 1
+            self.space()
+            return True
+        if c != b"]":
+            self.fail("Missing a comma or ']' after an array element.", self.at)
+        self.at += 1
+        return False
+
+    cdef bint named(self, const char* name, Py_ssize_t n) noexcept:
+        if self.name_escaped:
+            return self.name_text().encode("utf-8", "surrogateescape") == name[:n]
+        return self.name_length == n and memcmp(self.name, name, n) == 0
+
+    cdef str name_text(self):
+        return _decode(self.name, self.name_length, self.name_escaped)
+
+    cdef int skip(self, int depth) except -1:
+        cdef int c = self.peek()
+        cdef bint escaped
+        cdef Number number
+        if c == b'"':
+            return self.skip_string(&escaped)
+        if c == b"{" or c == b"[":
+            if depth >= MAX_DEPTH:
+                self.fail(f"Nesting deeper than {MAX_DEPTH} levels.", self.at)
+            if c == b"{":
+                if self.first_member():
+                    self.skip(depth + 1)
+                    while self.next_member():
+                        self.skip(depth + 1)
+            elif self.first_element():
+                self.skip(depth + 1)
+                while self.next_element():
+                    self.skip(depth + 1)
+            return 0
+        if c == b"t":
+            return self._word(b"true", 4)
+        if c == b"f":
+            return self._word(b"false", 5)
+        if c == b"n":
+            return self._word(b"null", 4)
+        return self.number(&number)
+
+    cdef int _word(self, const char* word, Py_ssize_t n) except -1:
+        cdef Py_ssize_t i
+        for i in range(n):
+            if self.peek() != word[i]:
+                self.fail("Invalid value.", self.at)
+            self.at += 1
+        return 0
+
+    cdef int number(self, Number* out) except -1:
+        cdef const unsigned char* start = self.text + self.at
+        cdef const unsigned char* stop = parse_number(start, self.text + self.end, out)
+        if out.error != NUMBER_OK:
+            if out.error == NUMBER_INVALID:
+                self.fail("Invalid value.", stop - self.text)
+            if out.error == NUMBER_FRACTION:
+                self.fail("Miss fraction part in number.", stop - self.text)
+            if out.error == NUMBER_EXPONENT:
+                self.fail("Miss exponent in number.", stop - self.text)
+            self.fail("Number too big to be stored in double.", self.at)
+        self.at = stop - self.text
+        return 0
+
+    cdef int skip_string(self, bint* escaped) except -1:
+        cdef Py_ssize_t at = self.at + 1, escape
+        cdef unsigned char c
+        cdef int code
+        escaped[0] = False
+        while at < self.end:
+            c = self.text[at]
+            if c == b'"':
+                self.at = at + 1
+                return 0
+            if c == b"\\":
+                escaped[0] = True
+                escape = at
+                c = self.text[at + 1] if at + 1 < self.end else 0
+                if c == b"u":
+                    code = _hex(self.text + at + 2) if at + 6 <= self.end else -1
+                    if code < 0:
+                        self.fail("Incorrect hex digit after \\u escape in string.", escape)
+                    at += 6
+                    if 0xD800 <= code <= 0xDFFF:
+                        if code > 0xDBFF or at + 2 > self.end or memcmp(self.text + at, b"\\u", 2) != 0:
+                            self.fail("The surrogate pair in string is invalid.", escape)
+                        code = _hex(self.text + at + 2) if at + 6 <= self.end else -1
+                        if code < 0:
+                            self.fail("Incorrect hex digit after \\u escape in string.", escape)
+                        if not 0xDC00 <= code <= 0xDFFF:
+                            self.fail("The surrogate pair in string is invalid.", escape)
+                        at += 6
+                    continue
+                if c == b'"' or c == b"\\" or c == b"/" or c == b"b" or c == b"f" or c == b"n" or c == b"r" \
+                        or c == b"t":
+                    at += 2
+                    continue
+                self.fail("Invalid escape character in string.", escape)
+            if c < 32:
+                if c == 0:
+                    break
+                self.fail("Invalid encoding in string.", at)
+            at += 1
+        return self.fail("Missing a closing quotation mark in string.", at)
+
+    cdef str string(self):
+        cdef Py_ssize_t start = self.at + 1
+        cdef bint escaped
+        self.skip_string(&escaped)
+        return _decode(self.text + start, self.at - 1 - start, escaped)
+
+    cdef object value(self, int depth):
+        cdef int c = self.peek()
+        cdef Number n
+        cdef Py_ssize_t start
+        cdef dict members
+        cdef list items
+        cdef str name
+        if c == b'"':
+            return self.string()
+        if c == b"{" or c == b"[":
+            if depth >= MAX_DEPTH:
+                self.fail(f"Nesting deeper than {MAX_DEPTH} levels.", self.at)
+            if c == b"{":
+                members = {}
+                if self.first_member():
+                    while True:
+                        name = self.name_text()
+                        item = self.value(depth + 1)
+                        members.setdefault(name, item)
+                        if not self.next_member():
+                            break
+                return members
+            items = []
+            if self.first_element():
+                items.append(self.value(depth + 1))
+                while self.next_element():
+                    items.append(self.value(depth + 1))
+            return items
+        if c == b"t":
+            self._word(b"true", 4)
+            return True
+        if c == b"f":
+            self._word(b"false", 5)
+            return False
+        if c == b"n":
+            self._word(b"null", 4)
+            return None
+        start = self.at
+        self.number(&n)
+        if n.kind == NUMBER_INTEGER:
+            return -<object>n.magnitude if n.negative else n.magnitude
+        if n.kind == NUMBER_HUGE:
+            return int((<const char*>self.text)[start:self.at])
+        return n.real
+
+
+cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
+    cdef bytes plain
+    if not escaped:
+        return PyUnicode_DecodeUTF8(<const char*>p, n, b"surrogateescape")
+    plain = PyBytes_FromStringAndSize(NULL, n)
+    n = unescape(p, n, PyBytes_AS_STRING(plain))
+    return PyUnicode_DecodeUTF8(PyBytes_AS_STRING(plain), n, b"surrogateescape")
+
+
+cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept:
+    """Resolves the escapes of a string that skip_string accepted; the result is never longer."""
+    cdef const unsigned char* end = p + n
+    cdef char* start = out
+    cdef unsigned char c
+    cdef uint32_t code
+    while p < end:
+        c = p[0]
+        if c != b"\\":
+            out[0] = <char>c
+            out += 1
+            p += 1
+            continue
+        c = p[1]
+        p += 2
+        if c == b"u":
+            code = <uint32_t>_hex(p)
+            p += 4
+            if 0xD800 <= code <= 0xDBFF:
+                code = 0x10000 + ((code - 0xD800) << 10) + <uint32_t>_hex(p + 2) - 0xDC00
+                p += 6
+            if code < 0x80:
+                out[0] = <char>code
+                out += 1
+            elif code < 0x800:
+                out[0] = <char>(0xC0 | (code >> 6))
+                out[1] = <char>(0x80 | (code & 0x3F))
+                out += 2
+            elif code < 0x10000:
+                out[0] = <char>(0xE0 | (code >> 12))
+                out[1] = <char>(0x80 | ((code >> 6) & 0x3F))
+                out[2] = <char>(0x80 | (code & 0x3F))
+                out += 3
+            else:
+                out[0] = <char>(0xF0 | (code >> 18))
+                out[1] = <char>(0x80 | ((code >> 12) & 0x3F))
+                out[2] = <char>(0x80 | ((code >> 6) & 0x3F))
+                out[3] = <char>(0x80 | (code & 0x3F))
+                out += 4
+            continue
+        if c == b"b":
+            c = 8
+        elif c == b"f":
+            c = 12
+        elif c == b"n":
+            c = 10
+        elif c == b"r":
+            c = 13
+        elif c == b"t":
+            c = 9
+        out[0] = <char>c
+        out += 1
+    return out - start
+
+
+# ---------------------------------------------------------------- writing
+
+cdef const char* HEX = b"0123456789ABCDEF"
+cdef char[256] _ESCAPE           # 0: as it is, 1: \u00XX, else the letter after the backslash
+for _i in range(256):
+    _ESCAPE[_i] = 1 if _i < 32 else 0
+_ESCAPE[8] = b"b"
+_ESCAPE[9] = b"t"
+_ESCAPE[10] = b"n"
+_ESCAPE[12] = b"f"
+_ESCAPE[13] = b"r"
+_ESCAPE[34] = b'"'
+_ESCAPE[92] = b"\\"
+
+
+cdef class Writer:
+    """See json_text.pxd."""
+
+    def __cinit__(self, Py_ssize_t room=512):
+        self.buffer = _new_bytes(NULL, room)
+        self.p = PyBytes_AS_STRING(<object>self.buffer)
+        self.room = room
+
+    def __dealloc__(self):
+        Py_XDECREF(self.buffer)
+
+    cdef char* need(self, Py_ssize_t n) except NULL:
+        if self.used + n > self.room:
+            self._resize(max(self.used + n, self.room * 2))
+        return self.p + self.used
+
+    cdef int _resize(self, Py_ssize_t room) except -1:
+        # the object may move; nobody else refers to it
+        _PyBytes_Resize(&self.buffer, room)
+        self.p = PyBytes_AS_STRING(<object>self.buffer)
+        self.room = room
+        return 0
+
+    cdef int raw(self, const char* p, Py_ssize_t n) except -1:
+        memcpy(self.need(n), p, n)
+        self.used += n
+        return 0
+
+    cdef int quoted(self, const char* p, Py_ssize_t n) except -1:
+        cdef char* out
+        cdef char* start
+        cdef Py_ssize_t i = 0, plain
+        cdef unsigned char c
+        cdef char escape
+        start = out = self.need(2 + n * 6)
+        out[0] = b'"'
+        out += 1
+        while i < n:
+            plain = i
+            while i < n and _ESCAPE[<unsigned char>p[i]] == 0:
+                i += 1
+            memcpy(out, p + plain, i - plain)
+            out += i - plain
+            if i == n:
+                break
+            c = <unsigned char>p[i]
+            i += 1
+            escape = _ESCAPE[c]
+            out[0] = b"\\"
+            if escape == 1:
+                out[1] = b"u"
+                out[2] = b"0"
+                out[3] = b"0"
+                out[4] = HEX[c >> 4]
+                out[5] = HEX[c & 15]
+                out += 6
+            else:
+                out[1] = escape
+                out += 2
+        out[0] = b'"'
+        self.used += out + 1 - start
+        return 0
+
+    cdef int text(self, str s) except -1:
+        cdef Py_ssize_t n
+        cdef const char* p = PyUnicode_AsUTF8AndSize(s, &n)
+        cdef bytes raw
+        if p == NULL:
+            PyErr_Clear()
+            raw = s.encode("utf-8", "surrogateescape")
+            return self.quoted(PyBytes_AS_STRING(raw), len(raw))
+        return self.quoted(p, n)
+
+    cdef int integer(self, int64_t value) except -1:
+        cdef char* start = self.need(24)
+        self.used += print_int(start, value) - start
+        return 0
+
+    cdef int real(self, double value) except -1:
+        cdef char* start = self.need(40)
+        self.used += print_double(start, value) - start
+        return 0
+
+    cdef int value(self, object value) except -1:
+        cdef bint first = True
+        if value is None:
+            return self.raw(b"null", 4)
+        if value is True:
+            return self.raw(b"true", 4)
+        if value is False:
+            return self.raw(b"false", 5)
+        if isinstance(value, str):
+            return self.text(str(value))
+        if isinstance(value, bytes):
+            return self.quoted(value, len(value))
+        if isinstance(value, int):
+            digits = str(int(value)).encode()
+            return self.raw(digits, len(digits))
+        if isinstance(value, float):
+            return self.real(value)
+        if isinstance(value, dict):
+            self.raw(b"{", 1)
+            for key, item in value.items():
+                if not first:
+                    self.raw(b",", 1)
+                first = False
+                self.text(str(key))
+                self.raw(b":", 1)
+                self.value(item)
+            return self.raw(b"}", 1)
+        if isinstance(value, (list, tuple)):
+            self.raw(b"[", 1)
+            for item in value:
+                if not first:
+                    self.raw(b",", 1)
+                first = False
+                self.value(item)
+            return self.raw(b"]", 1)
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+
+    cdef bytes take(self):
+        cdef bytes whole
+        if self.used <= 16384:
+            whole = self.p[:self.used]
+            return whole
+        self._resize(self.used)
+        whole = <bytes>self.buffer
+        Py_XDECREF(self.buffer)
+        self.buffer = NULL
+        self.room = self.used = 0
+        return whole
+
+
+def load(data):
+    """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument)."""
+    cdef const unsigned char[::1] view
+    cdef Reader r = Reader()
+    if len(data) == 0:
+        r.fail("The document is empty.", 0)
+    view = data
+    r.text = &view[0]
+    r.end = view.shape[0]
+    r.begin()
+    value = r.value(0)
+    r.finish()
+    return value
+
+
+def dump(value) -> bytes:
+    """Compact JSON of None, bool, int, float, str, bytes (as text), dict, list and tuple."""
+    cdef Writer w = Writer()
+    w.value(value)
+    return w.take()

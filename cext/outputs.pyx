@@ -1,0 +1,35 @@
+"""What the client asked to be done with the outputs: only some of them, some classified.
+
+On every request's way, so the case without a wish costs one comparison, and the usual one (all
+outputs by name) compares pointers.
+"""
+from neptrio._cext.request cimport InferRequest, InferResponse, RequestedOutput, Tensor
+
+
+def select(InferRequest request, InferResponse response, services):
+    """Keeps the requested outputs, in the order the backend made them, and classifies.
+
+    Raises InvalidArgument for a datatype that has no classes.
+    """
+    cdef RequestedOutput o
+    cdef Tensor t
+    cdef list kept
+    cdef bint classify = False
+    if request.outputs is None or response.outputs is None:
+        return
+    kept = []
+    for t in response.outputs:
+        for o in request.outputs:
+            if o.name is t.name or o.name == t.name:
+                kept.append(t)
+                if o.class_count:
+                    classify = True
+                break
+    if classify:
+        from neptrio.codec.classification import classified
+
+        for i, t in enumerate(kept):
+            for o in request.outputs:
+                if o.name == t.name and o.class_count:
+                    kept[i] = classified(request.model, t, o.class_count)
+    response.outputs = kept
