@@ -29,6 +29,7 @@ from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
 from neptrio.service import Services
 from neptrio.service.inference import InferenceService
+from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
 from neptrio.service.repository import RepositoryService
 from neptrio.service.statistics import StatisticsService
@@ -61,6 +62,7 @@ class Server:
             statistics=StatisticsService(self.repository),
             repository=RepositoryService(settings, self.repository),
             completions=self.completions,
+            logging=LoggingService(settings),
         )
         self.repository.services = self.services
         self.stopping = trio.Event()
@@ -148,7 +150,7 @@ class Server:
         """The start-up text: models, addresses, what was found."""
         lines = [startup.table(self.repository.index(False))]
         for name, listener, note in (
-            ("REST", self.http_listener, "http://{}"),
+            ("REST", self.http_listener, "https://{}" if self.settings.http_tls_cert else "http://{}"),
             ("gRPC", self.grpc_listener, f"{{}} (HTTP/2 session: {implementation()})"),
             ("metrics", self.metrics_listener, "http://{}/metrics"),
         ):

@@ -68,6 +68,8 @@ class Settings:
     log_file: str = ""
 
     def __post_init__(self) -> None:
+        if (self.http_tls_cert is None) != (self.http_tls_key is None):
+            raise ValueError("--http-tls-cert=FILE and --http-tls-key=FILE belong together")
         tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
         if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):
             raise ValueError("TLS on the gRPC port needs --grpc-server-cert=FILE and --grpc-server-key=FILE")

@@ -43,7 +43,7 @@ class ServerProcess:
         if not self._started.wait(60) or self.process.poll() is not None:
             self.process.kill()
             raise AssertionError(f"the server did not start:\n{self.log()}")
-        self.http = self._address(r"REST +on http://(\S+)")
+        self.http = self._address(r"REST +on https?://(\S+)")
         self.grpc = self._address(r"gRPC +on (\S+)")
         self.metrics = self._address(r"metrics +on http://(\S+)/metrics")
 

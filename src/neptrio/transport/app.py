@@ -9,21 +9,26 @@ from typing import Any
 import trio
 
 from neptrio._cext.request import InferRequest, InferResponse, Responder
-from neptrio.codec import json_infer
+from neptrio.codec.compression import too_large
 from neptrio.codec.json_infer import dump_json, load_json
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.service import Services
 from neptrio.service.statistics import Detail
 from neptrio.transport import routes
-from neptrio.transport.http_infer import HttpInfer, error_body
+from neptrio.transport.http_generate import HttpGenerate
+from neptrio.transport.http_infer import JSON, Headers, HttpInfer, error_body
 
 log = logging.getLogger("neptrio.rest")
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-Headers = list[tuple[bytes, bytes]]
-JSON: Headers = [(b"content-type", b"application/json")]
+Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
+ENCODINGS = (b"accept-encoding", b"gzip, deflate")
+
+
+class Disconnected(Exception):
+    """The client is gone; there is nobody to answer."""
 
 
 class _Waiter(Responder):
@@ -34,7 +39,8 @@ class _Waiter(Responder):
         self.response: InferResponse | None = None
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        self.response = response
+        if not response.null:
+            self.response = response
         if final:
             self.event.set()
 
@@ -47,106 +53,118 @@ class RestApp:
         self._max_input = services.settings.http_max_input_size
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
         if scope["type"] != "http":
             return
         try:
-            status, headers, body = await self._answer(scope, receive)
+            answer = await self._answer(scope, receive, send)
+        except Disconnected:
+            return
         except TritonError as error:
-            status, headers, body = error.code.http, JSON, error_body(error)
+            answer = error.code.http, JSON, error_body(error)
         except Exception as error:
             log.exception("%s %s failed", scope["method"], scope["raw_path"])
-            status, headers, body = (
-                500,
-                JSON,
-                error_body(TritonError(f"internal error: {type(error).__name__}")),
-            )
-        length = sum(len(memoryview(part)) for part in body)
-        await send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, (b"content-length", str(length).encode())],
-            }
-        )
-        if scope["method"] == "HEAD":
-            body = []
-        await send({"type": "http.response.body", "body": b"".join(bytes(part) for part in body)})
+            answer = 500, JSON, error_body(Internal(f"internal error: {type(error).__name__}"))
+        if answer is None:
+            return
+        status, headers, body = answer
+        length = sum(memoryview(part).nbytes for part in body)
+        start = [*headers, (b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": status, "headers": start})
+        whole = b"" if scope["method"] == "HEAD" else b"".join(body)
+        await send({"type": "http.response.body", "body": whole})
 
-    async def _answer(self, scope: dict[str, Any], receive: Receive) -> tuple[int, Headers, list[Any]]:
-        method = scope["method"]
-        path = scope["raw_path"].decode("latin-1")
-        route = routes.match(method, path)
+    async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
+        route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
         if route is None:
             return 404, JSON, [b'{"error":"Not Found"}']
         if not route.allowed:
             return 405, JSON, [b'{"error":"Method Not Allowed"}']
         if route.verb == "infer":
             return await self._infer(route, scope, receive)
-        handler = getattr(self, f"_{route.verb}")
-        return await handler(route, scope, receive)
+        if route.verb in ("generate", "generate_stream"):
+            generate = HttpGenerate(self._services, route, scope["headers"])
+            body = await self._body(scope, receive)
+            return await generate.run(body, receive, send)
+        answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
+        return answer
 
-    async def _body(self, scope: dict[str, Any], receive: Receive) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                raise TritonError("client disconnected")
-            part = event.get("body", b"")
-            size += len(part)
-            if size > self._max_input:
-                raise InvalidArgument(
-                    f"request body exceeds the limit of {self._max_input} bytes (--http-max-input-size)"
-                )
-            parts.append(part)
-            if not event.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def _body(self, scope: dict[str, Any], receive: Receive) -> Any:
+        """The request's body. Raises 413 as soon as it is known to be too large, Disconnected."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_input:
+                raise too_large(self._max_input)
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise Disconnected
+        body = event.get("body", b"")
+        if event.get("more_body", False):
+            body = bytearray(body)
+            while event.get("more_body", False):
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise Disconnected
+                body += event.get("body", b"")
+                if len(body) > self._max_input:
+                    raise too_large(self._max_input)
+        if len(body) > self._max_input:
+            raise too_large(self._max_input)
+        return body
 
-    async def _infer(self, route: routes.Route, scope: dict[str, Any], receive: Receive) -> Any:
-        infer = HttpInfer(self._services, route, scope["headers"])
+    async def _infer(self, route: routes.Route, scope: dict[str, Any], receive: Receive) -> Answer:
+        infer = HttpInfer.from_headers(self._services, route, scope["headers"])
         body = await self._body(scope, receive)
+        if infer.large_compressed(body):
+            body = await infer.decompress_later(body)
         waiter = _Waiter()
-        infer.submit(body, waiter)
-        self._services.loop.turn.end()
         try:
-            await waiter.event.wait()
-        except trio.Cancelled:
-            self._services.inference.cancel(infer.request)
-            raise
-        assert waiter.response is not None
-        return infer.encode(waiter.response)
+            infer.submit(body, waiter)
+            self._services.loop.turn.end()
+            await wait_or_cancel(self._services, infer.request, waiter.event, receive)
+        except TritonError as error:
+            return error.code.http, JSON, error_body(error)
+        response = waiter.response
+        if response is None:
+            response = InferResponse(None, Internal("the model ended the request without a response"))
+        status, headers, parts = infer.encode(response)
+        if infer.encoding:
+            parts = await infer.compress_later(parts)
+        return status, headers, parts
 
     # ------------------------------------------------------------ control routes
 
-    async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return (200 if self._services.metadata.live() else 400), TEXT, []
 
-    async def _ready(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return (200 if self._services.metadata.ready() else 400), TEXT, []
 
-    async def _model_ready(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _model_ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if self._services.metadata.model_ready(route.model, route.version):
             return 200, TEXT, []
         return 400, JSON, [b'{"error":"Model version not ready"}']
 
-    async def _server_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _server_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.server())]
 
-    async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.model(route.model, route.version))]
 
-    async def _model_config(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _model_config(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.config(route.model, route.version))]
 
-    async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))
         statistics = self._services.statistics.model_statistics(route.model, route.version, detail)
         return 200, JSON, [dump_json(statistics)]
 
-    async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        if scope["method"] == "GET":
+            return 200, JSON, [dump_json(self._services.logging.settings())]
+        document = load_json(await self._body(scope, receive))
+        changes = document if isinstance(document, dict) else {}
+        return 200, JSON, [dump_json(self._services.logging.update(changes))]
+
+    async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         document = load_json(body) if body else {}
         ready = document.get("ready", False) if isinstance(document, dict) else False
@@ -154,7 +172,7 @@ class RestApp:
             raise InvalidArgument("Unable to parse 'ready': attempt to access JSON non-boolean as boolean")
         return 200, JSON, [dump_json(self._services.repository.index(ready))]
 
-    async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         document = load_json(body) if body else {}
         parameters = document.get("parameters", {}) if isinstance(document, dict) else {}
@@ -163,7 +181,7 @@ class RestApp:
         await self._services.repository.load(route.model, parameters, route.repository)
         return 200, JSON, []
 
-    async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Any:
+    async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         try:
             dependents = bool(load_json(body)["parameters"]["unload_dependents"])
@@ -173,12 +191,32 @@ class RestApp:
         return 200, JSON, []
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        event = await receive()
-        await send({"type": event["type"] + ".complete"})
-        if event["type"] == "lifespan.shutdown":
-            return
+async def wait_or_cancel(
+    services: Services, request: InferRequest, answered: trio.Event, receive: Receive
+) -> None:
+    """Waits for the answer; a client that leaves meanwhile cancels the request.
 
+    Raises Disconnected when the client is gone; being cancelled cancels the request too.
+    """
+    if answered.is_set():
+        return
+    gone = False
+    async with trio.open_nursery() as nursery:
 
-__all__ = ["RestApp", "json_infer"]
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        try:
+            await answered.wait()
+            nursery.cancel_scope.cancel()
+        finally:
+            if not answered.is_set():
+                services.inference.cancel(request)
+                services.loop.turn.end()
+    if gone:
+        raise Disconnected

@@ -221,6 +221,8 @@ class Exchange(Responder):
 class Http1Connection(RequestHead):
     """Reads requests from a socket and answers them in order."""
 
+    expect: bytes | None  # b"wanted" while a 100 Continue is due
+
     def __init__(self, sock: socket.socket, services: Services, app: App, nursery: trio.Nursery) -> None:
         self.sock = sock
         self.services = services
@@ -237,7 +239,7 @@ class Http1Connection(RequestHead):
         self._held = 0
         self._ready: list[Any] = []
         self._scope = trio.CancelScope()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._body: Any = b""
         self._direct: Any = None  # the buffer of a body that is received past the parser
         self._direct_at = 0
@@ -265,9 +267,14 @@ class Http1Connection(RequestHead):
             raise HandOver(self._first)
         if self.content_length > self._max_body:
             raise Refusal(too_large(self._max_body))
-        if self.expect is not None and self.expect.lower() == b"100-continue":
-            if self._parser.get_http_version() != "1.0":
-                self.expect = b"wanted"
+        expect = self.expect
+        self.expect = None
+        if (
+            expect is not None
+            and expect.lower() == b"100-continue"
+            and self._parser.get_http_version() != "1.0"
+        ):
+            self.expect = b"wanted"
 
     def on_body(self, data: bytes) -> None:
         self.expect = None

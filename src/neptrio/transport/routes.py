@@ -15,10 +15,13 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (verb, re.compile(pattern + r"\Z"), methods)
     for verb, pattern, methods in (
         ("infer", _MODEL + "/infer", ("POST",)),
+        ("generate", _MODEL + "/generate", ("POST",)),
+        ("generate_stream", _MODEL + "/generate_stream", ("POST",)),
         ("live", "/v2/health/live", ("GET",)),
         ("ready", "/v2/health/ready", ("GET",)),
         ("statistics", "/v2/models/stats", ("GET",)),
         ("statistics", _MODEL + "/stats", ("GET",)),
+        ("logging", "/v2/logging", ("GET", "POST")),
         ("model_ready", _MODEL + "/ready", ("GET",)),
         ("model_config", _MODEL + "/config", ("GET",)),
         ("repository_index", r"/v2/repository(?:/(?P<repository>[^/]+))?/index", ("POST",)),
@@ -50,6 +53,7 @@ class Route:
 
 
 _cache: dict[tuple[str, str], Route | None] = {}
+CACHED_PATH = 512
 CACHED = 1024  # clients use few paths; what others try must not grow memory
 
 
@@ -61,7 +65,9 @@ def match(method: str, path: str) -> Route | None:
     except KeyError:
         if len(_cache) >= CACHED:
             _cache.clear()
-        route = _cache[key] = _match(method, path)
+        route = _match(method, path)
+        if len(path) <= CACHED_PATH:
+            _cache[key] = route
         return route
 
 

@@ -1,0 +1,87 @@
+"""The generate extension: one flat JSON object in, one flat JSON object per response out.
+
+Top-level keys that name inputs become tensors, all others request parameters; a response's
+outputs, parameters and model identity are the keys of its object.
+Source: spec/observed.md 7.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from neptrio import datatypes
+from neptrio._cext.json_infer import add_parameter, tensor_json, tensor_of
+from neptrio._cext.json_text import dump, load
+from neptrio._cext.request import InferRequest, InferResponse, Tensor
+from neptrio.errors import InvalidArgument
+
+
+def decode(request: InferRequest, body: Any) -> None:
+    """Fills `request` (its model is set) from a generate body. Raises InvalidArgument."""
+    document = load(body)
+    if not isinstance(document, dict):
+        raise InvalidArgument("attempt to get members for non-object")
+    specs = request.model.input_index
+    request.inputs = []
+    for key, value in document.items():
+        if key in specs:
+            request.inputs.append(_tensor(request, specs[key], value))
+        elif key == "parameters":
+            if not isinstance(value, dict):
+                raise InvalidArgument(
+                    "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"
+                )
+            for name, item in value.items():
+                add_parameter(request, name, item)
+        else:
+            if key == "id":
+                if not isinstance(value, str):
+                    raise InvalidArgument("Unable to parse 'id': attempt to access JSON non-string as string")
+                request.id = value
+            add_parameter(request, key, value)
+
+
+def _count(value: Any) -> int:
+    return sum(_count(item) for item in value) if isinstance(value, list) else 1
+
+
+def _tensor(request: InferRequest, spec: Any, value: Any) -> Tensor:
+    """A scalar or array as the tensor of `spec`, one variable dimension deduced."""
+    elements = value if isinstance(value, list) else [value]
+    count = _count(elements)
+    known = math.prod(d for d in spec.dims if d >= 0)
+    variable = sum(d < 0 for d in spec.dims)
+    if variable > 1 or (variable == 0 and known != count) or (variable and (known == 0 or count % known)):
+        raise InvalidArgument(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+    dims = tuple(d if d >= 0 else count // known for d in spec.dims)
+    shape = (1, *dims) if request.model.max_batch_size > 0 else dims
+    try:
+        tensor: Tensor = tensor_of(spec.name, spec.dtype, shape, dump(elements))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"The schema can not convert input '{spec.name}' to tensor: {error}") from None
+    return tensor
+
+
+def encode(response: InferResponse) -> bytes:
+    """The response's object: id first, then every other key in alphabetical order."""
+    entries: dict[str, bytes] = {
+        "model_name": dump(response.model_name),
+        "model_version": dump(response.model_version),
+    }
+    for key, value in (response.parameters or {}).items():
+        entries[key] = dump(value)
+    for tensor in response.outputs or ():
+        text = tensor_json(tensor)
+        single = tensor.nbytes == datatypes.ITEM_SIZE[tensor.dtype] or (
+            tensor.dtype == datatypes.BYTES and math.prod(tensor.shape) == 1
+        )
+        entries[tensor.name] = text[1:-1] if single and len(text) > 2 else text
+    parts = [b'"id":' + dump(response.id)] if response.id else []
+    parts += [dump(key) + b":" + entries[key] for key in sorted(entries)]
+    return b"{" + b",".join(parts) + b"}"
+
+
+def event(payload: bytes) -> bytes:
+    """A server-sent event."""
+    return b"data: " + payload + b"\n\n"

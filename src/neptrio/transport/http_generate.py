@@ -1,0 +1,134 @@
+"""generate and generate_stream over HTTP: one model, text in, text or server-sent events out.
+
+Rules (spec/observed.md 7):
+ 1. What refuses the request before it is submitted is answered with that error's own status.
+ 2. The first response fixes the status: 200, or 400 when it is an error of the model.
+ 3. generate wants exactly one response; with any other number the body says so, after a status
+    that was already fixed.
+ 4. generate_stream sends every response as it comes; a slow reader holds the stream, not the loop.
+ 5. A client that leaves cancels the request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import trio
+
+from neptrio._cext.request import InferRequest, InferResponse, Responder
+from neptrio.codec import generate
+from neptrio.codec.json_infer import dump_json
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.service import Services
+from neptrio.transport.http_infer import JSON, Headers
+from neptrio.transport.routes import Route
+
+EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+)
+
+
+class ResponseQueue(Responder):
+    """Responses in the order they come, for one waiting task."""
+
+    def __init__(self) -> None:
+        self._responses: deque[InferResponse] = deque()
+        self._changed = trio.Event()
+        self.final = False
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if not response.null:
+            self._responses.append(response)
+        self.final = self.final or final
+        self._changed.set()
+
+    async def next(self) -> InferResponse | None:
+        """The next response, None after the last."""
+        while not self._responses:
+            if self.final:
+                return None
+            self._changed = trio.Event()
+            await self._changed.wait()
+        return self._responses.popleft()
+
+
+def _payload(response: InferResponse) -> tuple[bytes, bool]:
+    """(the response's JSON object, whether it is an error)."""
+    error = response.error
+    if error is None:
+        try:
+            return generate.encode(response), False
+        except TritonError as problem:
+            error = problem
+    return dump_json({"error": str(error)}), True
+
+
+class HttpGenerate:
+    """One generate or generate_stream request."""
+
+    def __init__(self, services: Services, route: Route, headers: Headers) -> None:
+        self._services = services
+        self._stream = route.verb == "generate_stream"
+        for name, value in headers:
+            if name == b"content-encoding" and value.strip() not in (b"", b"identity"):
+                raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        self.request = InferRequest()
+        self.request.model_name = route.model
+        self.request.model_version = route.version
+        self.request.model = services.inference.lookup(route.model, route.version)
+
+    async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+        """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""
+        generate.decode(self.request, body)
+        queue = ResponseQueue()
+        self.request.responder = queue
+        self._services.inference.submit(self.request)
+        self._services.loop.turn.end()
+        answer: tuple[int, Headers, list[Any]] | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                if self._stream:
+                    await self._events(queue, send)
+                else:
+                    answer = await self._single(queue)
+                nursery.cancel_scope.cancel()
+            finally:
+                if not queue.final:
+                    self._services.inference.cancel(self.request)
+                    self._services.loop.turn.end()
+        return answer
+
+    async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:
+        payloads: list[tuple[bytes, bool]] = []
+        count = 0
+        while (response := await queue.next()) is not None:
+            count += 1
+            if count == 1:
+                payloads.append(_payload(response))
+        status = 400 if not payloads or payloads[0][1] else 200
+        if count != 1 and not (payloads and payloads[0][1]):
+            return status, JSON, [dump_json({"error": NOT_ONE})]
+        return status, JSON, [payloads[0][0]]
+
+    async def _events(self, queue: ResponseQueue, send: Any) -> None:
+        response = await queue.next()
+        payload, failed = _payload(response) if response is not None else (b"", False)
+        status = 400 if failed else 200
+        await send({"type": "http.response.start", "status": status, "headers": EVENTS})
+        while response is not None:
+            body = generate.event(payload)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            response = await queue.next()
+            if response is not None:
+                payload, _ = _payload(response)
+        await send({"type": "http.response.body", "body": b""})
