@@ -454,12 +454,12 @@ cdef class Writer:
         return self.quoted(p, n)
 
     cdef int integer(self, int64_t value) except -1:
-        cdef char* start = self.need(24)
+        cdef char* start = self.need(48)
         self.used += print_int(start, value) - start
         return 0
 
     cdef int real(self, double value) except -1:
-        cdef char* start = self.need(40)
+        cdef char* start = self.need(64)
         self.used += print_double(start, value) - start
         return 0
 

@@ -1,5 +1,6 @@
 # Numbers as JSON text. Parsing is correctly rounded; printing gives the shortest digits that read
-# back as the same double.
+# back as the same double. Printing may touch 48 bytes from `out` on, whatever it needs; it returns
+# where the text ends.
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum NumberKind:
@@ -22,6 +23,9 @@ cdef struct Number:
     double real
 
 cdef const unsigned char* parse_number(const unsigned char* p, const unsigned char* end, Number* out) except NULL
-cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # at most 20 characters
-cdef char* print_int(char* out, int64_t value) noexcept nogil      # at most 20 characters
-cdef char* print_double(char* out, double value) noexcept nogil    # at most 32 characters
+cdef const unsigned char* quick_double(
+    const unsigned char* p, const unsigned char* end, double* out
+) noexcept nogil
+cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # 20 characters
+cdef char* print_int(char* out, int64_t value) noexcept nogil      # 20 characters
+cdef char* print_double(char* out, double value) noexcept nogil    # 26 characters

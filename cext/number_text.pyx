@@ -25,9 +25,22 @@ cdef extern from *:
         return (uint64_t)(p >> 64);
     }
     static inline int leading_zeros(uint64_t v) { return __builtin_clzll(v); }
+    /* eight ASCII digits at once, little-endian */
+    static inline int all_digits(uint64_t v) {
+        return ((v & 0xF0F0F0F0F0F0F0F0ull) |
+                (((v + 0x0606060606060606ull) & 0xF0F0F0F0F0F0F0F0ull) >> 4)) == 0x3333333333333333ull;
+    }
+    static inline uint64_t eight_digits(uint64_t v) {
+        v -= 0x3030303030303030ull;
+        v = v * 10 + (v >> 8);
+        return (((v & 0x000000FF000000FFull) * 0x000F424000000064ull) +
+                (((v >> 16) & 0x000000FF000000FFull) * 0x0000271000000001ull)) >> 32;
+    }
     """
     uint64_t mul_128(uint64_t a, uint64_t b, uint64_t* low) noexcept nogil
     int leading_zeros(uint64_t v) noexcept nogil
+    bint all_digits(uint64_t v) noexcept nogil
+    uint64_t eight_digits(uint64_t v) noexcept nogil
 
 cdef enum:
     LOW_POWER = -342
@@ -206,6 +219,90 @@ cdef const unsigned char* parse_number(
     return p
 
 
+cdef const unsigned char* quick_double(
+    const unsigned char* p, const unsigned char* end, double* out
+) noexcept nogil:
+    """The common forms of a number: at most 19 digits, decided by 128 bits.
+
+    Returns where it ends, or NULL when parse_number has to look. Reads at most to `end`, which
+    must be at least 64 bytes away.
+    """
+    cdef bint minus = p[0] == b"-"
+    cdef const unsigned char* start
+    cdef const unsigned char* fraction
+    cdef const unsigned char* limit = end - 8
+    cdef uint64_t w = 0, eight
+    cdef int scale = 0, digits, exponent = 0
+    cdef unsigned char c
+    cdef double value
+    cdef bint minus_exponent
+    if minus:
+        p += 1
+    start = p
+    while p < limit:
+        c = p[0] - 48
+        if c > 9:
+            break
+        w = w * 10 + c
+        p += 1
+    digits = <int>(p - start)
+    if digits == 0 or digits > 19 or (digits > 1 and start[0] == b"0"):
+        return NULL
+    if p[0] == b".":
+        p += 1
+        fraction = p
+        while p < limit:
+            memcpy(&eight, p, 8)
+            if not all_digits(eight):
+                break
+            w = w * 100000000 + eight_digits(eight)
+            p += 8
+        while p < limit:
+            c = p[0] - 48
+            if c > 9:
+                break
+            w = w * 10 + c
+            p += 1
+        scale = <int>(fraction - p)
+        if scale == 0:
+            return NULL
+        digits -= scale
+        if digits > 19:
+            while start[0] == b"0" or start[0] == b".":     # leading zeros do not count
+                if start[0] == b"0":
+                    digits -= 1
+                start += 1
+            if digits > 19:
+                return NULL
+    if p[0] == b"e" or p[0] == b"E":
+        p += 1
+        minus_exponent = p[0] == b"-"
+        if minus_exponent or p[0] == b"+":
+            p += 1
+        start = p
+        while p < limit:
+            c = p[0] - 48
+            if c > 9:
+                break
+            exponent = exponent * 10 + c
+            p += 1
+        if p == start or p - start > 4:
+            return NULL
+        scale += -exponent if minus_exponent else exponent
+    if p >= limit:
+        return NULL
+    if w == 0:
+        value = 0.0
+    elif scale == 0 and w <= (<uint64_t>1 << 53):
+        value = <double>w
+    elif w <= (<uint64_t>1 << 53) and -22 <= scale <= 22:
+        value = <double>w / exact_power[-scale] if scale < 0 else <double>w * exact_power[scale]
+    elif not eisel_lemire(w, scale, &value):
+        return NULL
+    out[0] = -value if minus else value
+    return p
+
+
 cdef const unsigned char* parse_name(const unsigned char* p, const unsigned char* end, Number* out) noexcept:
     """NaN, Inf or Infinity, letter by letter, so that the error is where rapidjson sees it."""
     cdef unsigned char c
@@ -236,22 +333,10 @@ cdef const unsigned char* parse_name(const unsigned char* p, const unsigned char
 # ---------------------------------------------------------------- printing
 
 cdef char* print_uint(char* out, uint64_t value) noexcept nogil:
-    cdef char digits[20]
-    cdef int n = 20
-    cdef uint64_t rest
-    while value >= 100:
-        rest = value // 100
-        n -= 2
-        memcpy(digits + n, DIGIT_PAIRS + 2 * <int>(value - rest * 100), 2)
-        value = rest
-    if value >= 10:
-        n -= 2
-        memcpy(digits + n, DIGIT_PAIRS + 2 * <int>value, 2)
-    else:
-        n -= 1
-        digits[n] = <char>(48 + value)
-    memcpy(out, digits + n, 20 - n)
-    return out + 20 - n
+    cdef char text[48]
+    cdef int n = digits_backwards(text, value)
+    memcpy(out, text + 24 - n, 24)
+    return out + n
 
 
 cdef char* print_int(char* out, int64_t value) noexcept nogil:
@@ -318,7 +403,8 @@ cdef uint64_t shortest(uint64_t bits, int* exponent) noexcept nogil:
 cdef char* print_double(char* out, double value) noexcept nogil:
     cdef uint64_t bits, digits
     cdef int exponent, n, point
-    cdef char text[20]
+    cdef char text[48]
+    cdef char* start
     memcpy(&bits, &value, 8)
     if (bits >> 52) & 0x7FF == 0x7FF:
         if bits & ((<uint64_t>1 << 52) - 1):
@@ -340,31 +426,64 @@ cdef char* print_double(char* out, double value) noexcept nogil:
     while digits % 10 == 0:
         digits //= 10
         exponent += 1
-    n = <int>(print_uint(text, digits) - text)
+    n = digits_backwards(text, digits)
+    start = text + 24 - n
     point = n + exponent                 # digits before the decimal point
+    # copies of 24 bytes, whatever is wanted of them, are three moves; there is room for them
     if exponent >= 0 and point <= 21:
-        memcpy(out, text, n)
+        memcpy(out, start, 24)
         memset(out + n, 48, exponent)
         memcpy(out + point, b".0", 2)
         return out + point + 2
     if 0 < point <= 21:
-        memcpy(out, text, point)
+        memcpy(out, start, 24)
         out[point] = b"."
-        memcpy(out + point + 1, text + point, n - point)
+        memcpy(out + point + 1, start + point, 24)
         return out + n + 1
     if -6 < point <= 0:
-        memcpy(out, b"0.", 2)
-        memset(out + 2, 48, -point)
-        memcpy(out + 2 - point, text, n)
-        return out + 2 - point + n
-    out[0] = text[0]
+        memcpy(out, b"0.000000", 8)
+        out += 2 - point
+        memcpy(out, start, 24)
+        return out + n
+    out[0] = start[0]
     out += 1
     if n > 1:
         out[0] = b"."
-        memcpy(out + 1, text + 1, n - 1)
+        memcpy(out + 1, start + 1, 24)
         out += n
     out[0] = b"e"
     return print_int(out + 1, point - 1)
+
+
+cdef inline int digits_backwards(char* text, uint64_t value) noexcept nogil:
+    """Writes the digits so that they end at text + 24; returns how many."""
+    cdef int n = 24
+    cdef uint64_t rest
+    cdef uint32_t low, part
+    while value >= 100000000:
+        rest = value // 100000000
+        low = <uint32_t>(value - rest * 100000000)
+        value = rest
+        part = low // 10000
+        low -= part * 10000
+        memcpy(text + n - 2, DIGIT_PAIRS + 2 * (low % 100), 2)
+        memcpy(text + n - 4, DIGIT_PAIRS + 2 * (low // 100), 2)
+        memcpy(text + n - 6, DIGIT_PAIRS + 2 * (part % 100), 2)
+        memcpy(text + n - 8, DIGIT_PAIRS + 2 * (part // 100), 2)
+        n -= 8
+    low = <uint32_t>value
+    while low >= 100:
+        part = low // 100
+        n -= 2
+        memcpy(text + n, DIGIT_PAIRS + 2 * (low - part * 100), 2)
+        low = part
+    if low >= 10:
+        n -= 2
+        memcpy(text + n, DIGIT_PAIRS + 2 * low, 2)
+    else:
+        n -= 1
+        text[n] = <char>(48 + low)
+    return 24 - n
 
 
 def parse(bytes text):
@@ -381,5 +500,5 @@ def parse(bytes text):
 
 def print_real(double value) -> bytes:
     """A double's JSON text, for tests."""
-    cdef char text[40]
+    cdef char text[64]
     return text[: print_double(text, value) - text]

@@ -35,6 +35,7 @@ def monotonic_ns() -> int:
     return now_ns()
 
 
+@cython.no_gc_clear  # clearing would drop view.obj without releasing the buffer it exported
 cdef class Tensor:
     """A named, typed, row-major tensor over memory it keeps alive.
 

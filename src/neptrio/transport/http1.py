@@ -173,9 +173,10 @@ class Exchange(Responder):
             return
         infer = self.infer
         assert infer is not None
+        self.infer = None  # request and exchange refer to each other: let them go without the collector
         status, headers, body = infer.encode(response)
         if infer.encoding:
-            self.connection.compress_later(self, headers, body)
+            self.connection.compress_later(self, infer, headers, body)
         else:
             self.reply(status, headers, body)
 
@@ -326,6 +327,8 @@ class Http1Connection(RequestHead):
                 log.exception("%s %s failed", method, exchange.path)
                 exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
             return
+        if isinstance(body, np.ndarray):
+            body = memoryview(body)  # type: ignore[arg-type]
         headers = [(name.lower(), value) for name, value in self.headers]
         self._nursery.start_soon(self._run_app, exchange, headers, body)
 
@@ -345,12 +348,11 @@ class Http1Connection(RequestHead):
             exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
         self._turn.end()
 
-    def compress_later(self, exchange: Exchange, headers: Any, body: list[Any]) -> None:
+    def compress_later(self, exchange: Exchange, infer: HttpInfer, headers: Any, body: list[Any]) -> None:
         """Answers with the body compressed on a worker thread."""
 
         async def task() -> None:
-            assert exchange.infer is not None
-            exchange.reply(200, headers, await exchange.infer.compress_later(body))
+            exchange.reply(200, headers, await infer.compress_later(body))
             self._turn.end()
 
         if self._link.broken:
@@ -638,8 +640,8 @@ class Http1Connection(RequestHead):
             parser.should_keep_alive(),
         )
         # numpy does not touch the memory: pages are taken as the body arrives
-        self._direct = memoryview(np.empty(self.content_length, np.uint8))  # type: ignore[arg-type]
-        self._direct[: self._received] = self._body
+        self._direct = np.empty(self.content_length, np.uint8)
+        self._direct[: self._received] = np.frombuffer(self._body, np.uint8)
         self._direct_at = self._received
         self._body = b""
 
