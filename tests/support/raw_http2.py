@@ -78,7 +78,12 @@ class RawClient:
     """
 
     def __init__(
-        self, address: str, *, settings: dict[int, int] | None = None, credit: bool = True, preface: bool = True
+        self,
+        address: str,
+        *,
+        settings: dict[int, int] | None = None,
+        credit: bool = True,
+        preface: bool = True,
     ) -> None:
         host, _, port = address.rpartition(":")
         self.sock = socket.create_connection((host, int(port)), timeout=20)
@@ -94,8 +99,10 @@ class RawClient:
         self._decoder = Decoder()
         self._decoder.max_allowed_table_size = 4096
         self._buffer = bytearray()
+        self._acks = 0
         if preface:
             self.send(PREFACE + SettingsFrame(0, settings=settings or {}).serialize())
+            self.until(lambda: self.server_settings, "the server's SETTINGS: its windows hold from then on")
 
     # ------------------------------------------------------------ sending
 
@@ -133,7 +140,9 @@ class RawClient:
             frame(0, 1 if end and i == len(parts) - 1 else 0, stream_id, part) for i, part in enumerate(parts)
         )
 
-    def start(self, stream_id: int, body: bytes, path: str = INFER, extra: Iterable[tuple[str, str]] = ()) -> None:
+    def start(
+        self, stream_id: int, body: bytes, path: str = INFER, extra: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """A whole unary request."""
         self.send(self.headers(stream_id, path, extra) + self.data(stream_id, message(body)))
 
@@ -155,6 +164,12 @@ class RawClient:
     def ping(self, payload: bytes = b"12345678") -> None:
         """PING."""
         self.send(PingFrame(0, opaque_data=payload).serialize())
+
+    def sync(self) -> None:
+        """Returns once the server has handled everything sent before."""
+        seen = self._acks
+        self.ping()
+        self.until(lambda: self._acks > seen, "the answer to a PING")
 
     # ------------------------------------------------------------ receiving
 
@@ -213,7 +228,9 @@ class RawClient:
                 self.server_settings.update(got.settings)
                 self.send(SettingsFrame(0, flags=["ACK"]).serialize())
         elif isinstance(got, PingFrame):
-            if "ACK" not in got.flags:
+            if "ACK" in got.flags:
+                self._acks += 1
+            else:
                 self.send(PingFrame(0, flags=["ACK"], opaque_data=got.opaque_data).serialize())
         elif isinstance(got, GoAwayFrame):
             self.goaway = got
@@ -226,7 +243,9 @@ class RawClient:
             except TimeoutError:
                 alive = []
             if not alive:
-                assert condition(), f"the connection ended or fell silent before: {what}; GOAWAY {self.goaway}"
+                assert condition(), (
+                    f"the connection ended or fell silent before: {what}; GOAWAY {self.goaway}"
+                )
 
     def finish(self, stream_id: int) -> Reply:
         """Reads until the stream is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_a_reply(raw: RawClient) -> None:
     assert np.frombuffer(answer.raw_output_contents[1], np.int32).tolist() == list(range(1, 17))
 
 
-@pytest.mark.parametrize("path", ["/inference.GRPCInferenceService/Nope", "/", "/x/y", "nonsense"])
+@pytest.mark.parametrize("path", ["/inference.GRPCInferenceService/Nope", "/", "/x/y"])
 def test_unknown_method(raw: RawClient, path: str) -> None:
     reply = raw.call(1, b"", path)
     assert reply.status == UNIMPLEMENTED and reply.text == ""
@@ -62,9 +63,7 @@ def test_no_grpc_call(raw: RawClient, override: dict[str, str | None], http: str
 
 @pytest.mark.parametrize("content_type", ["application/grpc+proto", "application/grpc;x=y"])
 def test_content_types_of_grpc(raw: RawClient, content_type: str) -> None:
-    raw.send(
-        raw.headers(1, override={"content-type": content_type}) + raw.data(1, message(identity()))
-    )
+    raw.send(raw.headers(1, override={"content-type": content_type}) + raw.data(1, message(identity())))
     assert raw.finish(1).status == OK
 
 
@@ -117,8 +116,8 @@ def test_an_announced_message_costs_no_memory_until_it_comes(raw: RawClient, ser
 
 def test_bytes_that_are_no_request(raw: RawClient) -> None:
     reply = raw.call(1, b"\xff\xff\xff\xff")
-    assert reply.status == INVALID_ARGUMENT and "malformed ModelInferRequest" in reply.text
-    reply = raw.call(3, b"\xff\xff\xff\xff", LIVE)
+    assert reply.status == INVALID_ARGUMENT and "malformed message" in reply.text
+    reply = raw.call(3, b"\x0a\x09ab", "/inference.GRPCInferenceService/ModelReady")
     assert reply.status == INVALID_ARGUMENT and "cannot parse" in reply.text
 
 
@@ -156,12 +155,18 @@ def test_bad_compression(
     assert reply.status == status and text in reply.text
 
 
+@cache
+def bomb() -> bytes:
+    """A zlib stream of 66 MiB of zeros."""
+    made = zlib.compressobj(1)
+    body = b"".join(made.compress(bytes(1 << 20)) for _ in range(66)) + made.flush()
+    assert len(body) < 400_000
+    return body
+
+
 @pytest.mark.parametrize("path", [INFER, STREAM_INFER, LIVE])
 def test_a_bomb_is_refused(raw: RawClient, server: EmbeddedServer, path: str) -> None:
-    bomb = zlib.compressobj(9)
-    body = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(300)) + bomb.flush()
-    assert len(body) < 400_000
-    raw.send(raw.headers(1, path, [("grpc-encoding", "deflate")]) + raw.data(1, message(body, 1)))
+    raw.send(raw.headers(1, path, [("grpc-encoding", "deflate")]) + raw.data(1, message(bomb(), 1)))
     reply = raw.finish(1)
     assert reply.status == RESOURCE_EXHAUSTED and "inflates to more than 67108864 bytes" in reply.text
 
@@ -209,7 +214,8 @@ def test_rst_stream_cancels_what_is_queued(raw: RawClient, server: EmbeddedServe
     before = failures(server, "slow")
     for stream_id in range(1, 21, 2):
         raw.start(stream_id, identity(str(stream_id), "slow"))
-    server.until(lambda: server.inflight() == 10, "ten requests accepted")
+    raw.sync()
+    assert server.ask(server.inflight) == 10
     for stream_id in range(7, 21, 2):  # all but the executing and the prepared one, and one more
         raw.reset(stream_id)
     for stream_id in (1, 3, 5):
@@ -224,14 +230,14 @@ def test_a_connection_that_goes_cancels_its_calls_only(raw: RawClient, server: E
     with RawClient(server.grpc) as other:
         for stream_id in range(1, 2001, 2):
             other.start(stream_id, identity(model="slow"))
-        server.until(lambda: server.inflight() == 1000, "1000 requests accepted")
+        other.sync()
         raw.start(1, identity("mine", "slow"))
-        server.until(lambda: server.inflight() == 1001, "one more")
+        raw.sync()
     assert raw.finish(1).status == OK
     server.until_idle()
     after = failures(server, "slow")
     assert after[0] - before[0] + after[1] - before[1] == 1001
-    assert after[0] - before[0] <= 3
+    assert 1 <= after[0] - before[0] < 100
 
 
 # ---------------------------------------------------------------- metadata
