@@ -34,8 +34,9 @@ MISSING: dict[str, tuple[str, str | None]] = {
     "--trace-count": ("tracing", None),
     "--trace-log-frequency": ("tracing", None),
     "--trace-dir": ("tracing", None),
-    "--rate-limit": ("the rate limiter", "off"),
-    "--rate-limit-resource": ("the rate limiter", None),
+    "--cache-config": ("the response cache", None),
+    "--cache-directory": ("the response cache", None),
+    "--response-cache-byte-size": ("the response cache", "0"),
     "--cuda-memory-pool-byte-size": ("a CUDA memory pool", None),
     "--cuda-virtual-address-size": ("growable CUDA memory", None),
     "--allow-client-shm": ("shared memory", "false"),
@@ -59,7 +60,6 @@ NO_EFFECT = {
     "--grpc-infer-allocation-pool-size": "requests are not pooled by number",
     "--grpc-http2-max-pings-without-data": "the server's own PINGs are bounded by --grpc-keepalive-time",
     "--grpc-max-response-pool-size": "responses are not pooled by number",
-    "--cache-directory": "the local cache is built in",
     "--buffer-manager-thread-count": "instances copy their own buffers",
     "--pinned-memory-pool-byte-size": "pinned memory grows as models need it",
     "--min-supported-compute-capability": "the CUDA driver decides which devices can run a model",
@@ -124,6 +124,19 @@ def backend_setting(text: str) -> tuple[str, str, str]:
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"expected NAME,KEY=VALUE or KEY=VALUE, got '{text}'")
     return head, key, value
+
+
+def resource(text: str) -> tuple[str, int | None, int]:
+    """`NAME:COUNT` or `NAME:COUNT:DEVICE` (a number or `global`) as (name, device, count).
+
+    A device of None means every device, -1 means global.
+    """
+    name, _, rest = text.partition(":")
+    count, _, device = rest.partition(":")
+    where = -1 if device == "global" else None
+    if not name or not count.isdigit() or not (device in ("", "global") or device.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got '{text}'")
+    return name, int(device) if device.isdigit() else where, int(count)
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str]:

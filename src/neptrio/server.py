@@ -26,8 +26,8 @@ from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.manager import RepositoryManager
-from neptrio.response_cache import parse_config
 from neptrio.scheduling.base import LoopServices
+from neptrio.scheduling.rate_limiter import RateLimiter
 from neptrio.service import Services
 from neptrio.service.inference import InferenceService
 from neptrio.service.logging import LoggingService
@@ -52,7 +52,10 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         turn = Turn()
-        self.loop = LoopServices(turn, Timers(turn))
+        limiter = None
+        if settings.rate_limit == "execution_count":
+            limiter = RateLimiter(turn, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
+        self.loop = LoopServices(turn, Timers(turn), limiter)
         self.completions = CompletionQueue()
         self.repository = RepositoryManager(settings, self.loop, self.completions)
         self.services = Services(
@@ -64,7 +67,6 @@ class Server:
             repository=RepositoryService(settings, self.repository),
             completions=self.completions,
             logging=LoggingService(settings),
-            cache=parse_config(settings.cache_config) if settings.cache_config else None,
         )
         self.repository.services = self.services
         self.stopping = trio.Event()

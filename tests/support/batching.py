@@ -129,7 +129,7 @@ class Pool:
         best = min(self.instances, key=lambda instance: instance.outstanding)
         return best if best.outstanding < limit else None
 
-    def settle(self) -> None:
+    def settle(self, wanting: bool) -> None:
         pass
 
     def freed(self) -> None:

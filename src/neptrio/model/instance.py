@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from neptrio._cext.batch import Batch
 from neptrio._cext.mailbox import CompletionQueue, Mailbox, WorkItem
@@ -20,6 +21,7 @@ from neptrio._cext.request import InferRequest, monotonic_ns
 from neptrio.backends.base import BackendInstance
 from neptrio.errors import TritonError
 from neptrio.model.core import ModelCore
+from neptrio.scheduling.rate_limiter import RateLimiter, Turnstile
 
 log = logging.getLogger("neptrio.instance")
 
@@ -73,10 +75,12 @@ class Instance:
         self.outstanding = 0
         self.executions = 0
         self.inline_executions = 0
-        self._mean_ns = backend.expected_ns if backend.native else float("inf")
+        self._mean_ns = 0.0 if backend.native else float("inf")
         self._model = model
         self._pool = pool
         self._under_way: deque[Batch] = deque()
+        self.turnstile: Turnstile | None = None
+        self._without_turn: deque[Batch] = deque()
         self._mailbox = Mailbox(completions)
         self._thread = threading.Thread(target=self._mailbox.run, name=f"instance-{name}", daemon=True)
 
@@ -95,6 +99,25 @@ class Instance:
         batch = self._batch(requests, close_reason, oldest_wait_ns)
         self.outstanding += 1
         self._under_way.append(batch)
+        if self.turnstile is None:
+            self._begin(batch)
+        elif self.turnstile.granted:
+            self.turnstile.begin()
+            self._begin(batch)
+        else:  # from a scheduler that does not ask first: the batch waits for its turn
+            self._without_turn.append(batch)
+            self.turnstile.ask()
+            self._pool.serve()
+
+    def on_turn(self) -> None:
+        """The rate limiter has given this instance a turn."""
+        if self._without_turn and self.turnstile is not None:
+            self.turnstile.begin()
+            self._begin(self._without_turn.popleft())
+        else:
+            self._pool.on_free()
+
+    def _begin(self, batch: Batch) -> None:
         if batch.error is not None:
             batch.deliver()
         elif self.backend.overlapping:
@@ -153,6 +176,12 @@ class Instance:
         self.executions += 1
         if self.backend.native:
             self._mean_ns += (batch.compute_end - batch.compute_start - self._mean_ns) * 0.1
+        if self.turnstile is not None:
+            if self._without_turn:
+                self.turnstile.ask()
+            self._pool.freed()
+            self.turnstile.end()
+            return
         self._pool.freed()
 
     def statistics(self) -> InstanceStatistics:
@@ -176,7 +205,32 @@ class InstancePool:
     def __init__(self) -> None:
         self.instances: list[Instance] = []
         self.on_free: Callable[[], None] = lambda: None
-        self.limited = False
+        self._limiter: RateLimiter | None = None
+
+    @property
+    def limited(self) -> bool:
+        """The rate limiter gives these instances their turns; nothing is prepared ahead."""
+        return self._limiter is not None
+
+    def add(self, instance: Instance, limiter: RateLimiter | None, group: Any, device: int) -> None:
+        """Takes a new instance in. Raises InvalidArgument when it could never have a turn."""
+        self._limiter = limiter
+        self.instances.append(instance)
+        if limiter is not None:
+            instance.turnstile = limiter.register(group, device, instance.on_turn)
+
+    def clear(self) -> None:
+        """Drops every instance."""
+        for instance in self.instances:
+            if instance.turnstile is not None and self._limiter is not None:
+                self._limiter.unregister(instance.turnstile)
+                instance.turnstile = None
+        self.instances = []
+
+    def serve(self) -> None:
+        """Has the rate limiter give the turns it can."""
+        if self._limiter is not None:
+            self._limiter.serve()
 
     @property
     def executing(self) -> int:
@@ -188,6 +242,8 @@ class InstancePool:
 
         Instances that work on several batches at once take that many more.
         """
+        if self._limiter is not None:
+            return self._with_turn()
         best = None
         for instance in self.instances:
             if instance.outstanding < limit + instance.backend.capacity - 1 and (
@@ -198,8 +254,25 @@ class InstancePool:
                     break
         return best
 
-    def settle(self) -> None:
-        """A scheduler has dispatched all it can: permissions it did not use go back."""
+    def _with_turn(self) -> Instance | None:
+        """An idle instance that has a turn. All idle ones are in line afterwards."""
+        idle = [instance for instance in self.instances if instance.outstanding == 0]
+        for instance in idle:
+            assert instance.turnstile is not None
+            instance.turnstile.ask()
+        self.serve()
+        for instance in idle:
+            if instance.turnstile is not None and instance.turnstile.granted:
+                return instance
+        return None
+
+    def settle(self, wanting: bool) -> None:
+        """A scheduler has dispatched all it can. Unless it still wants instances, unused turns and
+        places in the rate limiter's line are given up."""
+        if self._limiter is not None and not wanting:
+            for instance in self.instances:
+                if instance.turnstile is not None and instance.outstanding == 0:
+                    instance.turnstile.leave()
 
     def freed(self) -> None:
         """An instance has room again."""

@@ -20,6 +20,7 @@ from neptrio.model import config as model_config
 from neptrio.model import labels, reshape
 from neptrio.model.core import ModelCore
 from neptrio.model.instance import Instance, InstancePool
+from neptrio.model.warmup import warm_up
 from neptrio.observe.memory import Measured, usage
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.scheduling.base import LoopServices
@@ -67,17 +68,22 @@ class Model(ModelCore):
 
     async def start(self) -> None:
         """Creates and initializes the instances, in parallel. Raises what initialize() raised."""
-        for group in self.config.instance_group:
-            if group.passive:
-                continue
-            kind = KINDS.get(group.kind, "CPU")
-            devices = list(group.gpus) or [0] if kind == "GPU" else [0]
-            for device in devices:
-                for index in range(group.count):
-                    name = f"{group.name}_{index}"
-                    made = self.backend.create_instance(name, kind, device)
-                    self.pool.instances.append(Instance(name, self, made, self._completions, self.pool))
-        self.scheduler = make_scheduler(self, self.pool, self._loop)
+        try:
+            for group in self.config.instance_group:
+                if group.passive:
+                    continue
+                kind = KINDS.get(group.kind, "CPU")
+                devices = list(group.gpus) or [0] if kind == "GPU" else [0]
+                for device in devices:
+                    for index in range(group.count):
+                        name = f"{group.name}_{index}"
+                        made = self.backend.create_instance(name, kind, device)
+                        instance = Instance(name, self, made, self._completions, self.pool)
+                        self.pool.add(instance, self._loop.rate_limiter, group, device)
+            self.scheduler = make_scheduler(self, self.pool, self._loop)
+        except BaseException:
+            self.pool.clear()
+            raise
         errors: list[BaseException] = []
         async with trio.open_nursery() as nursery:
             for instance in self.pool.instances:
@@ -85,7 +91,17 @@ class Model(ModelCore):
         if errors:
             await self.stop()
             raise errors[0]
+        try:
+            await warm_up(self)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.stop()
+            raise
         self.ready = True
+
+    def turn_soon(self) -> None:
+        """Has what was decided outside of any event carried out."""
+        self._loop.turn.soon()
 
     async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
         error = await _called(instance.start)
@@ -112,7 +128,8 @@ class Model(ModelCore):
         async with trio.open_nursery() as nursery:
             for instance in self.pool.instances:
                 nursery.start_soon(self._stop_instance, instance)
-        self.pool.instances = []
+        self.pool.clear()
+        self.turn_soon()
         self.backend.unload()
 
     async def _stop_instance(self, instance: Instance) -> None:

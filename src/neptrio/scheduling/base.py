@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neptrio._cext.request import InferRequest
+from neptrio.scheduling.rate_limiter import RateLimiter
 from neptrio.timers import Timers
 from neptrio.turn import Turn
 
@@ -31,6 +32,7 @@ class LoopServices:
 
     turn: Turn
     timers: Timers
+    rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
 
 
 class Scheduler(ABC):

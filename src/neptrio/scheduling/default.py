@@ -28,11 +28,11 @@ class DefaultScheduler(Scheduler):
         self._loop = loop
         self._queue: deque[InferRequest] = deque()
         self._gaps = 0
-        self._depth = 1 if pool.limited else 2
+        self._depth = 2
         pool.on_free = self._freed
 
     def _freed(self) -> None:
-        if self._queue:
+        if self._queue or self._pool.limited:  # a turn that is not wanted is given back
             self._loop.turn.mark(self)
 
     def enqueue(self, request: InferRequest) -> None:
@@ -51,6 +51,8 @@ class DefaultScheduler(Scheduler):
         if self._gaps * 2 > len(self._queue):
             self._queue = deque(waiting for waiting in self._queue if waiting.state == QUEUED)
             self._gaps = 0
+        if self._pool.limited:
+            self._loop.turn.mark(self)
         self._loop.turn.soon()
 
     def dispatch(self, now_ns: int) -> None:
@@ -66,7 +68,7 @@ class DefaultScheduler(Scheduler):
             self._queue.popleft()
             request.state = PREPARED
             instance.submit([request], "single", now_ns - request.timestamp(QUEUE_START))
-        self._pool.settle()
+        self._pool.settle(bool(self._queue))
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(queued=len(self._queue) - self._gaps, executing=self._pool.executing)

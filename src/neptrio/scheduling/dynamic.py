@@ -134,7 +134,7 @@ class DynamicScheduler(Scheduler):
         if self._queue.remove(request) or withdraw(request):
             self._cancelled += 1
             self._refuse(request, Cancelled())
-            if self._queue.size:  # what the departed kept apart may batch now
+            if self._queue.size or self._pool.limited:  # what the departed kept apart may batch now
                 self._mark()
             self._loop.turn.soon()
 
@@ -160,7 +160,7 @@ class DynamicScheduler(Scheduler):
             self._loop.turn.mark(self)
 
     def _freed(self) -> None:
-        if self._queue.size:
+        if self._queue.size or self._pool.limited:  # a turn that is not wanted is given back
             self._mark()
 
     def _timer_fired(self) -> None:
@@ -172,6 +172,7 @@ class DynamicScheduler(Scheduler):
         self._noted = False
         queue = self._queue
         wake = 0
+        wanting = False
         deadline = queue.next_deadline_ns
         if deadline and deadline <= now_ns:
             for request in queue.expire(now_ns):
@@ -187,12 +188,13 @@ class DynamicScheduler(Scheduler):
                 if instance is None and self._prefetch and queue.saturated:
                     instance = pool.available(2)
                 if instance is None:
+                    wanting = True
                     break
                 reason, wait = queue.reason, queue.oldest_wait_ns
                 requests = queue.take()
                 self._count(requests, reason, wait)
                 instance.submit(requests, reason, wait)
-            pool.settle()
+            pool.settle(wanting)
         deadline = queue.next_deadline_ns
         if deadline and (wake == 0 or deadline < wake):
             wake = deadline

@@ -1,0 +1,114 @@
+"""--rate-limit as an operator sees it: resources shared by models, refusals at load."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from tests.support.gate import Gate
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+
+def limited(priority: int = 1, count: int = 1) -> str:
+    resource = f'resources [ {{ name: "licence" global: true count: {count} }} ]'
+    return (
+        f"instance_group [ {{ rate_limiter {{ priority: {priority} {resource} }} }} ] dynamic_batching {{ }} "
+    )
+
+
+def tensor() -> list[Any]:
+    made = grpcclient.InferInput("INPUT0", [1, 2], "INT32")
+    made.set_data_from_numpy(np.zeros((1, 2), np.int32))
+    return [made]
+
+
+def test_models_share_a_resource_and_take_turns_by_priority(tmp_path: Path) -> None:
+    """One licence, two models with ten requests each: the favoured one gets two turns of three."""
+    repository = tmp_path / "repository"
+    gates = {
+        name: Gate(repository, tmp_path / name, name, limited(priority), size=1)
+        for name, priority in (("favoured", 1), ("other", 2))
+    }
+    done = threading.Semaphore(0)
+    order: list[str] = []
+    with (
+        ServerProcess(repository, "--rate-limit=execution_count") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        sent = 0
+
+        def callback(name: str) -> Any:
+            def called(result: Any, error: Any) -> None:
+                assert error is None
+                done.release()
+
+            return called
+
+        client.async_infer("favoured", tensor(), callback("favoured"))
+        gates["favoured"].started()  # it has the licence; everything else comes behind it
+        for name in gates:
+            for _ in range(9):
+                client.async_infer(name, tensor(), callback(name))
+                sent += 1
+        for name in gates:  # both are in line once the server has seen all of it
+            client.get_inference_statistics(name)
+        gates["favoured"].go()
+        waiting: Any = None
+        for _ in range(sent):
+            waiting = _whoever_starts(gates)
+            order.append(waiting)
+            gates[waiting].go()
+        for _ in range(sent + 1):
+            assert done.acquire(timeout=30)
+    for gate in gates.values():
+        gate.close()
+    assert sorted(order) == ["favoured"] * 9 + ["other"] * 9
+    head = order[:12]
+    assert (head.count("favoured"), head.count("other")) in {(8, 4), (7, 5)}, order
+
+
+def _whoever_starts(gates: dict[str, Gate]) -> str:
+    ready, _, _ = select.select([gate.fileno() for gate in gates.values()], [], [], 30)
+    (name,) = [name for name, gate in gates.items() if gate.fileno() in ready]
+    gates[name].started()
+    return name
+
+
+def test_a_resource_that_can_never_suffice_fails_the_load(tmp_path: Path) -> None:
+    write_model(tmp_path, "greedy", identity_config(extra=limited(count=4)))
+    flags = ["--rate-limit=execution_count", "--rate-limit-resource=licence:3:global"]
+    done = subprocess.run(
+        [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path}", "--http-port=0", "--grpc-port=0",
+         "--allow-metrics=false", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert 'Resource count for "licence" is limited to 3' in done.stderr
+
+
+def test_unlimited_models_go_on_beside_limited_ones(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    gate = Gate(repository, tmp_path / "gate", "gate", limited())
+    write_model(repository, "plain", identity_config(dims="-1", pairs=1))
+    with (
+        ServerProcess(repository, "--rate-limit=execution_count") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        done = threading.Semaphore(0)
+        client.async_infer("gate", tensor(), lambda result, error: done.release())
+        gate.started()
+        for _ in range(3):
+            client.infer("plain", tensor())
+        gate.go()
+        assert done.acquire(timeout=30)
+    gate.close()
