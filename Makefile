@@ -21,6 +21,7 @@ $(VENV)/.system:
 $(VENV)/.deps: $(VENV)/.system pyproject.toml
 	@$(BIN)/pip install -q --disable-pip-version-check setuptools wheel "Cython>=3.1,<4"
 	@$(BIN)/python tools/requirements.py | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+	@$(BIN)/python tools/requirements.py examples | $(BIN)/pip install -q --disable-pip-version-check --no-deps -r /dev/stdin
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.deps $(CEXT)

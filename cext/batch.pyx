@@ -110,6 +110,8 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
             (<ModelCounters>model.counters).responded(request, response, now)
         if final:
             (<ModelCounters>model.counters).answered(request, response)
+        if request.cache_key is not None:
+            model.scheduler.offer(request, response)
     if observer is not None:
         observer(request, response, final)
     if not response.null:

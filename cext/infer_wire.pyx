@@ -9,7 +9,7 @@ name are known whatever order the fields came in, and every error can carry them
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
@@ -69,7 +69,7 @@ cdef inline int read_varint(Cursor* c, uint64_t* out) except -1:
     cdef uint8_t b
     while True:
         if c.p >= c.end or shift > 63:
-            raise WireError("malformed ModelInferRequest: a varint is cut off or too long")
+            raise WireError("malformed message: a varint is cut off or too long")
         b = c.p[0]
         c.p += 1
         value |= <uint64_t>(b & 0x7F) << shift
@@ -84,10 +84,17 @@ cdef inline int read_slice(Cursor* c, Slice* out) except -1:
     read_varint(c, &n)
     if n > <uint64_t>(c.end - c.p):
         raise WireError(
-            f"malformed ModelInferRequest: a field announces {n} bytes, {c.end - c.p} are left")
+            f"malformed message: a field announces {n} bytes, {c.end - c.p} are left")
     out.p = c.p
     out.n = <Py_ssize_t>n
     c.p += n
+    return 0
+
+
+cdef inline int read_tag(Cursor* c, uint64_t* out) except -1:
+    read_varint(c, out)
+    if out[0] > 0xFFFFFFFF or out[0] < 8:
+        raise WireError(f"malformed message: {out[0]} is no field tag")
     return 0
 
 
@@ -98,16 +105,16 @@ cdef int skip_field(Cursor* c, int wire_type) except -1:
         read_varint(c, &n)
     elif wire_type == 1:
         if c.end - c.p < 8:
-            raise WireError("malformed ModelInferRequest: a fixed64 field is cut off")
+            raise WireError("malformed message: a fixed64 field is cut off")
         c.p += 8
     elif wire_type == 2:
         read_slice(c, &s)
     elif wire_type == 5:
         if c.end - c.p < 4:
-            raise WireError("malformed ModelInferRequest: a fixed32 field is cut off")
+            raise WireError("malformed message: a fixed32 field is cut off")
         c.p += 4
     else:
-        raise WireError(f"malformed ModelInferRequest: wire type {wire_type} is not known")
+        raise WireError(f"malformed message: wire type {wire_type} is not known")
     return 0
 
 
@@ -115,7 +122,7 @@ cdef inline str text(Slice s):
     try:
         return PyUnicode_DecodeUTF8(<const char*>s.p, s.n, NULL)
     except UnicodeDecodeError:
-        raise WireError("malformed ModelInferRequest: a string field is not UTF-8") from None
+        raise WireError("malformed message: a string field is not UTF-8") from None
 
 
 cdef inline Cursor cursor_of(Slice s) noexcept:
@@ -127,7 +134,7 @@ cdef inline Cursor cursor_of(Slice s) noexcept:
 
 cdef int expect_bytes(int wire_type) except -1:
     if wire_type != 2:
-        raise WireError("malformed ModelInferRequest: a length-delimited field has another wire type")
+        raise WireError("malformed message: a length-delimited field has another wire type")
     return 0
 
 
@@ -158,7 +165,7 @@ cdef int read_parameter(Slice s, Slice* key, Parameter* out) except -1:
     out.kind = NONE
     out.number = 0
     while c.p < c.end:
-        read_varint(&c, &tag)
+        read_tag(&c, &tag)
         field = <int>(tag >> 3)
         if field == 1 and (tag & 7) == 2:
             read_slice(&c, key)
@@ -166,14 +173,14 @@ cdef int read_parameter(Slice s, Slice* key, Parameter* out) except -1:
             read_slice(&c, &value)
             v = cursor_of(value)
             while v.p < v.end:
-                read_varint(&v, &tag)
+                read_tag(&v, &tag)
                 field = <int>(tag >> 3)
                 if field == 3 and (tag & 7) == 2:
                     read_slice(&v, &out.text)
                     out.kind = STRING
                 elif field == 4 and (tag & 7) == 1:
                     if v.end - v.p < 8:
-                        raise WireError("malformed ModelInferRequest: a double parameter is cut off")
+                        raise WireError("malformed message: a double parameter is cut off")
                     memcpy(&out.real, v.p, 8)
                     v.p += 8
                     out.kind = DOUBLE
@@ -294,8 +301,29 @@ cdef tuple read_shape(list dims, Slice s):
         dims.append(<int64_t>v)
 
 
-cdef inline bytes varints_to(Slice s, int width):
-    """Packed varints as little-endian integers of `width` bytes."""
+cdef int put_integer(char* out, uint64_t v, int dtype, int width, str name) except -1:
+    """One integer of InferTensorContents as an element; int32 and uint32 carry narrower types too."""
+    cdef int64_t signed = <int64_t>v
+    cdef int64_t top
+    if dtype == DT_BOOL:
+        out[0] = v != 0
+        return 0
+    if width < 8:
+        if dtype == DT_INT8 or dtype == DT_INT16 or dtype == DT_INT32:
+            top = <int64_t>1 << (8 * width - 1)
+            if width == 4:
+                signed = <int32_t>v  # int32 on the wire: protobuf keeps the low 32 bits
+            elif signed < -top or signed >= top:
+                raise InvalidArgument(f"value {signed} of input tensor '{name}' is out of range for "
+                                      f"'{_NAME[dtype]}'")
+        elif width < 4 and v >= <uint64_t>1 << (8 * width):
+            raise InvalidArgument(f"value {v} of input tensor '{name}' is out of range for '{_NAME[dtype]}'")
+    memcpy(out, &v, width)  # little-endian: the low bytes come first
+    return 0
+
+
+cdef inline bytes varints_to(Slice s, int dtype, int width, str name):
+    """Packed varints as little-endian elements of `width` bytes."""
     cdef Cursor c = cursor_of(s)
     cdef Py_ssize_t n = 0
     cdef const uint8_t* p = c.p
@@ -312,7 +340,7 @@ cdef inline bytes varints_to(Slice s, int width):
         read_varint(&c, &v)
         if out >= limit:
             break
-        memcpy(out, &v, width)  # little-endian: the low bytes come first
+        put_integer(out, v, dtype, width, name)
         out += width
     return made
 
@@ -343,7 +371,7 @@ cdef bytes read_contents(Slice contents, int dtype, str name, str model):
     cdef uint32_t n32
     cdef char[8] small
     while c.p < c.end:
-        read_varint(&c, &tag)
+        read_tag(&c, &tag)
         field = <int>(tag >> 3)
         wire_type = tag & 7
         if field < 1 or field > 8:
@@ -365,22 +393,22 @@ cdef bytes read_contents(Slice contents, int dtype, str name, str model):
             if wire_type == 2:
                 read_slice(&c, &s)
                 if s.n % width:
-                    raise WireError("malformed ModelInferRequest: packed floats are cut off")
+                    raise WireError("malformed message: packed floats are cut off")
                 parts.append((<const char*>s.p)[: s.n])
             else:
                 if c.end - c.p < width or wire_type != (5 if width == 4 else 1):
-                    raise WireError("malformed ModelInferRequest: a float is cut off")
+                    raise WireError("malformed message: a float is cut off")
                 parts.append((<const char*>c.p)[:width])
                 c.p += width
         elif wire_type == 2:
             read_slice(&c, &s)
-            parts.append(varints_to(s, width))
+            parts.append(varints_to(s, dtype, width, name))
         elif wire_type == 0:
             read_varint(&c, &v)
-            memcpy(small, &v, 8)
+            put_integer(small, v, dtype, width, name)
             parts.append(small[:width])
         else:
-            raise WireError("malformed ModelInferRequest: tensor contents have an unknown wire type")
+            raise WireError("malformed message: tensor contents have an unknown wire type")
     if not any_data:
         return None
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -404,7 +432,7 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     region.offset = region.byte_size = 0
     contents.n = 0
     while c.p < c.end:
-        read_varint(&c, &tag)
+        read_tag(&c, &tag)
         field = <int>(tag >> 3)
         wire_type = tag & 7
         if field == 3:
@@ -436,7 +464,7 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
         return shared_memory.input_tensor(name, t.dtype, t.shape, text(region.name), region.offset,
                                           region.byte_size)
     if raw_count:
-        if has_contents and contents.n:
+        if has_contents:
             raise InvalidArgument(f"contents field must not be specified when using raw_input_contents for "
                                   f"'{name}' for model '{r.model_name}'")
         if raw_at[0] >= raw_count:
@@ -447,7 +475,10 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
         t.nbytes = raw[raw_at[0]].n
         raw_at[0] += 1
         return t
-    data = read_contents(contents, t.dtype, name, r.model_name) if has_contents else b""
+    if not has_contents:
+        raise InvalidArgument(
+            f"unable to find data for input tensor '{name}' for model '{r.model_name}' in request.")
+    data = read_contents(contents, t.dtype, name, r.model_name)
     t.hold(data if data is not None else b"", False)
     return t
 
@@ -463,7 +494,7 @@ cdef RequestedOutput read_output(Slice s):
     region.offset = region.byte_size = 0
     out.name = ""
     while c.p < c.end:
-        read_varint(&c, &tag)
+        read_tag(&c, &tag)
         if (tag >> 3) == 1 and (tag & 7) == 2:
             read_slice(&c, &part)
             out.name = text(part)
@@ -540,7 +571,7 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
     slices_init(&raw)
     try:
         while c.p < c.end:
-            read_varint(&c, &tag)
+            read_tag(&c, &tag)
             field = <int>(tag >> 3)
             if field < 1 or field > 7 or (tag & 7) != 2:
                 if 1 <= field <= 7:
@@ -576,6 +607,24 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
         slices_free(&parameters)
         slices_free(&raw)
     return r
+
+
+def well_formed(message):
+    """Raises WireError unless `message` is a sequence of whole protobuf fields.
+
+    For the control RPCs, whose parser takes a field that is cut off for a shorter one. Nested
+    messages are not looked into.
+    """
+    cdef const uint8_t[::1] view = message
+    cdef Cursor c
+    cdef uint64_t tag
+    if view.shape[0] == 0:
+        return
+    c.p = &view[0]
+    c.end = c.p + view.shape[0]
+    while c.p < c.end:
+        read_tag(&c, &tag)
+        skip_field(&c, tag & 7)
 
 
 # ---------------------------------------------------------------- writing

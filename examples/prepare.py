@@ -1,1 +1,64 @@
-"""Prepares examples/model_repository: files that are not kept in git are made or fetched here."""
+"""Prepares examples/model_repository: makes the files that are not kept in git.
+
+The file-type model comes out of the PyPI package `magika`, which `make` installs without its
+dependencies (pyproject.toml, extra `examples`); the package itself is never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent / "model_repository"
+
+
+def prepare_file_type(repository: Path = REPOSITORY) -> None:
+    """file_type: model.onnx, labels.txt and file_types.json. Raises FileNotFoundError without the package."""
+    found = importlib.util.find_spec("magika")
+    if found is None or not found.submodule_search_locations:
+        raise FileNotFoundError(
+            "the package 'magika' is not installed (its ONNX model is the example 'file_type'): run 'make build', or "
+            "'pip install --no-deps' the version that pyproject.toml names in the extra 'examples'"
+        )
+    package = Path(next(iter(found.submodule_search_locations)))
+    source = sorted(package.glob("models/*/model.onnx"))[-1]
+    target = repository / "file_type" / "1" / "model.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.stat().st_size != source.stat().st_size:
+        shutil.copyfile(source, target)
+    settings = json.loads((source.parent / "config.min.json").read_text())
+    kinds = json.loads((package / "config" / "content_types_kb.min.json").read_text())
+    labels = settings["target_labels_space"]
+    (repository / "file_type" / "labels.txt").write_text("\n".join(labels) + "\n")
+    about = {
+        "beginning": settings["beg_size"],
+        "end": settings["end_size"],
+        "block": settings["block_size"],
+        "padding": settings["padding_token"],
+        "least_bytes": settings["min_file_size_for_dl"],
+        "threshold": settings["medium_confidence_threshold"],
+        "thresholds": settings["thresholds"],
+        "shown_as": settings["overwrite_map"],
+        "types": {
+            name: {"description": kind["description"], "is_text": kind["is_text"]}
+            for name, kind in kinds.items()
+            if name in labels or name in ("txt", "unknown", "empty")
+        },
+    }
+    (repository / "file_type" / "file_types.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def main() -> int:
+    try:
+        prepare_file_type()
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -58,6 +58,11 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--backend-config", type=flags.backend_setting, action="append", default=[],
         metavar="NAME,KEY=VALUE", help="a setting of one backend, or KEY=VALUE of all; may be repeated")  # fmt: skip
 
+    add = p.add_argument_group("response cache").add_argument
+    add("--cache-config", default="", metavar="local,size=BYTES",
+        help="keep responses of models with response_cache; coalesce=true shares identical requests in flight")  # fmt: skip
+    add("--response-cache-byte-size", type=flags.not_negative, default=0, help=argparse.SUPPRESS)
+
     add = p.add_argument_group("rate limiter").add_argument
     add("--rate-limit", choices=("off", "execution_count"), default="off",
         help="execution_count: instances take turns by rate_limiter priority and resources")  # fmt: skip
@@ -167,6 +172,10 @@ def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
     values: dict[str, Any] = vars(options)
     if not values["model_repository"]:
         p.error("--model-repository=DIR is missing: the folder whose models are to be served")
+    size = values.pop("response_cache_byte_size")
+    if size:
+        warnings.append("--response-cache-byte-size is deprecated, use --cache-config=local,size=BYTES")
+        values["cache_config"] = values["cache_config"] or f"local,size={size}"
     strict = values.pop("strict_model_config")
     if strict is not None:
         warnings.append("--strict-model-config is deprecated, use --disable-auto-complete-config")

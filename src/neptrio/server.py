@@ -26,6 +26,7 @@ from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.manager import RepositoryManager
+from neptrio.response_cache import parse_config
 from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.rate_limiter import RateLimiter
 from neptrio.service import Services
@@ -67,6 +68,7 @@ class Server:
             repository=RepositoryService(settings, self.repository),
             completions=self.completions,
             logging=LoggingService(settings),
+            cache=parse_config(settings.cache_config) if settings.cache_config else None,
         )
         self.repository.services = self.services
         self.stopping = trio.Event()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neptrio.response_cache import parse_config
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,6 +22,7 @@ class Settings:
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_config_name: str = ""
+    cache_config: str = ""
     backend_directory: Path | None = None
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -73,6 +76,8 @@ class Settings:
     def __post_init__(self) -> None:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("--http-tls-cert=FILE and --http-tls-key=FILE belong together")
+        if self.cache_config:
+            parse_config(self.cache_config)
         tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
         if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):
             raise ValueError("TLS on the gRPC port needs --grpc-server-cert=FILE and --grpc-server-key=FILE")

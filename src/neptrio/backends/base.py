@@ -37,6 +37,7 @@ class BackendInstance(ABC):
     capacity = 1
     # begin() takes batches from the trio thread and posts each when it is done, in any order
     overlapping = False
+    expected_ns = 0.0  # what an execution takes, before the first is measured (native instances)
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""

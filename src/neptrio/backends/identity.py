@@ -47,6 +47,7 @@ class IdentityInstance(BackendInstance):
     def __init__(self, inputs: list[str], outputs: list[str], delay_ns: int) -> None:
         self._pairs = list(zip(inputs, outputs, strict=False))
         self._delay_ns = delay_ns
+        self.expected_ns = float(delay_ns)
 
     def prepare(self, batch: Batch) -> Batch:
         made: Batch = DelayBatch.of(batch, self._delay_ns)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from neptrio.backends.base import Backend
+from neptrio.backends.ensemble import EnsembleBackend
 from neptrio.errors import InvalidArgument
 from neptrio.settings import Settings
 
@@ -16,6 +18,13 @@ BUILT_IN = {
     "onnxruntime": "neptrio.backends.onnx:OnnxBackend",
     "python": "neptrio.backends.python:PythonBackend",
 }
+
+
+def find_for(config: Any, settings: Settings) -> type[Backend]:
+    """The backend class of a configuration; ensembles have one of their own."""
+    if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
+        return EnsembleBackend
+    return find(config.backend, settings)
 
 
 def find(name: str, settings: Settings) -> type[Backend]:

@@ -75,7 +75,7 @@ class Instance:
         self.outstanding = 0
         self.executions = 0
         self.inline_executions = 0
-        self._mean_ns = 0.0 if backend.native else float("inf")
+        self._mean_ns = backend.expected_ns if backend.native else float("inf")
         self._model = model
         self._pool = pool
         self._under_way: deque[Batch] = deque()

@@ -36,7 +36,17 @@ HISTOGRAM = 2
 KINDS = {COUNTER: "counter", GAUGE: "gauge", HISTOGRAM: "histogram"}
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
-RESERVED = ("nv_", "neptrio_")
+# what the names of the server's own metrics start with
+RESERVED = (
+    "neptrio_",
+    "nv_inference_",
+    "nv_cache_",
+    "nv_model_",
+    "nv_pinned_",
+    "nv_cpu_",
+    "nv_gpu_",
+    "nv_energy_",
+)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from neptrio.model.config import ConfigSource
 from neptrio.model.model import Model
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import scan
+from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
 
@@ -46,6 +47,7 @@ class RepositoryManager:
         self.services = services
         self._known: dict[str, dict[int, VersionState]] = {}
         self._latest: dict[str, Model] = {}
+        self._loading: dict[str, trio.Event] = {}
         self._memory = MemoryProbe()
         self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
 
@@ -135,7 +137,11 @@ class RepositoryManager:
 
         async def one(name: str) -> None:
             try:
-                await self.load(name, {})
+                event = self._loading.get(name)
+                if event is not None:
+                    await event.wait()
+                if name not in self._latest:
+                    await self.load(name, {})
             except TritonError as error:
                 failed.append(name)
                 log.error("%s", error)
@@ -148,6 +154,15 @@ class RepositoryManager:
 
     async def load(self, name: str, parameters: dict[str, Any]) -> None:
         """Loads or reloads a model from its folder. Raises TritonError."""
+        while name in self._loading:
+            await self._loading[name].wait()
+        self._loading[name] = trio.Event()
+        try:
+            await self._load(name, parameters)
+        finally:
+            self._loading.pop(name).set()
+
+    async def _load(self, name: str, parameters: dict[str, Any]) -> None:
         found = scan.model_dirs(self._settings.model_repository).get(name)
         if not found:
             raise Internal(f"failed to load '{name}', failed to poll from model repository")
@@ -161,6 +176,7 @@ class RepositoryManager:
             raise Internal(
                 f"failed to load '{name}', failed to poll from model repository: {error}"
             ) from None
+        await self._load_children(name, config)
         versions = scan.wanted(config, scan.versions(model_dir))
         if not versions:
             raise InvalidArgument(
@@ -191,6 +207,35 @@ class RepositoryManager:
         for model in old:
             await self._retire(model)
 
+    async def _load_children(self, name: str, config: Any) -> None:
+        """Loads the models an ensemble is composed of, those that are not ready yet."""
+        failed: list[str] = []
+
+        async def one(child: str) -> None:
+            if child not in self._loading and child not in self._latest:
+                try:
+                    await self.load(child, {})
+                except TritonError as error:
+                    log.error("%s", error)
+            else:
+                event = self._loading.get(child)
+                if event is not None:
+                    await event.wait()
+            if child not in self._latest:
+                failed.append(child)
+
+        async with trio.open_nursery() as nursery:
+            for child in ensemble_graph.child_names(config):
+                if child != name:
+                    nursery.start_soon(one, child)
+                else:
+                    failed.append(child)
+        if failed:
+            raise InvalidArgument(
+                f"load failed for model '{name}': ensemble {name} contains models that are not available or "
+                f"ambiguous: {', '.join(sorted(failed))}\n"
+            )
+
     async def _load_version(self, name: str, version: int, model_dir: Path, source: ConfigSource) -> Model:
         own = model_config.new_config()
         own.CopyFrom(source.config)
@@ -199,7 +244,7 @@ class RepositoryManager:
         )
 
         def read() -> Backend:
-            backend_class = registry.find(own.backend, self._settings)
+            backend_class = registry.find_for(own, self._settings)
             if not self._settings.disable_auto_complete_config:
                 backend_class.auto_complete(context)
             defaults.fill(own, backend_class)

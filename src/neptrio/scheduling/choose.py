@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from neptrio.errors import InvalidArgument
+from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.base import LoopServices, Scheduler
+from neptrio.scheduling.caching import CachingScheduler
 from neptrio.scheduling.default import DefaultScheduler
 from neptrio.scheduling.dynamic import DynamicScheduler
+from neptrio.scheduling.ensemble import EnsembleScheduler
 from neptrio.scheduling.policy import batching_policy
 
 
 def make_scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
     """The scheduler for `model`'s scheduling_choice. Raises InvalidArgument."""
-    if model.config.WhichOneof("scheduling_choice") == "dynamic_batching":
+    scheduler = _scheduler(model, pool, loop)
+    cache = model.context.services.cache if model.context.services is not None else None
+    if model.config.response_cache.enable and cache is not None:
+        if model.decoupled or model.config.WhichOneof("scheduling_choice") == "sequence_batching":
+            kind = "a decoupled model" if model.decoupled else "a sequence model"
+            raise InvalidArgument(f"response cache is not available for {kind}: '{model.name}'")
+        return CachingScheduler(model, scheduler, cache)
+    return scheduler
+
+
+def _scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
+    choice = model.config.WhichOneof("scheduling_choice")
+    if choice == "ensemble_scheduling":
+        return make_ensemble(model, loop)
+    if choice == "dynamic_batching":
         return DynamicScheduler(model, pool, loop, batching_policy(model.config))
     return DefaultScheduler(pool, loop)
+
+
+def make_ensemble(model: Any, loop: LoopServices) -> Scheduler:
+    """The scheduler of an ensemble; the model becomes decoupled if a step is. Raises InvalidArgument."""
+    inference = model.context.services.inference
+    graph = ensemble_graph.build(model.config, inference.lookup)
+    model.config.model_transaction_policy.decoupled = graph.decoupled
+    model.decoupled = graph.decoupled
+    limit = model.config.ensemble_scheduling.max_inflight_requests
+    return EnsembleScheduler(graph, inference, loop, limit)

@@ -17,6 +17,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline, encode_metadata
 
 from neptrio._cext.grpc_stream import GrpcStream
+from neptrio._cext.infer_wire import well_formed
 from neptrio.errors import TritonError
 from neptrio.transport import grpc_compression as compression
 from neptrio.transport.grpc_calls import CARDINALITY, HEADERS, SHUTTING_DOWN, Call
@@ -122,6 +123,7 @@ class HandlerCall(Call):
             raw = await self._connection.inflating.inflate(raw, bits)
             self._connection.inflating.release(len(raw))
         try:
+            well_formed(raw)
             return self._handler.request_type.parse(raw)
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None

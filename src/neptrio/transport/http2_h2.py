@@ -58,11 +58,31 @@ log = logging.getLogger("neptrio.http2")
 OUTPUT_BYTES = 1 << 20  # of one data_to_send(): more waits until the link has taken it
 LAST_STREAM = 0x7FFFFFFF
 USUAL_HEADERS = (b"content-type", b"te", b"user-agent")
+PSEUDO = (b":method", b":scheme", b":path", b":authority")
+HOP_BY_HOP = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 OK_HEADERS = [
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity, deflate, gzip"),
 ]
+
+
+def malformed(headers: list[tuple[bytes, bytes]]) -> bool:
+    """True for a header block that RFC 9113 (8.2, 8.3) wants treated as a stream error."""
+    pseudo: set[bytes] = set()
+    plain = False
+    for name, value in headers:
+        if not name or name != name.lower() or name in HOP_BY_HOP or b"\0" in value or b"\n" in value:
+            return True
+        if name == b"te" and value != b"trailers":
+            return True
+        if name[:1] == b":":
+            if plain or name in pseudo or name not in PSEUDO:
+                return True
+            pseudo.add(name)
+        else:
+            plain = True
+    return not {b":method", b":scheme", b":path"} <= pseudo
 
 
 class HeaderBlock:
@@ -132,6 +152,7 @@ class Session:
                 header_encoding=None,
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
+                validate_inbound_headers=False,  # h2 would end the connection, malformed() the stream
             )
         )
         self._conn.local_settings = Settings(
@@ -210,7 +231,11 @@ class Session:
             self._rst(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         self._last_stream = max(self._last_stream, stream_id)
-        block = HeaderBlock([(bytes(name), bytes(value)) for name, value in event.headers])
+        headers = [(bytes(name), bytes(value)) for name, value in event.headers]
+        if malformed(headers):
+            self._rst(stream_id, ErrorCodes.PROTOCOL_ERROR)
+            return
+        block = HeaderBlock(headers)
         try:
             self.streams[stream_id] = self.open_stream(self, stream_id, block.get(b":path") or b"", block)
         except Exception:

@@ -83,6 +83,7 @@ class _Post(WorkItem):
         self._response = response
         self._final = final
         self._done = done
+        response.produced_ns = monotonic_ns()
 
     def deliver(self) -> None:
         request = self._request

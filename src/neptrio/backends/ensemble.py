@@ -1,0 +1,14 @@
+"""The ensemble's place among the backends: it has no files and no instances, only a graph."""
+
+from __future__ import annotations
+
+from neptrio.backends.base import Backend, BackendInstance
+
+
+class EnsembleBackend(Backend):
+    """Makes nothing; scheduling.ensemble runs the steps."""
+
+    platform = "ensemble"
+
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        raise AssertionError("an ensemble has no instances")

@@ -1,0 +1,127 @@
+"""The response cache in front of a scheduler: hits are answered at the door, misses go on.
+
+Rules:
+ 1. A hit is answered before the model's scheduler hears of it and touches no compute counter.
+ 2. A response is offered to the cache once, when it is final, without error and not cancelled.
+ 3. With coalescing, requests equal to one in flight follow it: they get a copy of its answer, or
+    go on alone when it failed or was cancelled. A follower that is cancelled just leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from neptrio._cext.batch import complete
+from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
+from neptrio.errors import Cancelled, TritonError
+from neptrio.response_cache import ResponseCache, request_key
+from neptrio.scheduling.base import Scheduler, SchedulerStatistics
+from neptrio.stamps import Stamp
+
+QUEUE_START = int(Stamp.QUEUE_START)
+LOOKUP_START = int(Stamp.CACHE_LOOKUP_START)
+LOOKUP_END = int(Stamp.CACHE_LOOKUP_END)
+INSERT_START = int(Stamp.CACHE_INSERT_START)
+INSERT_END = int(Stamp.CACHE_INSERT_END)
+QUEUED = 1
+_LOADS = itertools.count()
+
+
+class CachingScheduler(Scheduler):
+    """Wraps the scheduler of a model with response_cache.enable."""
+
+    def __init__(self, model: Any, inner: Scheduler, cache: ResponseCache) -> None:
+        self.inner = inner
+        self.cache = cache
+        self._model = model
+        self._load = f"{model.version}/{next(_LOADS)}"  # a reloaded model starts with no answers
+        self._followers: dict[bytes, list[InferRequest]] = {}
+
+    def enqueue(self, request: InferRequest) -> None:
+        key = request_key(request, self._model.name, self._load)
+        request.stamp(QUEUE_START)
+        request.stamp(LOOKUP_START)
+        if request.outputs is None:
+            wanted = frozenset(self._model.output_names)
+        else:
+            wanted = frozenset(o.name for o in request.outputs)
+        found = self.cache.lookup(key, wanted)
+        request.stamp(LOOKUP_END)
+        self.cache.spent(request.timestamp(LOOKUP_END) - request.timestamp(LOOKUP_START), 0)
+        if found is not None:
+            request.cache_hit = True
+            complete(request, InferResponse([t for t in found if t.name in wanted]), True)
+            return
+        request.cache_key = key
+        if self.cache.coalesce:
+            followers = self._followers.get(key)
+            if followers is not None:
+                request.state = QUEUED
+                request.scheduler = self
+                request.scheduler_data = followers
+                followers.append(request)
+                return
+            self._followers[key] = []
+        try:
+            self.inner.enqueue(request)
+        except BaseException:
+            self._release(key, None)
+            raise
+
+    def cancel(self, request: InferRequest) -> None:
+        followers = self._followers.get(request.cache_key) if request.cache_key is not None else None
+        if followers is not None and request in followers:
+            followers.remove(request)
+            request.cache_key = None  # it owes the cache nothing
+            complete(request, InferResponse(None, Cancelled()), True)
+        else:
+            self.inner.cancel(request)
+
+    def offer(self, request: InferRequest, response: InferResponse) -> None:
+        """The final response of a missed request, before it is sent. Called by complete()."""
+        key, request.cache_key = request.cache_key, None
+        assert key is not None
+        if response.error is None and response.outputs and not request.cancelled:
+            request.stamp(INSERT_START)
+            inserted = self.cache.insert(key, response.outputs)
+            request.stamp(INSERT_END)
+            if inserted:
+                self.cache.spent(0, request.timestamp(INSERT_END) - request.timestamp(INSERT_START))
+                self._model.counters.cache_missed(request)
+            self._release(key, response)
+        else:
+            self._release(key, None)
+
+    def _release(self, key: bytes, response: InferResponse | None) -> None:
+        for follower in self._followers.pop(key, ()):
+            follower.cache_key = None
+            wanted = self._model.output_names
+            if follower.outputs is not None:
+                wanted = {o.name for o in follower.outputs}
+            outputs = response.outputs if response is not None else None
+            if outputs and wanted <= {t.name for t in outputs}:
+                now = monotonic_ns()
+                follower.stamp(LOOKUP_START, now)
+                follower.stamp(LOOKUP_END, now)
+                follower.cache_hit = True
+                complete(follower, InferResponse([t for t in outputs if t.name in wanted]), True)
+                continue
+            try:
+                self.inner.enqueue(follower)
+            except TritonError as error:
+                complete(follower, InferResponse(None, error), True)
+
+    def dispatch(self, now_ns: int) -> None:
+        self.inner.dispatch(now_ns)
+
+    def statistics(self) -> SchedulerStatistics:
+        held = self.inner.statistics()
+        waiting = sum(len(followers) for followers in self._followers.values())
+        return SchedulerStatistics(held.queued + waiting, held.executing)
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def stop(self) -> None:
+        self.inner.stop()

@@ -1,0 +1,290 @@
+"""The ensemble scheduler: a request walks its model's graph, inside the server.
+
+The problem: steps must start the moment their tensors exist, run in parallel where the graph
+allows it, batch inside their own models with everybody else's requests, and a decoupled step may
+answer any number of times, each answer continuing the walk on its own. The choice: a walk holds
+frames. The root frame carries the request's inputs; each response of a decoupled step opens a
+frame below the one the step ran in. The graph knows each step's level: how many decoupled steps
+it depends on (they follow one another, ensemble_graph sees to that). A step runs once in every
+frame of its level, and a frame sees the tensors of those above it.
+
+Rules:
+ 1. A step starts as soon as the last of its tensors exists, once per frame of its level.
+ 2. Only frames of the deepest level are answered, each once, in the order in which they opened.
+ 3. Without decoupled steps the root is the deepest level: one answer, which is final.
+ 4. The first failure ends the walk: the steps still running are cancelled, their late answers
+    fall on a finished walk and are dropped.
+ 5. A walk completes its request exactly once.
+ 6. Steps are ordinary requests: they carry the ensemble request's id, priority, remaining timeout,
+    sequence and parameters, and they count in their own models.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from neptrio._cext.batch import complete
+from neptrio._cext.request import (
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    Responder,
+    Tensor,
+    monotonic_ns,
+)
+from neptrio.errors import Cancelled, Internal, TritonError
+from neptrio.scheduling.base import Scheduler, SchedulerStatistics
+from neptrio.scheduling.ensemble_graph import Graph, Step
+from neptrio.stamps import Stamp
+
+QUEUE_START = int(Stamp.QUEUE_START)
+COMPUTE_START = int(Stamp.COMPUTE_START)
+EXECUTING = 3
+
+
+@dataclass(eq=False)
+class _Frame:
+    """Tensors made at one place of the walk, over those of the frames above."""
+
+    parent: _Frame | None
+    level: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+    below: list[_Frame] = field(default_factory=list)
+    running: int = 0
+    complete: bool = False
+
+    def find(self, name: str) -> Tensor | None:
+        frame: _Frame | None = self
+        while frame is not None:
+            tensor = frame.tensors.get(name)
+            if tensor is not None:
+                return tensor
+            frame = frame.parent
+        return None
+
+
+class _Walk(Responder):
+    """One ensemble request on its way through the graph; also hears its steps' responses."""
+
+    def __init__(self, scheduler: EnsembleScheduler, request: InferRequest) -> None:
+        graph = scheduler.graph
+        self.scheduler = scheduler
+        self.request = request
+        self.finished = False
+        self.outputs = graph.outputs
+        if request.outputs is not None:
+            asked = {o.name for o in request.outputs}
+            self.outputs = tuple(name for name in graph.outputs if name in asked)
+        needed = graph.needed_for(self.outputs)
+        self.depth = graph.depth(needed)
+        self.steps: list[list[Step]] = [
+            [s for s in graph.steps if s.index in needed and graph.level[s.index] == level]
+            for level in range(self.depth + 1)
+        ]
+        self.children: dict[InferRequest, tuple[Step, _Frame]] = {}
+        self.waiting = 0  # steps held back by max_inflight_requests
+        self._nested = 0  # steps may answer while they are being started; only the outermost settles
+        self.root = _Frame(None, 0, {t.name: t for t in request.inputs})
+        self.answers: deque[_Frame] = deque([self.root] if self.depth == 0 else [])
+
+    def walk(self, frame: _Frame) -> None:
+        """Goes on from `frame`, then delivers what has come of it."""
+        self._nested += 1
+        try:
+            self._run(frame)
+        finally:
+            self._nested -= 1
+        if not self._nested and not self.finished:
+            self._settle()
+
+    def _run(self, frame: _Frame) -> None:
+        """Starts what can start in `frame` and below it, and notes which answers are complete."""
+        for step in self.steps[frame.level]:
+            if step.index not in frame.started and all(frame.find(n) is not None for n in step.needs):
+                frame.started.add(step.index)
+                frame.running += 1
+                self.scheduler.start(self, step, frame)
+                if self.finished:
+                    return
+        for lower in list(frame.below):
+            self._run(lower)
+            if self.finished:
+                return
+        if frame.level == self.depth and all(frame.find(name) is not None for name in self.outputs):
+            frame.complete = True
+
+    def _settle(self) -> None:
+        """Delivers complete answers in order; finishes when nothing is open."""
+        while self.answers and self.answers[0].complete and not self.finished:
+            frame = self.answers.popleft()
+            response = InferResponse([frame.find(name) for name in self.outputs])
+            if self.depth == 0 and not self.scheduler.graph.decoupled:
+                self.finish(response)
+                return
+            complete(self.request, response, False)
+            self._drop(frame)
+        if self.finished or self.children or self.waiting:
+            return
+        if self.answers:
+            missing = [name for name in self.outputs if self.answers[0].find(name) is None]
+            name = self.request.model_name
+            self.fail(Internal(f"in ensemble '{name}', the steps made no tensor(s) {missing}"))
+            return
+        last = InferResponse()
+        last.null = True
+        self.finish(last)
+
+    def _drop(self, frame: _Frame) -> None:
+        """Forgets frames that are answered and have nothing running, so their tensors can go."""
+        while frame.parent is not None and not frame.running and not frame.below:
+            if frame in frame.parent.below:
+                frame.parent.below.remove(frame)
+            frame = frame.parent
+
+    def respond(self, child: InferRequest, response: InferResponse, final: bool) -> None:
+        """A step has answered."""
+        known = self.children.get(child)
+        if known is None or self.finished:
+            return
+        step, frame = known
+        if final:
+            del self.children[child]
+            frame.running -= 1
+            self.scheduler.ended(step)
+        if response.error is not None:
+            self.fail(_within(self.request.model_name, step, response.error))
+            return
+        if not response.null:
+            target = frame
+            if step.decoupled:
+                target = _Frame(frame, frame.level + 1)
+                frame.below.append(target)
+                if target.level == self.depth:
+                    self.answers.append(target)
+            made = {t.name: t for t in response.outputs or ()}
+            for own, tensor in step.outputs:
+                if own in made:
+                    target.tensors[tensor] = made[own].renamed(tensor)
+            self.walk(target)
+        else:
+            if final:
+                self._drop(frame)
+            self.walk(self.root)
+
+    def fail(self, error: TritonError) -> None:
+        """Ends the walk with an error."""
+        if not self.finished:
+            self.finish(InferResponse(None, error))
+
+    def finish(self, response: InferResponse) -> None:
+        """The final response; whatever still runs is cancelled."""
+        self.finished = True
+        children, self.children = self.children, {}
+        self.scheduler.walks.discard(self)
+        complete(self.request, response, True)
+        for child, (step, _frame) in children.items():
+            self.scheduler.ended(step)
+            self.scheduler.inference.cancel(child)
+
+
+def _within(ensemble: str, step: Step, error: TritonError) -> TritonError:
+    made = TritonError(
+        f"in ensemble '{ensemble}', step {step.index} (model '{step.model_name}'): {error}", error.code
+    )
+    made.reason = error.reason
+    return made
+
+
+class EnsembleScheduler(Scheduler):
+    """Runs requests of one ensemble."""
+
+    def __init__(self, graph: Graph, inference: Any, loop: Any, max_inflight_requests: int = 0) -> None:
+        self.graph = graph
+        self.inference = inference
+        self.walks: set[_Walk] = set()
+        self._loop = loop
+        self._limit = max_inflight_requests
+        self._inflight = [0] * len(graph.steps)
+        self._waiting: list[deque[tuple[_Walk, Step, _Frame]]] = [deque() for _ in graph.steps]
+        self._dirty: set[int] = set()
+
+    def enqueue(self, request: InferRequest) -> None:
+        request.stamp(QUEUE_START)
+        request.stamp(COMPUTE_START, request.timestamp(QUEUE_START))
+        request.state = EXECUTING
+        request.scheduler = self
+        request.composing = True
+        walk = _Walk(self, request)
+        request.scheduler_data = walk
+        self.walks.add(walk)
+        walk.walk(walk.root)
+
+    def cancel(self, request: InferRequest) -> None:
+        walk = request.scheduler_data
+        if isinstance(walk, _Walk):
+            walk.fail(Cancelled())
+
+    def dispatch(self, now_ns: int) -> None:
+        """Starts the step requests that waited for room (max_inflight_requests)."""
+        dirty, self._dirty = self._dirty, set()
+        for index in dirty:
+            waiting = self._waiting[index]
+            while waiting and self._inflight[index] < self._limit:
+                walk, step, frame = waiting.popleft()
+                walk.waiting -= 1
+                if not walk.finished:
+                    self._submit(walk, step, frame)
+
+    def start(self, walk: _Walk, step: Step, frame: _Frame) -> None:
+        """Submits a step's request, or queues it while the step has its fill."""
+        if self._limit and (self._inflight[step.index] >= self._limit or self._waiting[step.index]):
+            walk.waiting += 1
+            self._waiting[step.index].append((walk, step, frame))
+        else:
+            self._submit(walk, step, frame)
+
+    def ended(self, step: Step) -> None:
+        """A step request has had its final response, or was given up."""
+        self._inflight[step.index] -= 1
+        if self._waiting[step.index]:
+            self._dirty.add(step.index)
+            self._loop.turn.mark(self)
+
+    def _submit(self, walk: _Walk, step: Step, frame: _Frame) -> None:
+        request = walk.request
+        child = InferRequest()
+        child.model_name = step.model_name
+        child.model_version = step.model_version
+        child.id = request.id
+        child.parameters = request.parameters
+        child.sequence_id = request.sequence_id
+        child.sequence_start = request.sequence_start
+        child.sequence_end = request.sequence_end
+        child.priority = request.priority
+        child.parent = request
+        child.responder = walk
+        tensors = []
+        for own, name in step.inputs:
+            tensor = frame.find(name)
+            assert tensor is not None
+            tensors.append(tensor.renamed(own))
+        child.inputs = tensors
+        child.outputs = [RequestedOutput(own) for own, _ in step.outputs]
+        walk.children[child] = (step, frame)
+        self._inflight[step.index] += 1
+        try:
+            if request.timeout_us:
+                spent_us = (monotonic_ns() - request.timestamp(QUEUE_START)) // 1000
+                child.timeout_us = max(1, request.timeout_us - spent_us)
+            self.inference.submit(child)
+        except TritonError as error:
+            if walk.children.pop(child, None) is not None:
+                frame.running -= 1
+                self.ended(step)
+                walk.fail(_within(request.model_name, step, error))
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(queued=0, executing=len(self.walks))

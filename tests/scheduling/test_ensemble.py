@@ -1,0 +1,303 @@
+"""Walks through ensemble graphs with steps that answer when the test says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from neptrio._cext.batch import accept, complete
+from neptrio._cext.counters import ModelCounters
+from neptrio._cext.request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
+
+from neptrio.codec.numpy_tensor import from_numpy, to_numpy
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.scheduling.ensemble import EnsembleScheduler
+from neptrio.turn import Turn
+from tests.scheduling.test_ensemble_graph import graph, step
+
+
+class Sink(Responder):
+    """Collects what the ensemble's caller is sent."""
+
+    def __init__(self) -> None:
+        self.responses: list[tuple[Any, bool]] = []
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        value: Any = "null" if response.null else str(response.error) if response.error else None
+        if value is None:
+            value = {t.name: int(to_numpy(t)[0]) for t in response.outputs}
+        self.responses.append((value, final))
+
+
+class Steps:
+    """Stands where the inference service stands: notes the step requests and answers on demand."""
+
+    def __init__(self) -> None:
+        self.calls: list[InferRequest] = []
+        self.cancelled: list[InferRequest] = []
+        self.refuse: str = ""
+        self.inline = False
+
+    def submit(self, request: InferRequest) -> None:
+        if request.model_name == self.refuse:
+            raise InvalidArgument("no")
+        core = ModelCore(request.model_name, "1")
+        core.counters = ModelCounters()
+        core.decoupled = request.model_name == "repeat"
+        request.model = core
+        accept(request)
+        self.calls.append(request)
+        if self.inline:
+            self.answer(request)
+
+    def cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+
+    def value(self, request: InferRequest) -> int:
+        return sum(int(to_numpy(t)[0]) for t in request.inputs)
+
+    def answer(self, request: InferRequest, value: int | None = None, final: bool = True) -> None:
+        made = self.value(request) + 1 if value is None else value
+        complete(request, InferResponse([from_numpy("Y", np.full(4, made, dtype=np.int32))]), final)
+
+    def end(self, request: InferRequest) -> None:
+        last = InferResponse()
+        last.null = True
+        complete(request, last, True)
+
+    def named(self) -> list[str]:
+        return [r.model_name for r in self.calls]
+
+
+class World:
+    """An ensemble, its caller and its steps."""
+
+    def __init__(self, steps: list[str], outputs: str = "OUT:INT32:4", limit: int = 0) -> None:
+        self.steps = Steps()
+        self.turn = Turn()
+        made = graph(steps, outputs=outputs)
+        self.scheduler = EnsembleScheduler(made, self.steps, SimpleNamespace(turn=self.turn), limit)
+        self.core = ModelCore("e", "1")
+        self.core.counters = ModelCounters()
+        self.core.decoupled = made.decoupled
+        self.core.scheduler = self.scheduler
+
+    def send(self, value: int = 1, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
+        request, sink = InferRequest(), Sink()
+        request.model_name = "e"
+        request.id = "r"
+        request.model = self.core
+        request.inputs = [from_numpy("IN", np.full(4, value, dtype=np.int32))]
+        request.responder = sink
+        if outputs is not None:
+            request.outputs = [RequestedOutput(name) for name in outputs]
+        accept(request)
+        self.scheduler.enqueue(request)
+        return request, sink
+
+    def stats(self) -> dict[str, Any]:
+        plain: dict[str, Any] = self.core.counters.snapshot()["inference_stats"]
+        return plain
+
+
+DIAMOND = [
+    step("double", "X=IN", "Y=A"),
+    step("double", "X=A", "Y=L"),
+    step("double", "X=A", "Y=R"),
+    step("join", "A=L B=R", "Y=OUT"),
+]
+
+
+def test_steps_start_as_soon_as_their_inputs_exist() -> None:
+    world = World(DIAMOND)
+    _, sink = world.send(1)
+    assert world.steps.named() == ["double"]
+    world.steps.answer(world.steps.calls[0])  # A = 2
+    assert world.steps.named() == ["double", "double", "double"], "both branches run at once"
+    world.steps.answer(world.steps.calls[2])
+    assert sink.responses == [] and len(world.steps.calls) == 3
+    world.steps.answer(world.steps.calls[1])  # L = R = 3
+    world.steps.answer(world.steps.calls[3])
+    assert sink.responses == [({"OUT": 7}, True)]
+    assert world.core.inflight == 0 and not world.scheduler.walks
+    assert world.stats()["success"]["count"] == 1
+
+
+def test_steps_that_answer_at_once() -> None:
+    world = World(DIAMOND)
+    world.steps.inline = True
+    _, sink = world.send(1)
+    assert sink.responses == [({"OUT": 7}, True)]
+
+
+def test_a_failing_step_fails_the_request_and_cancels_the_rest() -> None:
+    world = World(DIAMOND)
+    _, sink = world.send()
+    world.steps.answer(world.steps.calls[0])
+    left, right = world.steps.calls[1:]
+    complete(left, InferResponse(None, TritonError("broken")), True)
+    assert sink.responses == [("in ensemble 'e', step 1 (model 'double'): broken", True)]
+    assert world.steps.cancelled == [right]
+    world.steps.answer(right)
+    assert len(sink.responses) == 1 and world.core.inflight == 0
+    assert world.stats()["fail"]["count"] == 2, "a failed ensemble request counts twice"
+
+
+def test_a_step_refused_at_the_door_fails_the_request() -> None:
+    world = World(DIAMOND)
+    world.steps.refuse = "join"
+    world.steps.inline = True
+    _, sink = world.send()
+    assert sink.responses == [("in ensemble 'e', step 3 (model 'join'): no", True)]
+
+
+def test_cancel_reaches_the_steps() -> None:
+    world = World(DIAMOND)
+    request, sink = world.send()
+    world.scheduler.cancel(request)
+    assert sink.responses == [("request cancelled", True)]
+    assert world.steps.cancelled == [world.steps.calls[0]]
+    world.scheduler.cancel(request)
+    assert len(sink.responses) == 1
+
+
+def test_unneeded_steps_do_not_run() -> None:
+    world = World(
+        [step("double", "X=IN", "Y=A"), step("join", "A=IN B=IN", "Y=B")], outputs="A:INT32:4 B:INT32:4"
+    )
+    world.steps.inline = True
+    _, sink = world.send(5, outputs=["B"])
+    assert world.steps.named() == ["join"]
+    assert sink.responses == [({"B": 11}, True)]
+
+
+def test_outputs_keep_the_configured_order() -> None:
+    world = World(
+        [step("double", "X=IN", "Y=B"), step("double", "X=IN", "Y=A")], outputs="A:INT32:4 B:INT32:4"
+    )
+    _, sink = world.send(1)
+    world.steps.answer(world.steps.calls[0])
+    world.steps.answer(world.steps.calls[1])
+    assert list(sink.responses[0][0]) == ["A", "B"]
+
+
+def test_request_attributes_are_carried() -> None:
+    world = World(DIAMOND)
+    request = InferRequest()
+    request.model_name, request.id, request.model = "e", "r7", world.core
+    request.priority, request.parameters, request.timeout_us = 2, {"k": 1}, 60_000_000
+    request.sequence_id, request.sequence_start = 9, True
+    request.inputs = [from_numpy("IN", np.zeros(4, dtype=np.int32))]
+    request.responder = Sink()
+    accept(request)
+    world.scheduler.enqueue(request)
+    child = world.steps.calls[0]
+    assert (child.id, child.priority, child.parameters) == ("r7", 2, {"k": 1})
+    assert (child.sequence_id, child.sequence_start, child.parent) == (9, True, request)
+    assert 0 < child.timeout_us <= 60_000_000
+
+
+def test_decoupled_step_answers_any_number_of_times() -> None:
+    world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
+    _, sink = world.send(1)
+    repeat = world.steps.calls[0]
+    world.steps.answer(repeat, 10, final=False)
+    world.steps.answer(repeat, 20, final=False)
+    first, second = world.steps.calls[1:]
+    world.steps.answer(second)
+    assert sink.responses == [], "answers leave in the order of the decoupled responses"
+    world.steps.answer(first)
+    assert sink.responses == [({"OUT": 11}, False), ({"OUT": 21}, False)]
+    world.steps.end(repeat)
+    assert sink.responses[2:] == [("null", True)]
+    assert world.core.inflight == 0
+
+
+def test_decoupled_step_with_no_answer_at_all() -> None:
+    world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
+    _, sink = world.send()
+    world.steps.end(world.steps.calls[0])
+    assert sink.responses == [("null", True)]
+
+
+def test_final_flag_with_the_last_decoupled_response() -> None:
+    world = World([step("repeat", "X=IN", "Y=OUT")])
+    _, sink = world.send()
+    world.steps.answer(world.steps.calls[0], 3, final=True)
+    assert sink.responses == [({"OUT": 3}, False), ("null", True)]
+
+
+def test_two_decoupled_steps_in_a_row() -> None:
+    world = World(
+        [step("repeat", "X=IN", "Y=A"), step("repeat", "X=A", "Y=B"), step("join", "A=A B=B", "Y=OUT")]
+    )
+    _, sink = world.send(1)
+    outer = world.steps.calls[0]
+    world.steps.answer(outer, 100, final=False)
+    world.steps.answer(outer, 200, final=True)
+    inner = world.steps.calls[1:3]
+    world.steps.answer(inner[0], 1, final=False)
+    world.steps.answer(inner[1], 2, final=True)
+    world.steps.answer(inner[0], 3, final=True)
+    joins = [r for r in world.steps.calls if r.model_name == "join"]
+    assert sorted(world.steps.value(r) for r in joins) == [101, 103, 202]
+    for join in joins:
+        world.steps.answer(join)
+    assert sorted(r[0]["OUT"] for r in sink.responses[:-1]) == [102, 104, 203]
+    assert sink.responses[-1] == ("null", True)
+
+
+def test_a_branch_beside_the_decoupled_step_runs_once() -> None:
+    world = World(
+        [step("repeat", "X=IN", "Y=A"), step("double", "X=IN", "Y=B"), step("join", "A=A B=B", "Y=OUT")]
+    )
+    _, sink = world.send(1)
+    repeat, beside = world.steps.calls
+    world.steps.answer(repeat, 10, final=False)
+    world.steps.answer(repeat, 20, final=True)
+    assert len(world.steps.calls) == 2, "the joins wait for the branch"
+    world.steps.answer(beside)  # B = 2
+    joins = world.steps.calls[2:]
+    assert [world.steps.value(r) for r in joins] == [12, 22]
+    for join in joins:
+        world.steps.answer(join)
+    assert [r[0] for r in sink.responses] == [{"OUT": 13}, {"OUT": 23}, "null"]
+
+
+def test_max_inflight_requests_holds_steps_back_in_order() -> None:
+    world = World([step("double", "X=IN", "Y=OUT")], limit=2)
+    sinks = [world.send(i)[1] for i in range(5)]
+    assert len(world.steps.calls) == 2
+    world.steps.answer(world.steps.calls[1])
+    world.turn.end()
+    assert [world.steps.value(r) for r in world.steps.calls] == [0, 1, 2]
+    for i in (0, 2, 3, 4):
+        world.steps.answer(world.steps.calls[i])
+        world.turn.end()
+    assert [s.responses for s in sinks] == [[({"OUT": i + 1}, True)] for i in range(5)]
+
+
+def test_a_cancelled_walk_gives_its_waiting_place_up() -> None:
+    world = World([step("double", "X=IN", "Y=OUT")], limit=1)
+    world.send(0)
+    waiting, sink = world.send(1)
+    world.scheduler.cancel(waiting)
+    assert sink.responses == [("request cancelled", True)]
+    world.steps.answer(world.steps.calls[0])
+    world.turn.end()
+    assert len(world.steps.calls) == 1
+    assert world.scheduler.statistics().executing == 0
+
+
+@pytest.mark.parametrize("count", [200])
+def test_long_decoupled_runs_keep_no_frames(count: int) -> None:
+    world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
+    request, sink = world.send()
+    repeat = world.steps.calls[0]
+    for i in range(count):
+        world.steps.answer(repeat, i, final=False)
+        world.steps.answer(world.steps.calls[-1])
+    walk = request.scheduler_data
+    assert len(sink.responses) == count and walk.root.below == [] and not walk.answers

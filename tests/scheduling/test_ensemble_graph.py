@@ -1,0 +1,98 @@
+"""The ensemble's graph is checked against the models it names, with texts that say what is wrong."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from neptrio.errors import InvalidArgument
+from neptrio.model.config import parse_text
+from neptrio.scheduling.ensemble_graph import build
+
+
+def io(inputs: str, outputs: str, extra: str = "") -> Any:
+    """A config from `NAME:TYPE:dims` words."""
+
+    def tensors(field: str, words: str) -> str:
+        rows = []
+        for word in words.split():
+            name, kind, dims = word.split(":")
+            rows.append(f'{field} {{ name: "{name}" data_type: TYPE_{kind} dims: [ {dims} ] }}')
+        return "\n".join(rows)
+
+    return parse_text(f"{tensors('input', inputs)}\n{tensors('output', outputs)}\n{extra}", "test")
+
+
+def step(model: str, inputs: str, outputs: str) -> str:
+    """A step from `own=tensor` words."""
+
+    def pairs(field: str, words: str) -> str:
+        return " ".join('{} {{ key: "{}" value: "{}" }}'.format(field, *w.split("=")) for w in words.split())
+
+    return f'step {{ model_name: "{model}" {pairs("input_map", inputs)} {pairs("output_map", outputs)} }}'
+
+
+MODELS = {
+    "double": io("X:INT32:4", "Y:INT32:4"),
+    "text": io("X:STRING:4", "Y:STRING:4"),
+    "join": io("A:INT32:4 B:INT32:4", "Y:INT32:4"),
+    "repeat": io("X:INT32:4", "Y:INT32:4", "model_transaction_policy { decoupled: true }"),
+}
+
+
+def graph(steps: list[str], inputs: str = "IN:INT32:4", outputs: str = "OUT:INT32:4") -> Any:
+    config = io(inputs, outputs, f'name: "e" ensemble_scheduling {{ {" ".join(steps)} }}')
+    return build(config, lambda name, version: SimpleNamespace(config=MODELS[name]))
+
+
+def test_levels_and_needs() -> None:
+    made = graph(
+        [
+            step("double", "X=IN", "Y=A"),
+            step("repeat", "X=A", "Y=B"),
+            step("join", "A=A B=B", "Y=C"),
+            step("repeat", "X=C", "Y=OUT"),
+        ]
+    )
+    assert made.level == (0, 0, 1, 1)
+    assert made.decoupled
+    assert made.needed_for(["OUT"]) == {0, 1, 2, 3}
+    assert made.depth(made.needed_for(["OUT"])) == 2
+
+
+def test_only_the_steps_of_the_requested_outputs_are_needed() -> None:
+    made = graph(
+        [step("double", "X=IN", "Y=A"), step("double", "X=IN", "Y=B")], outputs="A:INT32:4 B:INT32:4"
+    )
+    assert made.needed_for(["B"]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([], "must specify 'step' for ensemble 'e', got none"),
+        ([step("double", "Z=IN", "Y=OUT")], "has no such input; it has ['X']"),
+        ([step("double", "X=IN", "Z=OUT")], "has no such output; it has ['Y']"),
+        ([step("join", "A=IN", "Y=OUT")], "leaves required input(s) ['B'] of its model unmapped"),
+        ([step("double", "X=NOPE", "Y=OUT")], "which is neither an ensemble input nor made by a step"),
+        ([step("double", "X=IN", "Y=A")], "output 'OUT' of ensemble 'e' is made by no step"),
+        ([step("double", "X=IN", "Y=OUT"), step("double", "X=IN", "Y=OUT")], "which is step 0's already"),
+        ([step("double", "X=IN", "Y=IN")], "which is an ensemble input's already"),
+        ([step("text", "X=IN", "Y=OUT")], "tensor 'IN' is TYPE_INT32 in an ensemble input and TYPE_STRING"),
+        ([step("double", "X=B", "Y=A"), step("join", "A=A B=IN", "Y=B"), step("double", "X=IN", "Y=OUT")],
+         "has a cycle: 'double' -> 'join' -> 'double'"),
+        ([step("repeat", "X=IN", "Y=A"), step("repeat", "X=IN", "Y=B"), step("join", "A=A B=B", "Y=OUT")],
+         "two decoupled steps that do not follow each other"),
+    ],
+)  # fmt: skip
+def test_refusals(steps: list[str], message: str) -> None:
+    with pytest.raises(InvalidArgument) as info:
+        graph(steps)
+    assert message in str(info.value)
+
+
+def test_shapes_must_agree() -> None:
+    with pytest.raises(InvalidArgument, match=r"tensor 'IN' has shape \[5\].*and \[4\]"):
+        graph([step("double", "X=IN", "Y=OUT")], inputs="IN:INT32:5")

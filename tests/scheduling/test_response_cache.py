@@ -1,0 +1,187 @@
+"""The response cache: keys, LRU by bytes, exact accounting, and coalescing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from neptrio._cext.batch import accept, complete
+from neptrio._cext.counters import ModelCounters
+from neptrio._cext.request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
+
+from neptrio.codec.numpy_tensor import from_numpy, to_numpy
+from neptrio.errors import TritonError
+from neptrio.response_cache import (
+    ENTRY_OVERHEAD_BYTES,
+    TENSOR_OVERHEAD_BYTES,
+    ResponseCache,
+    parse_config,
+    request_key,
+)
+from neptrio.scheduling.base import Scheduler, SchedulerStatistics
+from neptrio.scheduling.caching import CachingScheduler
+
+
+def tensors(*values: int, size: int = 4) -> list[Any]:
+    return [from_numpy(f"T{i}", np.full(size, v, dtype=np.int32)) for i, v in enumerate(values)]
+
+
+def request(*values: int) -> InferRequest:
+    made = InferRequest()
+    made.model_name = "m"
+    made.inputs = tensors(*values)
+    return made
+
+
+def test_the_key_is_model_version_and_inputs() -> None:
+    key = request_key(request(1, 2), "m", "1")
+    same = request(1, 2)
+    same.id, same.parameters = "other", {"a": 1}
+    same.inputs.reverse()
+    assert request_key(same, "m", "1") == key
+    assert len({key, *(request_key(request(1, 2), *nv) for nv in (("m", "2"), ("n", "1"), ("m:", "1")))}) == 4
+    other_shape = request(1, 2)
+    other_shape.inputs[0] = other_shape.inputs[0].reshaped((2, 2))
+    assert request_key(other_shape, "m", "1") != key
+
+
+def test_bytes_are_counted_exactly_and_the_oldest_goes() -> None:
+    one = ENTRY_OVERHEAD_BYTES + TENSOR_OVERHEAD_BYTES + 16
+    cache = ResponseCache(3 * one)
+    for i in range(3):
+        assert cache.insert(b"%d" % i, tensors(i))
+    assert cache.statistics().used_bytes == 3 * one
+    assert cache.lookup(b"0", frozenset({"T0"})) is not None
+    assert cache.insert(b"3", tensors(3))
+    assert cache.lookup(b"1", frozenset()) is None, "1 was the least recently used"
+    assert cache.lookup(b"0", frozenset()) is not None
+    stats = cache.statistics()
+    assert (stats.entries, stats.used_bytes, stats.evictions) == (3, 3 * one, 1)
+    assert (stats.lookups, stats.hits, stats.misses) == (3, 2, 1)
+    assert not cache.insert(b"big", tensors(1, size=10_000)), "larger than the cache"
+    assert cache.statistics().entries == 3
+
+
+def test_an_entry_without_a_wanted_output_is_a_miss() -> None:
+    cache = ResponseCache(10_000)
+    cache.insert(b"k", tensors(1))
+    assert cache.lookup(b"k", frozenset({"T0", "T1"})) is None
+    assert cache.insert(b"k", tensors(1, 2))
+    assert cache.lookup(b"k", frozenset({"T0", "T1"})) is not None
+    assert not cache.insert(b"k", tensors(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("redis,size=1", "expected the cache 'local'"),
+        ("local", "size must be a positive number"),
+        ("local,size=x", "got 'x'"),
+        ("local,size=0", "got '0'"),
+        ("local,size=1,colour=red", r"got \['colour'\]"),
+        ("local,size=1,coalesce=maybe", "got 'maybe'"),
+    ],
+)
+def test_bad_settings(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_config(text)
+
+
+class Inner(Scheduler):
+    """A scheduler that holds requests until the test answers them."""
+
+    def __init__(self) -> None:
+        self.held: list[InferRequest] = []
+        self.cancelled: list[InferRequest] = []
+
+    def enqueue(self, request: InferRequest) -> None:
+        self.held.append(request)
+
+    def cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+
+    def dispatch(self, now_ns: int) -> None:
+        pass
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(len(self.held), 0)
+
+
+class Sink(Responder):
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if response.error is not None:
+            self.values.append(str(response.error))
+        else:
+            self.values.append({t.name: int(to_numpy(t)[0]) for t in response.outputs})
+
+
+class World:
+    def __init__(self, coalesce: bool = False) -> None:
+        self.core = ModelCore("m", "1")
+        self.core.output_names = {"T0", "T1"}
+        self.core.counters = ModelCounters()
+        self.inner = Inner()
+        self.cache = ResponseCache(100_000, coalesce)
+        self.core.scheduler = self.scheduler = CachingScheduler(self.core, self.inner, self.cache)
+
+    def send(self, *values: int, outputs: list[str] | None = None) -> tuple[InferRequest, Sink]:
+        made, sink = request(*values), Sink()
+        made.model, made.responder = self.core, sink
+        if outputs is not None:
+            made.outputs = [RequestedOutput(name) for name in outputs]
+        accept(made)
+        self.scheduler.enqueue(made)
+        return made, sink
+
+    def count(self, name: str) -> int:
+        return int(self.core.counters.snapshot()["inference_stats"][name]["count"])
+
+
+def test_miss_then_hit_with_the_requested_outputs_only() -> None:
+    world = World()
+    first, sink = world.send(1)
+    complete(first, InferResponse(tensors(10, 20)), True)
+    _, again = world.send(1)
+    _, part = world.send(1, outputs=["T1"])
+    assert sink.values == again.values == [{"T0": 10, "T1": 20}]
+    assert part.values == [{"T1": 20}]
+    assert len(world.inner.held) == 1
+    names = ("success", "queue", "compute_infer", "cache_hit", "cache_miss")
+    assert [world.count(n) for n in names] == [3, 3, 1, 2, 1]
+
+
+def test_errors_are_not_cached() -> None:
+    world = World()
+    first, sink = world.send(1)
+    complete(first, InferResponse(None, TritonError("bad")), True)
+    world.send(1)
+    assert sink.values == ["bad"] and len(world.inner.held) == 2
+    assert world.count("cache_miss") == 0
+
+
+def test_coalesced_requests_share_one_execution() -> None:
+    world = World(coalesce=True)
+    first, a = world.send(1)
+    _, b = world.send(1)
+    gone, c = world.send(1)
+    world.scheduler.cancel(gone)
+    assert len(world.inner.held) == 1 and c.values == ["request cancelled"]
+    assert world.scheduler.statistics().queued == 2
+    complete(first, InferResponse(tensors(10, 20)), True)
+    assert a.values == b.values == [{"T0": 10, "T1": 20}]
+    assert world.core.inflight == 0
+
+
+def test_followers_of_a_failed_request_go_on_alone() -> None:
+    world = World(coalesce=True)
+    first, a = world.send(1)
+    second, b = world.send(1)
+    complete(first, InferResponse(None, TritonError("bad")), True)
+    assert a.values == ["bad"] and b.values == []
+    assert world.inner.held == [first, second]
+    complete(second, InferResponse(tensors(1, 2)), True)
+    assert b.values == [{"T0": 1, "T1": 2}] and world.core.inflight == 0

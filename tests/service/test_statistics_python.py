@@ -1,0 +1,216 @@
+"""Statistics and metrics that only Python models can show: decoupled responses, errors, warm-up,
+memory, custom metrics."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.python.models import config, python_model
+from tests.support.metrics import families, scrape, value
+from tests.support.server import ServerProcess
+
+# IN = [good, bad, close]: good responses, then bad errors, then a final flag if close
+DECOUPLED = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            good, bad = (int(x) for x in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[:2])
+            for i in range(good):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, i, np.float32))]))
+            for _ in range(bad):
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("bad")))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+FAILING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            wish = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().flatten()[0])
+            if wish == 2:
+                raise ValueError("all of it")
+            answers.append(
+                pb_utils.InferenceResponse(error=pb_utils.TritonError("one of it")) if wish
+                else pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((1, 1), np.float32))])
+            )
+        return answers
+"""
+MEMORY = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.block = np.ones(64 << 20, np.uint8)
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]) for _ in requests]
+"""
+CUSTOM = """
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily(name="answers", description="How many", kind=pb_utils.MetricFamily.COUNTER)
+        self.answers = family.Metric(labels={"model": args["model_name"], "kind": "all"})
+        sizes = pb_utils.MetricFamily("sizes", "How large", pb_utils.MetricFamily.HISTOGRAM)
+        self.sizes = sizes.Metric(labels={}, buckets=[1, 10])
+
+    def execute(self, requests):
+        self.answers.increment(len(requests))
+        self.sizes.observe(5)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]) for _ in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    decoupled = config(extra="model_transaction_policy { decoupled: true }")
+    for name in ("decoupled", "by_grpc"):
+        python_model(repository, name, "import numpy as np\n" + DECOUPLED, decoupled)
+    python_model(
+        repository,
+        "failing",
+        "import numpy as np\n" + FAILING,
+        config("IN:TYPE_FP32:1", "OUT:TYPE_FP32:1", 8),
+    )
+    python_model(repository, "memory", "import numpy as np\n" + MEMORY)
+    python_model(repository, "custom", "import numpy as np\n" + CUSTOM)
+    with ServerProcess(repository, "--metrics-config=histogram_latencies=true") as process:
+        yield process
+
+
+def stats(server: ServerProcess, model: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(server.http, timeout=30)
+    try:
+        connection.request("GET", f"/v2/models/{model}/stats")
+        found: dict[str, Any] = json.loads(connection.getresponse().read())["model_stats"][0]
+        return found
+    finally:
+        connection.close()
+
+
+def counts(durations: dict[str, Any]) -> dict[str, int]:
+    return {k: v["count"] for k, v in durations.items() if v["count"]}
+
+
+def stream(server: ServerProcess, model: str, *wishes: tuple[int, int]) -> None:
+    """Sends each wish and waits for its final response."""
+    results: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: results.put((result, error)))
+        for good, bad in wishes:
+            tensor = grpcclient.InferInput("IN", [2], "FP32")
+            tensor.set_data_from_numpy(np.array([good, bad], np.float32))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            for _ in range(good + bad + 1):
+                results.get(timeout=30)
+        client.stop_stream()
+
+
+def test_decoupled_responses(server: ServerProcess) -> None:
+    stream(server, "decoupled", (3, 0), (0, 0), (1, 1))
+    got = stats(server, "decoupled")
+    assert {k: counts(v) for k, v in got["response_stats"].items()} == {
+        "0": {"compute_infer": 3, "compute_output": 2, "success": 2, "empty_response": 1},
+        "1": {"compute_infer": 2, "compute_output": 1, "success": 1, "fail": 1},
+        "2": {"compute_infer": 2, "compute_output": 1, "success": 1, "empty_response": 1},
+        "3": {"compute_infer": 1, "empty_response": 1},
+    }
+    for entry in got["response_stats"].values():
+        assert list(entry) == [
+            "compute_infer",
+            "compute_output",
+            "success",
+            "fail",
+            "empty_response",
+            "cancel",
+        ]
+        ended = entry["success"]["ns"] + entry["fail"]["ns"] + entry["empty_response"]["ns"]
+        assert entry["compute_infer"]["ns"] + entry["compute_output"]["ns"] <= ended
+    assert counts(got["inference_stats"]) == {
+        "success": 2, "fail": 1, "queue": 2, "compute_input": 2, "compute_infer": 2, "compute_output": 2,
+    }  # fmt: skip
+    assert (got["inference_count"], got["execution_count"]) == (2, 3)
+    inference = got["inference_stats"]
+    stages = ("queue", "compute_input", "compute_infer", "compute_output")
+    assert inference["success"]["ns"] >= sum(inference[k]["ns"] for k in stages)
+    labels = {"model": "decoupled", "version": "1"}
+    text = scrape(server)
+    assert value(text, "nv_inference_first_response_histogram_ms_count", **labels) == 3
+    assert (
+        value(text, "nv_inference_request_failure", reason="OTHER", **labels)
+        + value(text, "nv_inference_request_failure", reason="BACKEND", **labels)
+        == 1
+    )
+
+
+def test_response_stats_over_grpc(server: ServerProcess) -> None:
+    stream(server, "by_grpc", (2, 0))
+    plain = stats(server, "by_grpc")["response_stats"]
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        message = client.get_inference_statistics("by_grpc").model_stats[0].response_stats
+    assert sorted(message) == sorted(plain) == ["0", "1", "2"]
+    for key, entry in plain.items():
+        for name, duration in entry.items():
+            assert message[key].HasField(name)
+            assert getattr(message[key], name).count == duration["count"]
+            assert getattr(message[key], name).ns == duration["ns"]
+
+
+def test_model_exceptions_count_as_executions_and_failures(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        for wish in (0, 1, 2):
+            tensor = httpclient.InferInput("IN", [2, 1], "FP32")
+            tensor.set_data_from_numpy(np.full((2, 1), wish, np.float32))
+            if wish:
+                with pytest.raises(InferenceServerException, match="of it"):
+                    client.infer("failing", [tensor])
+            else:
+                client.infer("failing", [tensor])
+    got = stats(server, "failing")
+    assert counts(got["inference_stats"]) == {
+        "success": 1, "fail": 2, "queue": 1, "compute_input": 1, "compute_infer": 1, "compute_output": 1,
+    }  # fmt: skip
+    assert (got["inference_count"], got["execution_count"]) == (2, 3)
+    assert [b["batch_size"] for b in got["batch_stats"]] == [2]
+    assert counts(got["batch_stats"][0] | {"batch_size": {"count": 0}})["compute_infer"] == 3
+    assert got["last_inference"] > 0 and got["response_stats"] == {}
+
+
+def test_memory_usage_is_what_the_load_took(server: ServerProcess) -> None:
+    (usage,) = stats(server, "memory")["memory_usage"]
+    assert (usage["type"], usage["id"]) == ("CPU", 0)
+    # the other models load at the same time, and what grows meanwhile is shared by all five
+    assert usage["byte_size"] > (64 << 20) // 5 - (2 << 20)
+
+
+def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:
+    python_model(tmp_path, "memory", "import numpy as np\n" + MEMORY)
+    with ServerProcess(tmp_path) as server:
+        (usage,) = stats(server, "memory")["memory_usage"]
+        assert 60 << 20 < usage["byte_size"] < 100 << 20
+        labels = {"model": "memory", "version": "1", "type": "CPU", "id": "0"}
+        assert value(scrape(server), "neptrio_model_memory_bytes", **labels) == usage["byte_size"]
+
+
+def test_custom_metrics(server: ServerProcess) -> None:
+    tensor = httpclient.InferInput("IN", [1], "FP32")
+    tensor.set_data_from_numpy(np.zeros(1, np.float32))
+    with httpclient.InferenceServerClient(server.http) as client:
+        for _ in range(3):
+            client.infer("custom", [tensor])
+    text = scrape(server)
+    assert value(text, "answers", model="custom", kind="all") == 3
+    assert value(text, "sizes_bucket", le="1") == 0
+    assert value(text, "sizes_bucket", le="10") == value(text, "sizes_count") == 3
+    found = families(text)
+    assert (found["answers"].type, found["answers"].documentation) == ("counter", "How many")

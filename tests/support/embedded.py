@@ -1,0 +1,122 @@
+"""A whole server inside the test process, on real sockets, so that a test can look into it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from neptrio.server import Server
+from neptrio.settings import Settings
+from neptrio.transport.grpc import GrpcServer
+
+T = TypeVar("T")
+
+
+class EmbeddedServer:
+    """`grpc` and `http` are "127.0.0.1:PORT"; ask() runs a function on the server's trio thread."""
+
+    def __init__(self, repository: Path, session: str | None = None, **settings: Any) -> None:
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._session = session
+        self._settings = Settings(
+            model_repository=(repository,),
+            http_address="127.0.0.1",
+            http_port=0,
+            grpc_address="127.0.0.1",
+            grpc_port=0,
+            **{"metrics_port": 0, **settings},
+        )
+        self._thread = threading.Thread(target=self._run, name="embedded-server")
+        self._thread.start()
+        assert self._started.wait(60), "the server did not start"
+        if self._error is not None:
+            raise self._error
+        self.grpc = "{}:{}".format(*self.server.grpc_listener.getsockname()[:2])  # type: ignore[union-attr]
+        self.http = "{}:{}".format(*self.server.http_listener.getsockname()[:2])  # type: ignore[union-attr]
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self._token = trio.lowlevel.current_trio_token()
+            before = os.environ.get("NEPTRIO_HTTP2_SESSION")
+            if self._session is not None:
+                os.environ["NEPTRIO_HTTP2_SESSION"] = self._session
+
+            def started() -> None:
+                if before is None:
+                    os.environ.pop("NEPTRIO_HTTP2_SESSION", None)
+                else:
+                    os.environ["NEPTRIO_HTTP2_SESSION"] = before
+                self._started.set()
+
+            self.server = Server(self._settings)
+            await self.server.serve(started)
+
+        try:
+            trio.run(main)
+        except BaseException as error:
+            self._error = error
+            self._started.set()
+
+    def ask(self, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)` on the server's trio thread."""
+        return trio.from_thread.run_sync(function, *args, trio_token=self._token)
+
+    @property
+    def grpc_server(self) -> GrpcServer:
+        """The gRPC front."""
+        return next(front for front in self.server.fronts if isinstance(front, GrpcServer))
+
+    def inflight(self) -> int:
+        """Accepted requests that are not answered, over all models."""
+        return sum(model.inflight for model in self.server.repository.ready_models())
+
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = 20) -> None:
+        """Returns once `condition()` holds on the trio thread; AssertionError after `timeout` s."""
+
+        async def wait() -> None:
+            with trio.move_on_after(timeout) as scope:
+                while not condition():
+                    await trio.sleep(0.002)
+            assert not scope.cancelled_caught, f"still not: {what}; {self.grpc_server.statistics()}"
+
+        trio.from_thread.run(wait, trio_token=self._token)
+
+    def until_idle(self) -> None:
+        """Returns once nothing is in flight: no request, no call, no byte."""
+
+        def idle() -> bool:
+            s = self.grpc_server.statistics()
+            return not (
+                self.inflight()
+                or s.open_calls
+                or s.parked_calls
+                or s.unsent_reply_bytes
+                or s.unfinished_request_bytes
+                or s.inflated_bytes
+            )
+
+        self.until(idle, "idle")
+
+    def stop(self) -> None:
+        """Drains and ends the server."""
+        if self._thread.is_alive():
+            try:
+                self.ask(self.server.stop)
+            except trio.RunFinishedError:
+                pass
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not stop"
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> EmbeddedServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

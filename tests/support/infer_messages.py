@@ -1,0 +1,45 @@
+"""ModelInferRequest messages for raw clients, made with tritonclient's own generated code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+TRITON = {"int32": "INT32", "uint8": "UINT8", "float32": "FP32", "int64": "INT64"}
+
+
+def request(
+    model: str, *tensors: np.ndarray, request_id: str = "", names: list[str] | None = None, **parameters: Any
+) -> bytes:
+    """A serialized request with raw contents; inputs are INPUT0, INPUT1, ..."""
+    made = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    for i, tensor in enumerate(tensors):
+        name = names[i] if names else f"INPUT{i}"
+        made.inputs.add(name=name, datatype=TRITON[tensor.dtype.name], shape=tensor.shape)
+        made.raw_input_contents.append(tensor.tobytes())
+    for key, value in parameters.items():
+        if isinstance(value, bool):
+            made.parameters[key].bool_param = value
+        elif isinstance(value, int):
+            made.parameters[key].int64_param = value
+        else:
+            made.parameters[key].string_param = value
+    return bytes(made.SerializeToString())
+
+
+def identity(request_id: str = "", model: str = "identity", **parameters: Any) -> bytes:
+    """A request for the test suite's two-tensor identity model."""
+    row = np.arange(16, dtype=np.int32).reshape(1, 16)
+    return request(model, row, row + 1, request_id=request_id, **parameters)
+
+
+def response(body: bytes) -> Any:
+    """A parsed ModelInferResponse."""
+    return service_pb2.ModelInferResponse.FromString(body)
+
+
+def stream_response(body: bytes) -> Any:
+    """A parsed ModelStreamInferResponse."""
+    return service_pb2.ModelStreamInferResponse.FromString(body)

@@ -1,0 +1,53 @@
+"""Servers for the gRPC transport's tests: one per HTTP/2 session, with nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.embedded import EmbeddedServer
+from tests.support.raw_http2 import RawClient
+from tests.support.repository import identity_config, write_model
+
+SESSIONS = ["h2", *(["nghttp2"] if find_spec("neptrio._cext.http2_nghttp2") else [])]
+DELAY = 'parameters {{ key: "execute_delay_ms" value: {{ string_value: "{}" }} }}'
+
+
+def delay(ms: int) -> str:
+    """The configuration text that makes an identity model slow."""
+    return DELAY.format(ms)
+
+
+@pytest.fixture(scope="session")
+def grpc_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """identity; slow and slower (200 and 400 ms); big (bytes of any number, unbatched)."""
+    repository = tmp_path_factory.mktemp("grpc_repository")
+    write_model(repository, "identity", identity_config())
+    write_model(repository, "slow", identity_config(extra=delay(200)))
+    write_model(repository, "slower", identity_config(extra=delay(400)))
+    write_model(repository, "big", identity_config("TYPE_UINT8", "-1", 0, 1))
+    return repository
+
+
+@pytest.fixture(scope="module", params=SESSIONS)
+def embedded(grpc_repository: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A server whose gRPC front uses the session named by the parameter."""
+    with EmbeddedServer(grpc_repository, request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def server(embedded: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """`embedded`, checked to hold nothing after the test."""
+    yield embedded
+    embedded.until_idle()
+
+
+@pytest.fixture
+def raw(server: EmbeddedServer) -> Iterator[RawClient]:
+    """A raw connection to the server."""
+    with RawClient(server.grpc) as client:
+        yield client
