@@ -48,6 +48,12 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="none: every model is loaded at start; explicit: models come and go by request")  # fmt: skip
     add("--load-model", action="append", default=[],
         help="a model to load at start in mode explicit, '*' for all; may be repeated")  # fmt: skip
+    add(
+        "--backend-directory",
+        type=Path,
+        default=None,
+        help="folder of Python-based backends: <name>/model.py",
+    )
     add("--model-load-thread-count", type=flags.positive, default=4, help="threads that load models")
     add("--model-config-name", default="", help="use configs/NAME.pbtxt of a model where it exists")
     add("--disable-auto-complete-config", type=flags.boolean, nargs="?", const=True, default=False,

@@ -38,7 +38,6 @@ MISSING: dict[str, tuple[str, str | None]] = {
     "--cuda-virtual-address-size": ("growable CUDA memory", None),
     "--allow-client-shm": ("shared memory", "false"),
     "--host-policy": ("host policies", None),
-    "--backend-directory": ("backends from a folder", None),
     "--repoagent-directory": ("repository agents", None),
     "--allow-sagemaker": ("the SageMaker endpoint", "false"),
     "--sagemaker-port": ("the SageMaker endpoint", None),

@@ -108,11 +108,11 @@ class ResponseIterator:
             self._call.handle.cancel()
 
 
-def _start(host: Any, request: InferenceRequest, decoupled: bool) -> _Call:
+def _start(host: Any, request: InferenceRequest, decoupled: bool, blocking: bool) -> _Call:
     if not request._model_name:
         raise TritonModelException("a request to another model needs a model_name")
     call = _Call()
-    call.handle = host.infer(request, decoupled, call.deliver)
+    call.handle = host.infer(request, decoupled, call.deliver, blocking)
     return call
 
 
@@ -124,20 +124,11 @@ def _single(response: InferenceResponse | None) -> InferenceResponse:
 
 def execute(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
     """InferenceRequest.exec."""
-    call = _start(host, request, decoupled)
-    if decoupled:
-        return ResponseIterator(call)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        with host.waiting(call.handle):
-            return _single(call.take())
-    return _single(call.take())
+    call = _start(host, request, decoupled, True)
+    return ResponseIterator(call) if decoupled else _single(call.take())
 
 
 async def execute_async(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
     """InferenceRequest.async_exec."""
-    call = _start(host, request, decoupled)
-    if decoupled:
-        return ResponseIterator(call)
-    return _single(await call.take_async())
+    call = _start(host, request, decoupled, False)
+    return ResponseIterator(call) if decoupled else _single(await call.take_async())

@@ -8,7 +8,6 @@ raises TritonModelException saying so.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,17 +17,13 @@ from ._errors import TritonModelException
 class Host:
     """What a runner of models offers. Every method may be called from any thread."""
 
-    def infer(self, request: Any, decoupled: bool, deliver: Any) -> Any:
-        """Starts an inference; returns an object with cancel() and took(response).
+    def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
+        """Starts an inference, for which the calling thread waits if `blocking`; returns an object with cancel() and took(response).
 
         `deliver(response, final)` is called from any thread, once per response; a final without
         data comes as (None, True).
         """
         raise NotImplementedError
-
-    def waiting(self, handle: Any) -> AbstractContextManager[Any]:
-        """Entered while a thread blocks for the inference that `handle` stands for."""
-        return nullcontext()
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         """One log line of a model."""

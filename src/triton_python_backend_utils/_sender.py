@@ -160,8 +160,13 @@ class Channel:
             except RuntimeError:  # that loop has ended, and its coroutine with it
                 pass
 
+    @property
+    def sent(self) -> bool:
+        """The one response was sent (models that are not decoupled)."""
+        return self._single and self._outstanding > 0
+
     def __del__(self) -> None:
-        if not self.closed:
+        if not self.closed and not self.sent:
             self._finish()
 
 

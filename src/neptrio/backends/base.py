@@ -15,6 +15,8 @@ from typing import Any
 from neptrio._cext.batch import Batch
 from neptrio.errors import Internal, Reason, TritonError
 
+READY_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class LoadContext:
@@ -38,6 +40,8 @@ class BackendInstance(ABC):
     # begin() takes batches from the trio thread and posts each when it is done, in any order
     overlapping = False
     expected_ns = 0.0  # what an execution takes, before the first is measured (native instances)
+    # its thread waits for a request to another model: nothing more is prepared for it
+    blocked = False
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
@@ -62,6 +66,13 @@ class BackendInstance(ABC):
     def describe_failure(self, error: BaseException) -> TritonError:
         """The error that clients see when execute() raised `error`."""
         return Internal(_failure_text(error), reason=Reason.BACKEND)
+
+    def is_ready(self) -> bool:
+        """True when the instance can serve. Called on a thread of its own, at any time; may raise.
+
+        An answer that takes longer than READY_SECONDS counts as no.
+        """
+        return True
 
     def finalize(self) -> None:
         """Called once on the instance's thread after the last batch."""

@@ -246,9 +246,8 @@ class InstancePool:
             return self._with_turn()
         best = None
         for instance in self.instances:
-            if instance.outstanding < limit + instance.backend.capacity - 1 and (
-                best is None or instance.outstanding < best.outstanding
-            ):
+            room = 1 if instance.backend.blocked else limit + instance.backend.capacity - 1
+            if instance.outstanding < room and (best is None or instance.outstanding < best.outstanding):
                 best = instance
                 if best.outstanding == 0:
                     break

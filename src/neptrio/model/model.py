@@ -14,7 +14,7 @@ import trio
 
 from neptrio._cext.counters import ModelCounters
 from neptrio._cext.mailbox import CompletionQueue
-from neptrio.backends.base import Backend, LoadContext
+from neptrio.backends.base import READY_SECONDS, Backend, BackendInstance, LoadContext
 from neptrio.errors import Internal, TritonError
 from neptrio.model import config as model_config
 from neptrio.model import labels, reshape
@@ -110,6 +110,27 @@ class Model(ModelCore):
                 errors.append(error)
             else:
                 errors.append(Internal(instance.backend.describe_failure(error).message))
+
+    async def is_ready(self) -> bool:
+        """Asks the instances themselves; those that do not answer in READY_SECONDS are not ready."""
+        if not self.ready:
+            return False
+        asked = [
+            i.backend for i in self.pool.instances if type(i.backend).is_ready is not BackendInstance.is_ready
+        ]
+        if not asked:
+            return True
+
+        def ask() -> bool:
+            try:
+                return all(backend.is_ready() for backend in asked)
+            except Exception:
+                log.exception("is_ready of model '%s' failed", self.name)
+                return False
+
+        with trio.move_on_after(READY_SECONDS):
+            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+        return False
 
     async def drain(self) -> None:
         """Returns once no accepted request is left."""

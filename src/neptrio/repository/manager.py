@@ -58,6 +58,10 @@ class RepositoryManager:
         if not version:
             model = self._latest.get(name)
             if model is not None:
+                if not model.ready:
+                    raise Unavailable(
+                        f"Request for unknown model: '{name}' version {model.version} is not at ready state"
+                    )
                 return model
             if name in self._known:
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")

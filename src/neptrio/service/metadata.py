@@ -48,10 +48,10 @@ class MetadataService:
         """The $metadata_server_response."""
         return {"name": self._settings.id, "version": __version__, "extensions": list(EXTENSIONS)}
 
-    def model_ready(self, name: str, version: str) -> bool:
-        """True when that version (or any, without one) serves."""
+    async def model_ready(self, name: str, version: str) -> bool:
+        """True when that version (or the latest, without one) serves and says so itself."""
         try:
-            return bool(self._repository.lookup(name, version).ready)
+            return await self._repository.lookup(name, version).is_ready()
         except TritonError as error:
             if error.code.http == 400:
                 raise

@@ -139,7 +139,7 @@ class RestApp:
         return (200 if self._services.metadata.ready() else 400), TEXT, []
 
     async def _model_ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        if self._services.metadata.model_ready(route.model, route.version):
+        if await self._services.metadata.model_ready(route.model, route.version):
             return 200, TEXT, []
         return 400, JSON, [b'{"error":"Model version not ready"}']
 

@@ -56,6 +56,13 @@ class InferResponder(Responder):
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         request.context.respond(request, response, final)
 
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        call = request.context
+        if isinstance(call, StreamInfer) and call.congested:
+            call.when_writable(callback)
+            return True
+        return False
+
 
 RESPONDER = InferResponder()
 

@@ -49,7 +49,9 @@ class InferenceHandlers(GrpcInferenceServiceBase):
         return ServerReadyResponse(ready=self._services.metadata.ready())
 
     async def model_ready(self, message: Any) -> ModelReadyResponse:
-        return ModelReadyResponse(ready=self._services.metadata.model_ready(message.name, message.version))
+        return ModelReadyResponse(
+            ready=await self._services.metadata.model_ready(message.name, message.version)
+        )
 
     async def server_metadata(self, message: Any) -> ServerMetadataResponse:
         return ServerMetadataResponse(**self._services.metadata.server())

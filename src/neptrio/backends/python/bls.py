@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,13 +31,15 @@ from neptrio._cext.request import InferRequest, InferResponse, RequestedOutput, 
 from neptrio.backends.python import convert
 from neptrio.codec.numpy_tensor import from_numpy
 from neptrio.codec.outputs import select
-from neptrio.errors import Internal, TritonError, Unsupported
+from neptrio.errors import Internal, TritonError, Unavailable, Unsupported
 from triton_python_backend_utils._host import Host
 
 log = logging.getLogger("neptrio.python")
 LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
 AHEAD_BYTES = 1 << 20  # responses of a decoupled model that wait for the model that asked
 
+# instance -> the call that its thread waits for; on the trio thread
+waits: dict[Any, Call] = {}
 current_batch: ContextVar[Batch | None] = ContextVar("neptrio_python_batch", default=None)
 
 
@@ -53,11 +54,20 @@ class _OnLoop(WorkItem):
 
 
 class Call(Responder):
-    """One request to another model, from submission to its last response."""
+    """One request to another model, from submission to its last response.
+
+    `instance` is the one whose thread waits for it, if one does.
+    """
 
     def __init__(
-        self, services: Any, request: InferRequest, decoupled: bool, deliver: Callable[[Any, bool], None]
+        self,
+        services: Any,
+        request: InferRequest,
+        decoupled: bool,
+        deliver: Callable[[Any, bool], None],
+        instance: Any,
     ) -> None:
+        self._instance = instance
         self._services = services
         self._request = request
         self._decoupled = decoupled
@@ -83,9 +93,41 @@ class Call(Responder):
                     "responses"
                 )
             request.model = model
+            if self._instance is not None:
+                waits[self._instance] = self
+                if self._never_ends({self}):
+                    raise Unavailable(
+                        f"the request of '{self._instance.name}' to model '{request.model_name}' would wait for "
+                        "itself: every instance of that model waits for this one; give it more instances, or "
+                        "await async_exec in an async execute()"
+                    )
+                self._instance.backend.blocked = True
             self._services.inference.submit(request)
         except TritonError as error:
+            self._resumed()
             self._deliver(convert.received(InferResponse(None, error)), True)
+
+    def _never_ends(self, seen: set[Call]) -> bool:
+        """True when only instances that wait themselves, in a circle, could execute the request."""
+        request = self._request
+        if request.batch is not None:
+            instances = [request.batch.instance]
+        else:
+            instances = request.model.pool.instances
+        for instance in instances:
+            call = waits.get(instance)
+            if call is None:
+                return False
+            if call not in seen:
+                seen.add(call)
+                if not call._never_ends(seen):
+                    return False
+        return bool(instances)
+
+    def _resumed(self) -> None:
+        if self._instance is not None and waits.get(self._instance) is self:
+            del waits[self._instance]
+            self._instance.backend.blocked = False
 
     def _follow(self, parent: InferRequest) -> None:
         """Cancels this request when its parent is cancelled."""
@@ -99,6 +141,8 @@ class Call(Responder):
         parent.on_cancel = on_cancel
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if final:
+            self._resumed()
         try:
             if response.null:
                 self._deliver(None, final)
@@ -143,16 +187,26 @@ class Call(Responder):
         self._less(0)
 
 
+async def _logged(operation: Callable[[], Any]) -> None:
+    try:
+        await operation()
+    except Exception as error:
+        log.error("a model could not unload itself: %s", error)
+
+
 class InProcessHost(Host):
     """What a model in this process may ask of the server."""
 
-    def __init__(self, name: str, services: Any) -> None:
+    def __init__(self, name: str, model: str, services: Any) -> None:
         self.batch: Batch | None = None  # what the instance's thread executes
-        self._name = name
+        self.thread = 0  # that thread
+        self._model = model
         self._services = services
         self._log = logging.getLogger("neptrio.model." + name)
 
-    def infer(self, request: Any, decoupled: bool, deliver: Callable[[Any, bool], None]) -> Call:
+    def infer(
+        self, request: Any, decoupled: bool, deliver: Callable[[Any, bool], None], blocking: bool
+    ) -> Call:
         made = InferRequest()
         made.model_name = request._model_name
         made.model_version = "" if request._model_version < 0 else str(request._model_version)
@@ -166,7 +220,10 @@ class InProcessHost(Host):
         if request._requested_output_names:
             made.outputs = [RequestedOutput(name) for name in request._requested_output_names]
         made.parent = self._parent(request)
-        call = Call(self._services, made, decoupled, deliver)
+        here = blocking and self.batch is not None and threading.get_ident() == self.thread
+        call = Call(
+            self._services, made, decoupled, deliver, self.batch.instance if here and self.batch else None
+        )
         self._services.completions.post(_OnLoop(call.submit))
         return call
 
@@ -179,10 +236,6 @@ class InProcessHost(Host):
             parent: InferRequest = batch.requests[0]
             return parent
         return None
-
-    @contextmanager
-    def waiting(self, handle: Any) -> Iterator[None]:
-        yield
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         self._log.log(LEVELS.get(level, logging.INFO), "%s:%d] %s", file.rpartition("/")[2], line, message)
@@ -204,7 +257,7 @@ class InProcessHost(Host):
                 outcome.append(error)
                 done.set()
 
-        self._services.completions.post(_OnLoop(lambda: trio.lowlevel.spawn_system_task(run) and None))
+        self._services.completions.post(_OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
         done.wait()
         if outcome[0] is not None:
             raise utils.TritonModelException(str(outcome[0]))
@@ -216,7 +269,15 @@ class InProcessHost(Host):
         self._repository(lambda: self._services.repository.load(name, parameters))
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
-        self._repository(lambda: self._services.repository.unload(name, unload_dependents))
+        def unload() -> Any:
+            return self._services.repository.unload(name, unload_dependents)
+
+        if name == self._model:  # it would wait for the request that asks for it
+            self._services.completions.post(
+                _OnLoop(lambda: (trio.lowlevel.spawn_system_task(_logged, unload), None)[1])
+            )
+        else:
+            self._repository(unload)
 
     def is_model_ready(self, name: str, version: str) -> bool:
         done = threading.Event()

@@ -21,22 +21,17 @@ import triton_python_backend_utils as utils
 from neptrio._cext.batch import Batch, complete
 from neptrio._cext.mailbox import WorkItem
 from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
-from neptrio.backends.base import BackendInstance
+from neptrio.backends.base import READY_SECONDS, BackendInstance
 from neptrio.backends.python import convert
 from neptrio.backends.python.bls import InProcessHost, current_batch
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError
-from neptrio.stamps import Stamp
 from triton_python_backend_utils import _host
 from triton_python_backend_utils._sender import Channel
 
 log = logging.getLogger("neptrio.python")
 
 SOURCES = Path(__file__).parents[2]
-COMPUTE_START = int(Stamp.COMPUTE_START)
-COMPUTE_INPUT_END = int(Stamp.COMPUTE_INPUT_END)
-COMPUTE_OUTPUT_START = int(Stamp.COMPUTE_OUTPUT_START)
-COMPUTE_END = int(Stamp.COMPUTE_END)
 EXECUTING = 3
 DONE = 4
 RESCHEDULE = utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
@@ -87,7 +82,6 @@ class _Post(WorkItem):
 
     def deliver(self) -> None:
         request = self._request
-        request.stamp(COMPUTE_END)
         complete(request, self._response, self._final)
         if self._done is not None and (
             self._final or not request.responder.wait_for_room(request, self._done)
@@ -117,13 +111,12 @@ class _Reschedule(WorkItem):
 class Back:
     """The way back of a received request: whether it is cancelled, and its sender if one is taken."""
 
-    __slots__ = ("_channel", "_completions", "_open", "_request", "sent")
+    __slots__ = ("_channel", "_completions", "_request")
 
     def __init__(self, request: InferRequest, completions: Any, decoupled: bool) -> None:
         self._request = request
         self._completions = completions
         self._channel: Channel | None = None
-        self.sent = False
         if decoupled:
             self._channel = self._make(False)
             wake = weakref.WeakMethod(self._channel.wake)
@@ -148,6 +141,11 @@ class Back:
         """A sender exists."""
         return self._channel is not None and self._channel.taken
 
+    @property
+    def sent(self) -> bool:
+        """The one response of a request to a model that is not decoupled was sent."""
+        return self._channel is not None and self._channel.sent
+
     def close(self) -> None:
         """The request is answered in another way; nothing can be sent any more."""
         if self._channel is not None:
@@ -155,20 +153,17 @@ class Back:
 
     def _make(self, single: bool) -> Channel:
         request, completions = self._request, self._completions
-        state = self if single else None
 
         def cancelled() -> bool:
             return bool(request.cancelled)
 
         def post(response: utils.InferenceResponse | None, final: bool, size: int) -> None:
-            if state is not None:
-                state.sent = True
-            request.stamp(COMPUTE_OUTPUT_START)
             if response is None:
                 made = InferResponse()
                 made.null = True
             else:
                 made = convert.response(request, response, False)
+            made.produced_ns = monotonic_ns()
             completions.post(_Post(request, made, final, lambda: channel() and channel().acknowledge(size)))
 
         def finish() -> None:
@@ -205,7 +200,7 @@ class ModelRunner:
         self.reader = reader
         self.completions = services.completions
         self.decoupled = decoupled
-        self.host = InProcessHost(name, services)
+        self.host = InProcessHost(name, args["model_name"], services)
         self.model: Any = None
         self._source = source
         self._args = args
@@ -220,30 +215,27 @@ class ModelRunner:
             raise Internal(f"TritonPythonModel in {self._source.path} has no method execute(self, requests)")
         self.model = model_class()
 
-    def initialize(self) -> None:
-        """The model's initialize(args), if it has one."""
+    def initialize(self) -> Any:
+        """Calls the model's initialize(args), if it has one; an async one's coroutine is returned."""
         if hasattr(self.model, "initialize"):
-            self.model.initialize(dict(self._args))
+            return self.model.initialize(dict(self._args))
+        return None
 
-    def finalize(self) -> None:
-        """The model's finalize(), if it has one; then its modules are forgotten."""
-        try:
-            if hasattr(self.model, "finalize"):
-                self.model.finalize()
-        finally:
-            self.model = None
-            self._source.unload()
+    def finalize(self) -> Any:
+        """Calls the model's finalize(), if it has one; an async one's coroutine is returned."""
+        return self.model.finalize() if hasattr(self.model, "finalize") else None
+
+    def forget(self) -> None:
+        """Drops the model and its modules."""
+        self.model = None
+        self._source.unload()
 
     def requests(self, batch: Batch) -> list[utils.InferenceRequest]:
         """What execute() is called with."""
         completions, decoupled, reader = self.completions, self.decoupled, self.reader
         made = []
-        now = batch.compute_start
         for request in batch.requests:
             request.state = EXECUTING
-            if decoupled:  # its responses may leave before the batch is back
-                request.stamp(COMPUTE_START, now)
-                request.stamp(COMPUTE_INPUT_END)
             made.append(reader.request(request, Back(request, completions, decoupled)))
         return made
 
@@ -298,6 +290,11 @@ class ModelRunner:
             batch.requests = kept
         batch.responses = answers
 
+    def close(self, given: list[utils.InferenceRequest]) -> None:
+        """The batch failed: what its requests' senders have not sent is not sent any more."""
+        for request in given:
+            request._channel.close()
+
     def _failed(self, reason: str) -> InferResponse:
         text = f"Failed to process the request(s) for model '{self.name}', message: {reason}"
         return InferResponse(None, Internal(text, reason=Reason.BACKEND))
@@ -322,6 +319,7 @@ class InProcessInstance(BackendInstance):
     def initialize(self) -> None:
         _host.enter(self._runner.host)
         _host.install(self._runner.host)
+        self._runner.host.thread = threading.get_ident()
         try:
             self._runner.load()
             if inspect.iscoroutinefunction(self._runner.model.execute):
@@ -330,10 +328,20 @@ class InProcessInstance(BackendInstance):
                 self._runner.initialize()
         except BaseException:
             _host.uninstall(self._runner.host)
+            self._runner.forget()
             raise
 
     def describe_failure(self, error: BaseException) -> TritonError:
         return self._runner.failure(error)
+
+    def is_ready(self) -> bool:
+        model = self._runner.model
+        check = getattr(model, "is_ready", None)
+        if check is None:
+            return model is not None
+        if self._loop is not None:
+            return bool(asyncio.run_coroutine_threadsafe(self._call(check), self._loop).result(READY_SECONDS))
+        return bool(check())
 
     def execute(self, batch: Batch) -> None:
         runner = self._runner
@@ -342,10 +350,12 @@ class InProcessInstance(BackendInstance):
         host = runner.host
         host.batch = batch
         try:
-            responses = runner.model.execute(given)
+            runner.answer(batch, given, runner.model.execute(given))
+        except BaseException:
+            runner.close(given)
+            raise
         finally:
             host.batch = None
-        runner.answer(batch, given, responses)
 
     def finalize(self) -> None:
         try:
@@ -355,6 +365,7 @@ class InProcessInstance(BackendInstance):
                 self._runner.finalize()
         finally:
             _host.uninstall(self._runner.host)
+            self._runner.forget()
 
     # ------------------------------------------------------------ async def execute
 
@@ -381,10 +392,9 @@ class InProcessInstance(BackendInstance):
         finally:
             self._loop.close()
 
-    async def _call(self, function: Callable[[], Any]) -> None:
+    async def _call(self, function: Callable[[], Any]) -> Any:
         result = function()
-        if inspect.isawaitable(result):
-            await result
+        return await result if inspect.isawaitable(result) else result
 
     def _stop_loop(self) -> None:
         assert self._loop is not None
@@ -412,12 +422,13 @@ class InProcessInstance(BackendInstance):
         runner = self._runner
         batch.compute_start = monotonic_ns()
         current_batch.set(batch)
+        given: list[utils.InferenceRequest] = []
         try:
             given = runner.requests(batch)
             batch.mark_input_end()
-            responses = await runner.model.execute(given)
-            runner.answer(batch, given, responses)
+            runner.answer(batch, given, await runner.model.execute(given))
         except BaseException as error:
+            runner.close(given)
             batch.error = runner.failure(error)
         batch.compute_end = monotonic_ns()
         runner.completions.post(batch)

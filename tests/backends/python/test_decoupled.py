@@ -1,0 +1,370 @@
+"""Decoupled models: responses from any thread, flow control, finals, cancellation."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.python.models import config, python_model
+from tests.support.server import ServerProcess
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+REPEAT = """
+import json, threading, time
+import numpy as np
+
+def response(values, **more):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(values, np.float32))], **more)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            how = json.loads(request.parameters())["how"]
+            getattr(self, how)(request, request.get_response_sender())
+
+    def inline(self, request, sender):
+        for value in request.inputs()[0].as_numpy():
+            sender.send(response([value]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def thread(self, request, sender):
+        threading.Thread(target=self.inline, args=(request, sender)).start()
+
+    def with_data(self, request, sender):
+        sender.send(response([7], parameters={"part": 1}), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def nothing(self, request, sender):
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def error_between(self, request, sender):
+        sender.send(response([1]))
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("half way")))
+        sender.send(response([2]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def raises(self, request, sender):
+        sender.send(response([1]))
+        raise RuntimeError("after one")
+
+    def forgets(self, request, sender):
+        sender.send(response([1]))
+
+    def too_late(self, request, sender):
+        sender.send(response([1]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        for attempt in (lambda: sender.send(response([2])), lambda: sender.send(flags=1), lambda: sender.send(flags=5),
+                        lambda: sender.send()):
+            try:
+                attempt()
+            except pb_utils.TritonModelException as error:
+                pb_utils.Logger.log_info(f"refused: {error}")
+
+    def returns(self, request, sender):
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return 1
+
+    def endless(self, request, sender):
+        def run():
+            pb_utils.Logger.log_info("endless runs")
+            try:
+                while True:
+                    sender.send(response([0] * 1000))
+            except pb_utils.TritonModelException as error:
+                pb_utils.Logger.log_info(f"endless ends: {error} {request.is_cancelled()}")
+        threading.Thread(target=run).start()
+
+    def large(self, request, sender):
+        def run():
+            block = np.zeros(1 << 18, np.float32)  # 1 MiB
+            for i in range(10000):
+                block[0] = i
+                try:
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", block)]))
+                except pb_utils.TritonModelException:
+                    pb_utils.Logger.log_info(f"large was told at {i}")
+                    return
+                if i == 3:
+                    pb_utils.Logger.log_info("large has begun")
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        threading.Thread(target=run).start()
+"""
+
+ASYNC = """
+import asyncio, numpy as np
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for value in request.inputs()[0].as_numpy():
+                await asyncio.sleep(0)
+                await sender.async_send(
+                    pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))]))
+            await sender.async_send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+RETURNS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+COLLECT = """
+import json, asyncio
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        request = requests[0]
+        how = json.loads(request.parameters())["how"]
+        inner = pb_utils.InferenceRequest(model_name="repeat", inputs=[pb_utils.Tensor("IN", request.inputs()[0].as_numpy())],
+            requested_output_names=["OUT"], parameters={"how": "thread" if how != "endless" else how})
+        values = []
+        if how == "single":
+            return [inner.exec()]
+        if how == "endless":
+            iterator = inner.exec(decoupled=True)
+            for _ in range(3):
+                values.extend(next(iterator).output_tensors()[0].as_numpy()[:1])
+            iterator.cancel()
+            values.append(99)
+        elif how == "exec":
+            for response in inner.exec(decoupled=True):
+                values.extend(response.output_tensors()[0].as_numpy())
+        else:
+            async def collect():
+                async for response in await inner.async_exec(decoupled=True):
+                    values.extend(response.output_tensors()[0].as_numpy())
+            asyncio.run(collect())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(values, np.float32))])]
+"""
+
+SINGLE = """
+import threading, json
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        request = requests[0]
+        how = json.loads(request.parameters())["how"]
+        sender = request.get_response_sender()
+        answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))])
+        if how == "later":
+            threading.Timer(0.05, lambda: sender.send(answer, flags=1)).start()
+            return None
+        if how == "twice":
+            sender.send(answer)
+            try:
+                sender.send(answer)
+            except pb_utils.TritonModelException as error:
+                pb_utils.Logger.log_info(f"second: {error}")
+            return [None]
+        if how == "dropped":
+            return [None]
+        return [answer]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    python_model(repository, "repeat", REPEAT, config(extra=DECOUPLED))
+    python_model(repository, "async_repeat", ASYNC, config(extra=DECOUPLED))
+    python_model(repository, "returns", RETURNS, config(extra=DECOUPLED))
+    python_model(repository, "collect", COLLECT)
+    python_model(repository, "single", SINGLE)
+    with ServerProcess(repository) as process:
+        yield process
+
+
+class Stream:
+    """A stream of a real client and what it has received."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.client = grpcclient.InferenceServerClient(server.grpc)
+        self.results: queue.Queue[Any] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.results.put((result, error)))
+
+    def send(self, model: str, how: str = "", values: tuple[float, ...] = (1, 2, 3), **more: Any) -> None:
+        tensor = grpcclient.InferInput("IN", [len(values)], "FP32")
+        tensor.set_data_from_numpy(np.array(values, np.float32))
+        more.setdefault("enable_empty_final_response", True)
+        self.client.async_stream_infer(model, [tensor], parameters={"how": how}, **more)
+
+    def next(self) -> tuple[Any, bool]:
+        """The next answer: its values or its error text, and whether it is final."""
+        result, error = self.results.get(timeout=20)
+        if error is not None:
+            return error.message(), None  # type: ignore[return-value]
+        final = result.get_response().parameters["triton_final_response"].bool_param
+        array = result.as_numpy("OUT")
+        return None if array is None else array.tolist(), final
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_stream(cancel_requests=True)
+        self.client.close()
+
+
+@pytest.mark.parametrize(("model", "how"), [("repeat", "inline"), ("repeat", "thread"), ("async_repeat", "")])
+def test_many_responses(server: ServerProcess, model: str, how: str) -> None:
+    with Stream(server) as stream:
+        stream.send(model, how)
+        assert [stream.next() for _ in range(4)] == [([1], False), ([2], False), ([3], False), (None, True)]
+
+
+def test_final_with_data_and_without(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("repeat", "with_data")
+        assert stream.next() == ([7], True)
+        stream.send("repeat", "nothing")
+        assert stream.next() == (None, True)
+        stream.send("repeat", "nothing", enable_empty_final_response=False)
+        stream.send("repeat", "inline", (5,), enable_empty_final_response=False)
+        assert stream.next() == ([5], False)
+
+
+def test_an_error_in_between(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("repeat", "error_between")
+        assert [stream.next() for _ in range(4)] == [
+            ([1], False),
+            ("half way", None),
+            ([2], False),
+            (None, True),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raises", "RuntimeError: after one"),
+        ("forgets", "dropped the response sender of a request without sending"),
+    ],
+)
+def test_requests_that_the_model_leaves_open_fail(server: ServerProcess, how: str, message: str) -> None:
+    with Stream(server) as stream:
+        stream.send("repeat", how)
+        assert stream.next() == ([1], False)
+        assert re.search(message, stream.next()[0])
+        stream.send("repeat", "nothing")
+        assert stream.next() == (None, True)
+
+
+def test_sending_after_the_final_response_is_refused(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("repeat", "too_late")
+        assert stream.next() == ([1], True)
+    wait_for(server, "refused: Inference Response object must be provided")
+    assert server.log().count("refused: Unable to send response. Response sender has been closed") == 2
+    assert "refused: Unable to send response. Unsupported flag value: 5" in server.log()
+
+
+def test_a_decoupled_model_must_return_none(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("returns")
+        assert "the execute function must return None" in stream.next()[0]
+
+
+def test_a_cancelled_stream_stops_its_sender(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("repeat", "endless")
+        wait_for(server, "endless runs")
+        assert stream.next()[1] is False
+    wait_for(server, "endless ends: Unable to send response. The request was cancelled")
+    wait_for_idle(server, "repeat")
+
+
+def test_collecting_from_a_decoupled_model(server: ServerProcess) -> None:
+    for how in ("exec", "async"):
+        assert infer(server, "collect", how=how, values=range(2000)) == list(range(2000))
+    assert infer(server, "collect", how="endless") == [0, 0, 0, 99]
+    with pytest.raises(InferenceServerException, match="is decoupled; call exec"):
+        infer(server, "collect", how="single")
+    wait_for_idle(server, "repeat")
+
+
+def test_a_sender_of_a_model_that_is_not_decoupled(server: ServerProcess) -> None:
+    for how in ("later", "twice", "returned"):
+        assert infer(server, "single", how=how) == [1]
+    wait_for(server, "second: Unable to send response. A model that is not decoupled sends exactly one")
+    with pytest.raises(InferenceServerException, match="dropped the response sender"):
+        infer(server, "single", how="dropped")
+
+
+def resident(server: ServerProcess) -> int:
+    """The server's resident memory in bytes."""
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", text).group(1)) << 10  # type: ignore[union-attr]
+
+
+def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None:
+    """10,000 responses of 1 MiB wait for a client whose callback never returns; then it is gone."""
+    before = resident(server)
+    held: queue.Queue[None] = queue.Queue()
+    client = grpcclient.InferenceServerClient(server.grpc)
+    client.start_stream(lambda result, error: held.get())
+    tensor = grpcclient.InferInput("IN", [1], "FP32")
+    tensor.set_data_from_numpy(np.zeros(1, np.float32))
+    client.async_stream_infer("repeat", [tensor], parameters={"how": "large"})
+    wait_for(server, "large has begun")
+    # the sender must come to rest: its count of sent bytes stops while the server stays responsive
+    seen, still = -1, 0
+    deadline = time.monotonic() + 30
+    while still < 5:
+        assert time.monotonic() < deadline
+        infer(server, "single", how="returned")
+        now = resident(server)
+        still = still + 1 if abs(now - seen) < 1 << 20 else 0
+        seen = now
+    assert seen - before < 64 << 20
+    for _ in range(20000):
+        held.put(None)
+    client.stop_stream(cancel_requests=True)
+    client.close()
+    wait_for(server, "large was told")
+    wait_for_idle(server, "repeat")
+
+
+def infer(server: ServerProcess, model: str, how: str, values: Any = (1, 2)) -> Any:
+    array = np.array(list(values), np.float32)
+    with httpclient.InferenceServerClient(server.http, network_timeout=30) as client:
+        tensor = httpclient.InferInput("IN", list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array)
+        return client.infer(model, [tensor], parameters={"how": how}).as_numpy("OUT").tolist()
+
+
+def wait_for(server: ServerProcess, text: str) -> None:
+    """Until the server's log has a line with `text`; fails after 30 s."""
+    deadline = time.monotonic() + 30
+    while text not in server.log():
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.005)
+
+
+def wait_for_idle(server: ServerProcess, model: str) -> None:
+    """Until the model has no request under way."""
+    deadline = time.monotonic() + 30
+    with httpclient.InferenceServerClient(server.http) as client:
+        while True:
+            import urllib.request
+
+            text = urllib.request.urlopen(f"http://{server.metrics}/metrics").read().decode()
+            found = re.search(rf'neptrio_accepted_requests{{model="{model}"[^}}]*}} (\S+)', text)
+            assert found is not None, text
+            if float(found.group(1)) == 0:
+                return
+            assert time.monotonic() < deadline, text
+            client.is_server_live()
+            time.sleep(0.01)

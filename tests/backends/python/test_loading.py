@@ -1,0 +1,265 @@
+"""Loading models: isolated modules, auto_complete_config, readiness, reload, Python-based backends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.python.models import HEAD, config, python_model
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+HELPED = """
+import helper
+from helper import NUMBER
+from . import sibling
+from package import part
+from package.part import VALUE
+import package.deeper as deeper
+
+class TritonPythonModel:
+    def execute(self, requests):
+        import late
+        import numpy as np
+        parts = [NUMBER, helper.double(NUMBER), sibling.NUMBER, part.VALUE, VALUE, deeper.VALUE, late.NUMBER]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(parts, np.float32))]) for _ in requests]
+"""
+
+COMPLETING = """
+import numpy as np
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        c = auto_complete_model_config
+        c.set_max_batch_size(4)
+        c.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
+        c.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]})
+        c.set_dynamic_batching()
+        return c
+
+    def initialize(self, args):
+        import json
+        self.config = json.loads(args["model_config"])
+        assert args["model_name"] == "completing" and args["model_version"] == "1"
+        assert args["model_instance_kind"] == "CPU" and args["model_instance_device_id"] == "0"
+        assert args["model_repository"].endswith("/completing")
+        self.dtype = pb_utils.triton_string_to_numpy(
+            pb_utils.get_output_config_by_name(self.config, "OUT")["data_type"])
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(
+            "OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy().astype(self.dtype) + 1)]) for r in requests]
+"""
+
+SHARED = """
+import numpy as np
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(c):
+        c.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
+        c.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]})
+        return c
+
+    def initialize(self, args):
+        import json, os
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.factor = float(parameters["factor"]["string_value"])
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() * np.float32(self.factor))])
+                for r in requests]
+"""
+
+READY = """
+import os, time, pathlib
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.flag = pathlib.Path(args["model_repository"]) / "flag"
+
+    def is_ready(self):
+        return self.flag.read_text() == "yes"
+
+    def execute(self, requests):
+        raise RuntimeError("not here")
+"""
+
+
+def infer(server: ServerProcess, model: str, array: np.ndarray) -> Any:
+    with httpclient.InferenceServerClient(server.http) as client:
+        tensor = httpclient.InferInput("IN", list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array)
+        return client.infer(model, [tensor]).as_numpy("OUT").tolist()
+
+
+def test_helper_modules_of_two_models_do_not_clash(tmp_path: Path) -> None:
+    for name, base in (("one", 1), ("two", 100)):
+        python_model(
+            tmp_path,
+            name,
+            HELPED,
+            files={
+                "1/helper.py": f"import sibling\nNUMBER = {base}\ndef double(n): return 2 * n + sibling.NUMBER * 0",
+                "1/sibling.py": f"NUMBER = {base + 1}",
+                "1/late.py": f"from helper import NUMBER as N\nNUMBER = N + {base + 2}",
+                "1/package/__init__.py": "",
+                "1/package/part.py": f"from . import deeper\nfrom ..helper import NUMBER\nVALUE = {base + 3}",
+                "1/package/deeper.py": f"from helper import NUMBER\nVALUE = NUMBER + {base + 4}",
+            },
+        )
+    with ServerProcess(tmp_path) as server:
+        one = np.zeros(1, np.float32)
+        for _ in range(2):
+            assert infer(server, "one", one) == [1, 2, 2, 4, 4, 6, 4]
+            assert infer(server, "two", one) == [100, 200, 101, 103, 103, 204, 202]
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_auto_complete_config(tmp_path: Path) -> None:
+    python_model(tmp_path, "completing", COMPLETING, 'backend: "python"')
+    with ServerProcess(tmp_path) as server:
+        assert infer(server, "completing", np.zeros((1, 3), np.float32)) == [[1, 1, 1]]
+        with httpclient.InferenceServerClient(server.http) as client:
+            found = client.get_model_config("completing")
+            assert found["max_batch_size"] == 4
+            assert found["dynamic_batching"]["preferred_batch_size"] == [4]
+            assert client.get_model_metadata("completing")["inputs"] == [
+                {"name": "IN", "datatype": "FP32", "shape": ["-1", "-1"]}
+            ] or client.get_model_metadata("completing")["inputs"] == [
+                {"name": "IN", "datatype": "FP32", "shape": [-1, -1]}
+            ]
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "reason"),
+    [
+        (COMPLETING, config(max_batch_size=8), "specified max_batch_size 4"),
+        (
+            COMPLETING,
+            config(inputs="IN:TYPE_INT8:-1"),
+            "configuration expects datatype TYPE_INT8 for input 'IN'",
+        ),
+        ("class Model: pass", config(), "has no class TritonPythonModel"),
+        ("class TritonPythonModel: pass", config(), "has no method execute"),
+        ("import no_such_module_here", config(), "No module named 'no_such_module_here'"),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')\n"
+            "    def execute(self, requests): pass",
+            config(),
+            "ValueError: no weights",
+        ),
+    ],
+)
+def test_a_model_that_does_not_load_says_why(tmp_path: Path, code: str, text: str, reason: str) -> None:
+    python_model(tmp_path, "completing", code, text)
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_model_repository_index()
+        assert row["state"] == "UNAVAILABLE"
+        assert reason in row["reason"]
+        assert not re.search(r"neptrio/backends", row["reason"])
+
+
+def test_no_model_file(tmp_path: Path) -> None:
+    write_model(tmp_path, "empty", config())
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_model_repository_index()
+        assert "has no file" in row["reason"] and row["reason"].endswith("model.py")
+
+
+def test_reload_takes_new_code_and_finalizes_the_old(tmp_path: Path) -> None:
+    code = """
+import numpy as np, helper
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, helper.VALUE, np.float32))])]
+
+    def finalize(self):
+        pb_utils.Logger.log_warn(f"goodbye from {helper.VALUE}")
+"""
+    python_model(tmp_path, "changing", code, files={"1/helper.py": "VALUE = 1"})
+    with ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=changing") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert infer(server, "changing", np.zeros(1, np.float32)) == [1]
+            (tmp_path / "changing/1/helper.py").write_text("VALUE = 2")
+            client.load_model("changing")
+            assert infer(server, "changing", np.zeros(1, np.float32)) == [2]
+            client.unload_model("changing")
+            with pytest.raises(InferenceServerException, match="has no available versions"):
+                infer(server, "changing", np.zeros(1, np.float32))
+        server.stop()
+        assert "goodbye from 1" in server.log() and "goodbye from 2" in server.log()
+        assert re.search(r"model.py:\d+\] goodbye", server.log())
+
+
+def test_python_based_backend(tmp_path: Path) -> None:
+    repository, backends = tmp_path / "models", tmp_path / "backends"
+    folder = backends / "scale"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(HEAD + SHARED)
+    for name, factor in (("twice", 2), ("thrice", 3)):
+        parameter = f'parameters {{ key: "factor" value: {{ string_value: "{factor}" }} }}'
+        write_model(repository, name, f'backend: "scale" {parameter}')
+    with ServerProcess(repository, f"--backend-directory={backends}") as server:
+        assert infer(server, "twice", np.ones(2, np.float32)) == [2, 2]
+        assert infer(server, "thrice", np.ones(2, np.float32)) == [3, 3]
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert client.get_model_config("twice")["backend"] == "scale"
+            assert client.get_model_metadata("twice")["platform"] == "scale"
+
+
+def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "m", 'backend: "../scale"')
+    (tmp_path / "scale").mkdir()
+    (tmp_path / "scale/model.py").write_text(HEAD + SHARED)
+    (tmp_path / "backends").mkdir()
+    flags = ("--exit-on-error=false", f"--backend-directory={tmp_path / 'backends'}")
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_model_repository_index()
+        assert "unable to find backend library for backend '../scale'" in row["reason"]
+
+
+def test_is_ready_is_asked(tmp_path: Path) -> None:
+    python_model(tmp_path, "moody", READY)
+    flag = tmp_path / "moody/flag"
+    flag.write_text("no")
+    with ServerProcess(tmp_path) as server:
+        with (
+            httpclient.InferenceServerClient(server.http) as http,
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+        ):
+            assert not http.is_model_ready("moody") and not grpc.is_model_ready("moody")
+            flag.write_text("yes")
+            assert http.is_model_ready("moody") and grpc.is_model_ready("moody")
+            flag.unlink()
+            assert not http.is_model_ready("moody") and not grpc.is_model_ready("moody")
+
+
+def test_instances_do_not_share_module_globals(tmp_path: Path) -> None:
+    code = """
+import numpy as np, threading
+count = 0
+
+class TritonPythonModel:
+    def initialize(self, args):
+        global count
+        count += 1
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, count, np.float32))])]
+"""
+    python_model(tmp_path, "several", code, config(extra="instance_group { count: 3 kind: KIND_CPU }"))
+    with ServerProcess(tmp_path) as server:
+        assert [infer(server, "several", np.zeros(1, np.float32)) for _ in range(4)] == [[1]] * 4
