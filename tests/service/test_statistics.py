@@ -28,11 +28,11 @@ SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "%d" } }'
 ZERO = {"count": 0, "ns": 0}
 
 
-def tensors(module: Any, batch: int = 1) -> list[Any]:
+def tensors(module: Any, batch: int = 1, content: int = 0) -> list[Any]:
     made = []
     for i in range(2):
         tensor = module.InferInput(f"INPUT{i}", [batch, 16], "INT32")
-        tensor.set_data_from_numpy(np.zeros((batch, 16), np.int32))
+        tensor.set_data_from_numpy(np.full((batch, 16), content, np.int32))
         made.append(tensor)
     return made
 
@@ -83,7 +83,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "storm_default", identity_config(extra=SLOW % 1 + "instance_group { count: 2 }"))
     write_model(repository, "storm_inline", identity_config())
     write_model(repository, "storm_dynamic", identity_config(extra=SLOW % 2 + batching))
-    with ServerProcess(repository) as process:
+    cached = "response_cache { enable: true } dynamic_batching {}"
+    write_model(repository, "storm_cached", identity_config(extra=SLOW % 1 + cached))
+    steps = []
+    for model, source, target in (
+        ("storm_default", "INPUT", "MIDDLE"),
+        ("storm_dynamic", "MIDDLE", "OUTPUT"),
+    ):
+        maps = [
+            f'{kind}_map {{ key: "{key}{i}" value: "{value}{i}" }}'
+            for i in range(2)
+            for kind, key, value in (("input", "INPUT", source), ("output", "OUTPUT", target))
+        ]
+        steps.append(f'{{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}')
+    ensemble = identity_config(extra=f"ensemble_scheduling {{ step [ {', '.join(steps)} ] }}")
+    write_model(repository, "storm_ensemble", ensemble.replace('backend: "identity"', 'platform: "ensemble"'))
+    with ServerProcess(repository, "--cache-config=local,size=10000000") as process:
         yield process
 
 
@@ -244,11 +259,31 @@ def check(got: dict[str, Any]) -> None:
     held = got["live"]
     assert held["accepted"] == held["queued"] + held["prepared"] + held["executing"]
     assert (held["inflight_bytes"] > 0) == (held["accepted"] > 0)
-    assert sum(b["count"] for b in got["batches"].values()) == got["execution_count"]
-    assert sum(b["size_sum"] for b in got["batches"].values()) == got["inference_count"]
+    if got["name"] != "storm_ensemble":  # nobody closes its batches
+        assert sum(b["count"] for b in got["batches"].values()) == got["execution_count"]
+        assert sum(b["size_sum"] for b in got["batches"].values()) == got["inference_count"]
 
 
-@pytest.mark.parametrize("model", ["storm_default", "storm_inline", "storm_dynamic"])
+def check_cache_metrics(text: str, got: dict[str, Any]) -> None:
+    labels = {"model": "storm_cached", "version": "1"}
+    hit, miss = got["inference_stats"]["cache_hit"], got["inference_stats"]["cache_miss"]
+    assert value(text, "nv_cache_num_hits_per_model", **labels) == hit["count"]
+    assert value(text, "nv_cache_num_misses_per_model", **labels) == miss["count"]
+    for name, duration in (("hit", hit), ("miss", miss)):
+        us = value(text, f"nv_cache_{name}_duration_per_model", **labels)
+        assert duration["ns"] // 1000 - duration["count"] <= us <= duration["ns"] // 1000
+    assert value(text, "nv_cache_num_hits") == hit["count"]
+    assert value(text, "nv_cache_num_lookups") == value(text, "nv_cache_num_hits") + value(
+        text, "nv_cache_num_misses"
+    )
+    assert value(text, "nv_cache_num_entries") == miss["count"]
+    assert 0 < value(text, "nv_cache_util") < 1
+    assert 'nv_cache_num_hits_per_model{model="storm_default"' not in text
+
+
+@pytest.mark.parametrize(
+    "model", ["storm_default", "storm_inline", "storm_dynamic", "storm_cached", "storm_ensemble"]
+)
 def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: str) -> None:
     sent = [0, 0]
     lock = threading.Lock()
@@ -260,12 +295,13 @@ def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: s
             httpclient.InferenceServerClient(server.http) as rest,
             grpcclient.InferenceServerClient(server.grpc) as grpc,
         ):
-            for _ in range(60):
+            for _ in range(40):
                 batch = chance.randint(1, 8)
+                content = chance.randint(0, 9)
                 if chance.random() < 0.5:
-                    rest.infer(model, tensors(httpclient, batch))
+                    rest.infer(model, tensors(httpclient, batch, content))
                 else:
-                    grpc.infer(model, tensors(grpcclient, batch))
+                    grpc.infer(model, tensors(grpcclient, batch, content))
                 own[0] += 1
                 own[1] += batch
         with lock:
@@ -285,11 +321,17 @@ def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: s
     assert polls > 1
     got = stats(server, model, "?percentiles=50&live=true&histograms=true")
     check(got)
-    assert [got["inference_stats"]["success"]["count"], got["inference_count"]] == sent
+    hits = got["inference_stats"]["cache_hit"]["count"]
+    assert got["inference_stats"]["success"]["count"] == sent[0]
+    if model == "storm_cached":
+        assert 0 < hits < sent[0] and 0 < got["inference_count"] < sent[1]
+        check_cache_metrics(scrape(server), got)
+    else:
+        assert hits == 0 and got["inference_count"] == sent[1]
     assert got["live"]["accepted"] == got["live"]["inflight_bytes"] == 0
     for stage in STAGES:
         histogram = Histogram.from_buckets(got["histograms"][stage])
-        assert histogram.count == sent[0]
+        assert histogram.count == got["inference_stats"][stage]["count"]
         assert got["inference_stats"][stage]["ns"] <= histogram.sum
         assert histogram.sum <= got["inference_stats"][stage]["ns"] * (1 + 2 * RELATIVE_ERROR) + sent[0]
 

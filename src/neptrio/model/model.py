@@ -53,7 +53,6 @@ class Model(ModelCore):
             self.reshape_outputs = reshape.output_reshaper(output_reshapes)
         self.decoupled = config.model_transaction_policy.decoupled
         self.counters = ModelCounters()
-        MetricsConfig.parse(context.settings.metrics_config).apply(self.counters, config)
         self.load_duration_secs = 0.0
         self.pool = InstancePool()
         self._loop = loop
@@ -81,6 +80,8 @@ class Model(ModelCore):
                         instance = Instance(name, self, made, self._completions, self.pool)
                         self.pool.add(instance, self._loop.rate_limiter, group, device)
             self.scheduler = make_scheduler(self, self.pool, self._loop)
+            # after the scheduler: an ensemble learns from its steps that it is decoupled
+            MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)
         except BaseException:
             self.pool.clear()
             raise

@@ -1,8 +1,7 @@
 """What a model holds at this moment, counted, not sampled.
 
-Invariant (tested): accepted requests = queued + prepared + executing + answering, where answering
-are requests that their instance is done with and that a decoupled model still owes responses, or
-that an ensemble has handed to its steps.
+Invariant (tested): accepted requests = queued + prepared + executing. A decoupled model may owe
+responses to requests that its instance is done with: these are accepted and in none of the three.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ def live(model: Any) -> Live:
         accepted=model.inflight,
         queued=scheduler.queued,
         prepared=sum(i.prepared_requests for i in instances),
-        executing=sum(i.executing_requests for i in instances),
+        # an ensemble has no instances: its scheduler counts the requests that walk its steps
+        executing=sum(i.executing_requests for i in instances) if instances else scheduler.executing,
         inflight_bytes=model.counters.inflight_bytes,
         sequences=getattr(getattr(scheduler, "table", None), "live", 0),
     )
