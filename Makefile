@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test lint format proto bench bench-peers clean
+.PHONY: help build run test lint format proto bench bench-peers clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -53,6 +53,13 @@ bench-peers: build ## Install the benchmark's peers (tritonserver, MLServer, KSe
 
 bench: build ## Measure this server beside its peers and write benchmarks/results; ARGS='--only binary' narrows it
 	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+wheel: build ## Build a wheel into dist/
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+	@ls -1t dist/*.whl | head -n 1
+
+wheel-test: wheel ## Install the newest wheel into an empty environment and serve a model from there
+	@$(BIN)/python tools/wheel_test.py
 
 clean: ## Remove the environment and everything built
 	@rm -rf $(VENV) build dist src/*.egg-info src/neptrio/_cext/*.so

@@ -42,6 +42,10 @@ class ServerProcess:
         self._reader.start()
         if not self._started.wait(60) or self.process.poll() is not None:
             self.process.kill()
+            self.process.wait()
+            self._reader.join(5)
+            assert self.process.stderr is not None
+            self.process.stderr.close()
             raise AssertionError(f"the server did not start:\n{self.log()}")
         self.http = self._address(r"REST +on https?://(\S+)")
         self.grpc = self._address(r"gRPC +on (\S+)")

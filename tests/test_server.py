@@ -1,0 +1,172 @@
+"""Start and stop of a real server: what it prints, signals, the exit timeout."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+GATED = """
+import os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = os.environ["GATE_FOLDER"]
+
+    def execute(self, requests):
+        open(os.path.join(self.folder, "entered"), "w").close()
+        while not os.path.exists(os.path.join(self.folder, "open")):
+            time.sleep(0.01)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy())])
+            for r in requests
+        ]
+
+    def finalize(self):
+        open(os.path.join(self.folder, "finalized"), "w").close()
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for something another process does."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def listening(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+class Gate:
+    """A server with a model whose execution waits for open(), and one request inside it."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, *flags: str) -> None:
+        monkeypatch.setenv("GATE_FOLDER", str(tmp_path))
+        self.folder = tmp_path
+        repository = tmp_path / "models"
+        io = 'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
+        write_model(repository, "gated", f'backend: "python" {io}', {"1/model.py": GATED})
+        self.server = ServerProcess(repository, *flags)
+        self.answers: list[object] = []
+        module = httpclient if protocol == "http" else grpcclient
+        address = self.server.http if protocol == "http" else self.server.grpc
+        self.address = address
+
+        def infer() -> None:
+            try:
+                with module.InferenceServerClient(address) as client:
+                    tensor = module.InferInput("X", [1], "FP32")
+                    tensor.set_data_from_numpy(np.array([2.5], np.float32))
+                    self.answers.append(float(client.infer("gated", [tensor]).as_numpy("Y")[0]))
+            except Exception as error:
+                self.answers.append(error)
+
+        self.thread = threading.Thread(target=infer)
+        self.thread.start()
+        until((tmp_path / "entered").exists)
+
+    def open(self) -> None:
+        (self.folder / "open").touch()
+
+
+def test_the_start_up_text(tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config(), versions=(1, 3))
+    write_model(tmp_path, "bad", 'backend: "identity"\nmax_batch: 3')
+    write_model(tmp_path, "nothing", 'backend: "nonesuch"')
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+        rows = [line.split("|")[1:-1] for line in server.log().splitlines() if line.startswith("|")]
+        cells = {row[0].strip(): [c.strip() for c in row[1:]] for row in rows}
+        assert cells["Model"] == ["Version", "State", "Reason"]
+        assert cells["good"] == ["3", "READY", ""]
+        assert cells["bad"][1] == "UNAVAILABLE" and "config.pbtxt" in server.log()
+        assert "did you mean 'max_batch_size'?" in " ".join(server.log().split())
+        assert "'nonesuch'" in cells["nothing"][2]
+        assert server.http and server.grpc and server.metrics
+        assert "(HTTP/2 session: " in server.log()
+        assert "accelerators: " in server.log()
+
+
+def test_a_failed_model_ends_the_start(tmp_path: Path) -> None:
+    write_model(tmp_path, "bad", 'backend: "identity" max_batch: 3')
+    with pytest.raises(AssertionError, match="did not start") as info:
+        ServerProcess(tmp_path)
+    text = str(info.value)
+    assert "UNAVAILABLE" in text and "error: creating server: Internal - failed to load all models" in text
+    assert "Traceback" not in text
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            AssertionError, match=f"error: creating server: .*cannot listen on 127.0.0.1:{port}"
+        ) as info:
+            ServerProcess(tmp_path, f"--http-port={port}")
+        assert "Traceback" not in str(info.value)
+
+
+def test_two_servers_share_a_port_when_asked(tmp_path: Path) -> None:
+    write_model(tmp_path, "good", identity_config())
+    with ServerProcess(tmp_path, "--reuse-http-port=true", "--reuse-grpc-port=true") as first:
+        http, grpc = first.http.split(":")[1], first.grpc.split(":")[1]
+        flags = (f"--http-port={http}", f"--grpc-port={grpc}", "--reuse-http-port=1", "--reuse-grpc-port=on")
+        with ServerProcess(tmp_path, *flags) as second:
+            assert (second.http, second.grpc) == (first.http, first.grpc)
+
+
+@pytest.mark.parametrize(("protocol", "sig"), [("http", signal.SIGTERM), ("grpc", signal.SIGINT)])
+def test_open_requests_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, sig: signal.Signals
+) -> None:
+    gate = Gate(tmp_path, monkeypatch, protocol)
+    gate.server.process.send_signal(sig)
+    until(lambda: not listening(gate.address))
+    assert gate.answers == []
+    gate.open()
+    gate.thread.join(30)
+    assert gate.answers == [2.5]
+    assert gate.server.process.wait(30) == 0
+    assert (tmp_path / "finalized").exists()
+    gate.server.stop()
+
+
+def test_the_exit_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(tmp_path, monkeypatch, "http", "--exit-timeout-secs=0.5")
+    gate.server.process.send_signal(signal.SIGTERM)
+    assert gate.server.process.wait(30) == 1
+    gate.thread.join(30)
+    assert isinstance(gate.answers[0], Exception)
+    gate.server.stop()
+    assert "exit timeout expired" in gate.server.log()
+
+
+def test_a_second_signal_exits_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(tmp_path, monkeypatch, "grpc", "--exit-timeout-secs=600")
+    gate.server.process.send_signal(signal.SIGINT)
+    until(lambda: not listening(gate.address))
+    with pytest.raises(subprocess.TimeoutExpired):
+        gate.server.process.wait(0.2)
+    gate.server.process.send_signal(signal.SIGINT)
+    assert gate.server.process.wait(30) == -signal.SIGINT
+    gate.thread.join(30)
+    gate.server.stop()

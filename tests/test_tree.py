@@ -1,0 +1,95 @@
+"""The tree tests itself: nothing of one machine in it, documents linked, targets explained."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+).stdout.split()
+pytestmark = pytest.mark.skipif(not FILES, reason="not a git checkout")
+
+# written so that this file does not contain what it looks for
+MACHINE_PATHS = re.compile("|".join(["/ho" + "me/[a-z]", "/ro" + "ot/", "/Us" + "ers/[a-z]", "/wo" + "rk/"]))
+REGISTRIES = re.compile(
+    "|".join(["--ind" + "ex-url", "--extra-ind" + "ex-url", "py" + r"pi\.org", "file" + "s.pythonhosted"])
+)
+
+
+def texts() -> list[tuple[str, str]]:
+    found = []
+    for name in FILES:
+        path = ROOT / name
+        if path.is_file() and not path.is_symlink() and path.suffix != ".binpb":
+            try:
+                found.append((name, path.read_text(encoding="utf-8")))
+            except UnicodeDecodeError:
+                continue
+    return found
+
+
+def test_no_file_names_a_machine_path_or_a_registry() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if MACHINE_PATHS.search(line) or REGISTRIES.search(line)
+    ]
+    assert found == []
+
+
+def test_every_page_of_docs_is_linked_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    pages = sorted(name for name in FILES if re.fullmatch(r"docs/[^/]+\.md", name) and (ROOT / name).exists())
+    assert pages
+    assert [page for page in pages if f"]({page})" not in readme] == [], (
+        "add a row to README.md, Documentation"
+    )
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for name, text in texts():
+        if name.endswith(".md"):
+            for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+                if "://" not in target and not (ROOT / name).parent.joinpath(target).exists():
+                    broken.append(f"{name}: {target}")
+    assert broken == []
+
+
+def test_every_make_target_has_a_sentence() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.M))
+    explained = set(re.findall(r"^([a-z][a-z-]*):.*## \S", makefile, re.M))
+    assert targets - explained == set()
+    phony = set(re.search(r"^\.PHONY:(.*)$", makefile, re.M)[1].split())  # type: ignore[index]
+    assert phony == targets, "targets and .PHONY differ"
+    printed = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert {line.split()[0] for line in printed.splitlines()} == targets
+
+
+def test_every_dependency_has_a_line_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for requirement in [*project["dependencies"], *extras["cuda"], *extras["examples"]]:
+        name = re.match(r"[\w.-]+", requirement)
+        assert name is not None
+        assert re.search(rf"^\| {re.escape(name[0])}\b", readme, re.M), f"{name[0]} is missing in README.md"
+
+
+def test_the_package_is_typed() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for package in ("neptrio", "triton_python_backend_utils"):
+        assert (ROOT / "src" / package / "py.typed").exists() and "py.typed" in packages[package]

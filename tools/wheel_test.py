@@ -1,0 +1,98 @@
+"""Installs the wheel in dist/ into an empty environment and serves a model from there.
+
+Usage: python tools/wheel_test.py [WHEEL]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_INT32", "dims": [2]})
+        config.add_output({"name": "Y", "data_type": "TYPE_INT32", "dims": [2]})
+        return config
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy() * 2)])
+            for r in requests
+        ]
+"""
+
+
+def request(url: str, body: dict | None = None) -> dict:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(url, data, timeout=30) as answer:
+        return json.load(answer)
+
+
+def serve(neptrio: Path, folder: Path) -> None:
+    """Runs the installed command on one Python model and asks it something."""
+    (folder / "models" / "double" / "1").mkdir(parents=True)
+    (folder / "models" / "double" / "1" / "model.py").write_text(MODEL)
+    log = folder / "log"
+    flags = [
+        "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1",
+        "--http-port=0",
+        "--grpc-port=0",
+        "--metrics-port=0",
+    ]
+    with log.open("w") as stderr:
+        server = subprocess.Popen(
+            [neptrio, f"--model-repository={folder / 'models'}", *flags], stderr=stderr, cwd=folder
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while "\nserving\n" not in log.read_text():
+            if server.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the installed server did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        address = log.read_text().split("REST     on ")[1].split()[0]
+        body = {"inputs": [{"name": "X", "datatype": "INT32", "shape": [2], "data": [3, 4]}]}
+        answer = request(f"{address}/v2/models/double/infer", body)
+        if answer["outputs"][0]["data"] != [6, 8]:
+            sys.exit(f"wrong answer: {answer}")
+        server.terminate()
+        if server.wait(30) != 0:
+            sys.exit(f"the installed server ended with {server.returncode}")
+        print(log.read_text(), end="")
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+
+
+def main() -> int:
+    wheels = sorted((ROOT / "dist").glob("neptrio-*.whl"), key=lambda path: path.stat().st_mtime)
+    wheel = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else wheels[-1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        venv.create(folder / "venv", with_pip=True)
+        binaries = folder / "venv" / "bin"
+        pip = [binaries / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, wheel], check=True, cwd=folder)
+        check = "import triton_python_backend_utils as u, neptrio, pathlib as p; [print(p.Path(m.__file__).with_name('py.typed').stat().st_size) for m in (u, neptrio)]"
+        subprocess.run([binaries / "python", "-c", check], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        subprocess.run([binaries / "neptrio", "--version"], check=True, cwd=folder)
+        serve(binaries / "neptrio", folder)
+    print(f"{wheel.name} installs and serves")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
