@@ -40,7 +40,7 @@ class ServerProcess:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._started.wait(60) or self.process.poll() is not None:
+        if not self._started.wait(60) or "serving\n" not in self._lines:
             self.process.kill()
             self.process.wait()
             self._reader.join(5)
