@@ -281,10 +281,8 @@ def check_cache_metrics(text: str, got: dict[str, Any]) -> None:
     assert 'nv_cache_num_hits_per_model{model="storm_default"' not in text
 
 
-@pytest.mark.parametrize(
-    "model", ["storm_default", "storm_inline", "storm_dynamic", "storm_cached", "storm_ensemble"]
-)
-def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: str) -> None:
+def storm(server: ServerProcess, model: str, requests: int = 40) -> None:
+    """Random load from six clients over both protocols, with a reader that checks every snapshot."""
     sent = [0, 0]
     lock = threading.Lock()
 
@@ -295,7 +293,7 @@ def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: s
             httpclient.InferenceServerClient(server.http) as rest,
             grpcclient.InferenceServerClient(server.grpc) as grpc,
         ):
-            for _ in range(40):
+            for _ in range(requests):
                 batch = chance.randint(1, 8)
                 content = chance.randint(0, 9)
                 if chance.random() < 0.5:
@@ -334,6 +332,38 @@ def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: s
         assert histogram.count == got["inference_stats"][stage]["count"]
         assert got["inference_stats"][stage]["ns"] <= histogram.sum
         assert histogram.sum <= got["inference_stats"][stage]["ns"] * (1 + 2 * RELATIVE_ERROR) + sent[0]
+
+
+@pytest.mark.parametrize(
+    "model", ["storm_default", "storm_inline", "storm_dynamic", "storm_cached", "storm_ensemble"]
+)
+def test_snapshots_are_consistent_during_a_storm(server: ServerProcess, model: str) -> None:
+    storm(server, model)
+
+
+def test_instances_that_take_turns(tmp_path: Path) -> None:
+    limits = """instance_group { count: 2 rate_limiter { resources [ { name: "R" count: 1 } ] } }"""
+    batching = "dynamic_batching { preserve_ordering: true }"
+    write_model(tmp_path, "turns", identity_config(extra=SLOW % 1 + limits))
+    write_model(tmp_path, "ordered", identity_config(extra=SLOW % 1 + limits + batching))
+    with ServerProcess(tmp_path, "--rate-limit=execution_count", "--rate-limit-resource=R:1") as server:
+        storm(server, "turns", 20)
+        storm(server, "ordered", 20)
+
+
+def test_warm_up_counts_like_any_request(tmp_path: Path) -> None:
+    inputs = "".join(
+        f'inputs {{ key: "INPUT{i}" value {{ data_type: TYPE_INT32 dims: [ 16 ] zero_data: true }} }}'
+        for i in range(2)
+    )
+    warmup = f'model_warmup [ {{ name: "w" batch_size: 2 count: 3 {inputs} }} ]'
+    write_model(tmp_path, "m", identity_config(extra=warmup))
+    with ServerProcess(tmp_path) as server:
+        got = stats(server, "m", "?percentiles=50&live=true")
+    check(got)
+    assert got["inference_stats"]["success"]["count"] == got["inference_count"] == 6
+    assert got["execution_count"] == 3 and got["last_inference"] > 0
+    assert [(b["batch_size"], b["compute_infer"]["count"]) for b in got["batch_stats"]] == [(2, 3)]
 
 
 def test_percentiles_on_request(server: ServerProcess) -> None:

@@ -37,7 +37,7 @@ class InstanceStatistics:
     outstanding: int
     executions: int
     inline_executions: int
-    prepared_requests: int  # in batches that wait in the mailbox
+    prepared_requests: int  # in batches that wait in the mailbox or for a turn
     executing_requests: int  # in batches the instance has taken
 
 
@@ -187,7 +187,8 @@ class Instance:
     def statistics(self) -> InstanceStatistics:
         """What is under way and what has been done."""
         # batches are taken in the order they were submitted, so those that wait are the last ones
-        taken = max(0, len(self._under_way) - self._mailbox.waiting)
+        waiting = self._mailbox.waiting + len(self._without_turn)
+        taken = max(0, len(self._under_way) - waiting)
         requests = [len(batch.requests) for batch in self._under_way]
         return InstanceStatistics(
             self.name,
