@@ -685,9 +685,9 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
 cdef int on_stream_close(nghttp2_session* session, int32_t stream_id, uint32_t code, void* user) noexcept:
     cdef Session self = <Session>user
     cdef GrpcStream stream = self.streams.pop(stream_id, None)
-    self.work += 2
     if stream is not None and not stream.ended:
         if stream.trailers is not None and not stream.out_bytes and code == 0:
+            self.work += 2
             stream.ended = True
             stream.abandon()
         else:

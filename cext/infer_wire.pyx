@@ -561,6 +561,7 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
     cdef Py_ssize_t i, raw_at = 0
     cdef list made
     r.inputs = made = []
+    r.model_name = ""
     if view.shape[0] == 0:
         return r
     c.p = &view[0]
@@ -593,8 +594,6 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
                 r.model_version = text(s)
             else:
                 r.id = text(s)
-        if r.model_name is None:
-            r.model_name = ""
         for i in range(parameters.n):
             apply_request_parameter(r, parameters.items[i], True)
         for i in range(inputs.n):

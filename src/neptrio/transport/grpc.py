@@ -98,6 +98,7 @@ class GrpcConnection:
         self._pending_timers: dict[str, Any] = {}
         self._received = 0
         self._received_at = self.now()
+        self._speaking = False  # the preface has come
         self._draining = False
         self._drain_acked = 0
 
@@ -206,6 +207,7 @@ class GrpcConnection:
             if not first.startswith(PREFACE):
                 self._link.send([NOT_HTTP2])
                 return False
+            self._speaking = True
             self._start_timers()
             self._take(first)
             return True
@@ -254,7 +256,7 @@ class GrpcConnection:
 
     async def _close(self) -> None:
         """The last bytes leave; the peer's last are read, so that it sees ours and no reset."""
-        if self._session.wants_output:
+        if self._speaking and self._session.wants_output:
             self._link.send(self._session.data_to_send())
         with trio.move_on_after(CLOSE_S):
             await self._link.drained()
@@ -393,9 +395,11 @@ class GrpcServer:
         """Serves until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
-            with self._accepting:
-                await accept_loop(self._listener, lambda sock: self._start(sock, nursery))
-            self._listener.close()
+            try:
+                with self._accepting:
+                    await accept_loop(self._listener, lambda sock: self._start(sock, nursery))
+            finally:
+                self._listener.close()
             await trio.sleep_forever()
 
     def _start(self, sock: socket.socket, nursery: trio.Nursery) -> None:

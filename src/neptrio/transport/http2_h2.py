@@ -319,7 +319,6 @@ class Session:
     def _close(self, stream_id: int, code: int) -> None:
         stream = self.streams.pop(stream_id, None)
         self._pending.pop(stream_id, None)
-        self._work += 2
         if stream is not None and not stream.ended:
             self._reset_stream(stream, code)
 
@@ -472,6 +471,7 @@ class Session:
     def _end(self, stream_id: int, stream: Any, headers: list[tuple[bytes, bytes]]) -> None:
         self._conn.send_headers(stream_id, headers, end_stream=True)
         del self._pending[stream_id]
+        self._work += 2
         stream.ended = True
         if not stream.input_ended:
             self._rst(stream_id, NO_ERROR)

@@ -111,9 +111,13 @@ class RestServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             task_status.started()
-            with self._accepting:
-                await accept_loop(self._listener, lambda sock: nursery.start_soon(self._serve, sock, nursery))
-            self._listener.close()
+            try:
+                with self._accepting:
+                    await accept_loop(
+                        self._listener, lambda sock: nursery.start_soon(self._serve, sock, nursery)
+                    )
+            finally:
+                self._listener.close()
             await trio.sleep_forever()
 
     async def _watch(self) -> None:
