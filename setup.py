@@ -6,10 +6,14 @@ neptrio/_cext is a link to cext/.
 
 http2_nghttp2 needs libnghttp2 and its headers. Without them it is left out and the server
 serves gRPC over h2 instead (slower, same behaviour).
+
+cuda_launch needs cuda-python and cuda.h at build time (no driver). Without them it is left out and
+kernel models run on the host only.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,7 +24,7 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 DEBUG = os.environ.get("NEPTRIO_CEXT_DEBUG") == "1"
-CPP_MODULES: set[str] = set()
+CPP_MODULES = {"cuda_launch"}
 COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3"]
 DIRECTIVES = {
     "language_level": 3,
@@ -50,6 +54,32 @@ def have_nghttp2() -> bool:
     return done.returncode == 0
 
 
+def cuda_headers() -> str | None:
+    """The folder of cuda.h, when the Cython declarations of cuda-bindings are there as well.
+
+    Both come from PyPI: `cuda-python` and `nvidia-cuda-runtime` (extra `cuda`). No driver is needed.
+    """
+    if os.environ.get("NEPTRIO_WITHOUT_CUDA") == "1":
+        return None
+    try:
+        bindings = importlib.util.find_spec("cuda.bindings")
+    except ImportError:
+        return None
+    if bindings is None or not bindings.submodule_search_locations:
+        return None
+    if not (Path(bindings.submodule_search_locations[0]) / "cydriver.pxd").is_file():
+        return None
+    candidates = [Path(os.environ[v]) / "include" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
+    nvidia = importlib.util.find_spec("nvidia")
+    for place in (nvidia.submodule_search_locations or []) if nvidia is not None else []:
+        candidates += [*sorted(Path(place).glob("cu*/include")), Path(place) / "cuda_runtime" / "include"]
+    candidates.append(Path("/usr/local/cuda/include"))
+    for folder in candidates:
+        if (folder / "cuda.h").is_file():
+            return str(folder)
+    return None
+
+
 def cimport_folder() -> Path:
     """A folder in which `neptrio._cext` resolves to cext/, for Cython's cimport search."""
     base = ROOT / "build" / "cimport"
@@ -71,13 +101,20 @@ def extensions() -> list[Extension]:
                 print("libnghttp2 not found: gRPC will be served over h2 (slower)")
                 continue
             libraries.append("nghttp2")
+        include_dirs = [str(ROOT / "cext")]
+        if name == "cuda_launch":
+            headers = cuda_headers()
+            if headers is None:
+                print("cuda-python or cuda.h not found: kernel models will run on the host only")
+                continue
+            include_dirs.append(headers)
         found.append(
             Extension(
                 f"neptrio._cext.{name}",
                 [str(source.relative_to(ROOT))],
                 libraries=libraries,
                 extra_compile_args=COMPILE_ARGS,
-                include_dirs=[str(ROOT / "cext")],
+                include_dirs=include_dirs,
                 language="c++" if name in CPP_MODULES else None,
             )
         )

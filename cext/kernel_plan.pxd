@@ -22,6 +22,7 @@ cdef struct PlanTensor:
     bint zero
 
 cdef struct Plan:
+    uint64_t id           # never used again, unlike the address
     int n_inputs
     int n_outputs
     int n_scratch

@@ -11,6 +11,9 @@ from libc.string cimport memcpy, memset
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t, size_t)
 
+cdef uint64_t _last_id = 0
+
+
 cdef inline size_t aligned(size_t n) noexcept nogil:
     return (n + 255) & ~(<size_t>255)
 
@@ -24,7 +27,7 @@ cdef class Block:
 
 cdef Block new_block(size_t nbytes):
     cdef Block block = Block.__new__(Block)
-    block.ptr = <char*>aligned_alloc(64, (max(nbytes, 1) + 63) & ~(<size_t>63))
+    block.ptr = <char*>aligned_alloc(64, ((nbytes if nbytes else 1) + 63) & ~(<size_t>63))
     if block.ptr == NULL:
         raise MemoryError(f"{nbytes} bytes for a kernel model's outputs")
     block.nbytes = nbytes
@@ -35,6 +38,9 @@ cdef class KernelPlan:
     """See kernel_plan.pxd. `batch` is the total batch size."""
 
     def __init__(self, int n_inputs, int n_outputs, int n_scratch, int64_t batch):
+        global _last_id
+        _last_id += 1
+        self.c.id = _last_id
         self.c.n_inputs = n_inputs
         self.c.n_outputs = n_outputs
         self.c.n_scratch = n_scratch

@@ -44,6 +44,8 @@ cdef class Mailbox:
     cdef pthread_cond_t arrived
     cdef Work* head
     cdef Work* tail
+    cdef Work* held                  # taken ahead by the item that runs; runs next
     cdef bint closed
     cdef readonly int64_t waiting
+    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil
     cdef CompletionQueue completions

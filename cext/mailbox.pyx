@@ -204,6 +204,24 @@ cdef class Mailbox:
         Py_DECREF(item)
         return True
 
+    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil:
+        """The next item if it is of this kind, so that the running one can begin its transfers.
+
+        Called on the instance's thread, by the item that runs. The item taken runs next and can
+        no longer be replaced; NULL when there is none or one was taken already.
+        """
+        cdef Work* work = NULL
+        if self.held != NULL:
+            return NULL
+        pthread_mutex_lock(&self.lock)
+        if self.head != NULL and self.head.run == run:
+            work = self.head
+            self.head = work.next
+            self.waiting -= 1
+            self.held = work
+        pthread_mutex_unlock(&self.lock)
+        return work
+
     def close(self):
         """No more work; run() returns once the mailbox is empty."""
         pthread_mutex_lock(&self.lock)
@@ -216,15 +234,19 @@ cdef class Mailbox:
         cdef Work* work
         with nogil:
             while True:
-                pthread_mutex_lock(&self.lock)
-                while self.head == NULL and not self.closed:
-                    pthread_cond_wait(&self.arrived, &self.lock)
-                work = self.head
-                if work == NULL:
+                work = self.held
+                if work != NULL:
+                    self.held = NULL
+                else:
+                    pthread_mutex_lock(&self.lock)
+                    while self.head == NULL and not self.closed:
+                        pthread_cond_wait(&self.arrived, &self.lock)
+                    work = self.head
+                    if work == NULL:
+                        pthread_mutex_unlock(&self.lock)
+                        break
+                    self.head = work.next
+                    self.waiting -= 1
                     pthread_mutex_unlock(&self.lock)
-                    break
-                self.head = work.next
-                self.waiting -= 1
-                pthread_mutex_unlock(&self.lock)
                 work.run(work)
                 self.completions.push(work)

@@ -6,13 +6,14 @@ executes is the instance's kind. KIND_AUTO has become GPU or CPU before (default
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from neptrio._cext.batch import Batch
 from neptrio._cext.kernel_host import HostImage, KernelBuilder
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.backends.kernel import config as kernel_config
-from neptrio.backends.kernel import host, source
+from neptrio.backends.kernel import device, host, source
 from neptrio.backends.kernel.signature import Signature
 from neptrio.errors import InvalidArgument
 
@@ -27,6 +28,8 @@ class KernelBackend(Backend):
         self.spec = kernel_config.read(context.config)
         self.path = source.find(context.version_dir, context.config.default_model_filename)
         self.source: source.Source | None = None
+        self.host_object: Any = None
+        self._instances: list[BackendInstance] = []
         self.signatures: dict[str, Signature] = {}
 
     def load(self) -> None:
@@ -58,10 +61,28 @@ class KernelBackend(Backend):
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         if kind == "GPU":
-            raise InvalidArgument(f"model '{self.context.name}' asks for a GPU and there is none")
+            if not device.count():
+                raise InvalidArgument(
+                    f"model '{self.context.name}' asks for a GPU and there is none: {device.why_none()}"
+                )
+            self._instances.append(device.DeviceInstance(self, device_id))
+            return self._instances[-1]
         if kind != "CPU":
             raise InvalidArgument(f"kernel models run on KIND_CPU or KIND_GPU, '{name}' asks for KIND_{kind}")
         return HostInstance(self)
+
+    def code_path(self, capability: tuple[int, int]) -> Path:
+        """The file for a GPU: what cc_model_filenames says of its compute capability, else the model's."""
+        name = self.context.config.cc_model_filenames.get(f"{capability[0]}.{capability[1]}", "")
+        return source.find(self.context.version_dir, name) if name else self.path
+
+    def memory_usage(self) -> list[tuple[str, int, int]]:
+        """What the instances hold, as (type, id, bytes)."""
+        rows: list[tuple[str, int, int]] = []
+        for instance in self._instances:
+            if isinstance(instance, device.DeviceInstance):
+                rows += instance.memory_usage()
+        return rows
 
 
 class HostInstance(BackendInstance):

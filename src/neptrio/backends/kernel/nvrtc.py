@@ -1,0 +1,180 @@
+"""CUDA source to device code: NVRTC, which needs no GPU and no driver.
+
+Compiled code is cached by the hash of source, headers, options, compiler version and architecture,
+beside the host objects. NVRTC has none of the C library's headers; the few that sources include out
+of habit are given to it here, empty or with what kernels use of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neptrio.backends.kernel import host
+from neptrio.backends.kernel.source import Source
+from neptrio.errors import InvalidArgument
+
+log = logging.getLogger("neptrio.kernel")
+
+_INTS = """#pragma once
+typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t; typedef unsigned short uint16_t;
+typedef int int32_t; typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
+"""
+_LIMITS = """#pragma once
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+#ifndef FLT_MAX
+#define FLT_MAX 3.402823466e+38f
+#define FLT_MIN 1.175494351e-38f
+#define FLT_EPSILON 1.192092896e-07f
+#define DBL_MAX 1.7976931348623158e+308
+#define DBL_MIN 2.2250738585072014e-308
+#define DBL_EPSILON 2.2204460492503131e-16
+#endif
+#ifndef INT_MAX
+#define INT_MAX 2147483647
+#define INT_MIN (-INT_MAX - 1)
+#define UINT_MAX 4294967295u
+#define LLONG_MAX 9223372036854775807ll
+#endif
+"""
+HEADERS = {
+    "stdint.h": _INTS,
+    "cstdint": _INTS,
+    "math.h": _LIMITS,
+    "cmath": _LIMITS,
+    "float.h": _LIMITS,
+    "cfloat": _LIMITS,
+    "limits.h": _LIMITS,
+    "climits": _LIMITS,
+    **dict.fromkeys(
+        ("stdio.h", "cstdio", "stdlib.h", "cstdlib", "string.h", "cstring", "stddef.h", "cstddef", "assert.h", "cassert"),
+        "#pragma once\n",
+    ),
+    **dict.fromkeys(("cuda_runtime.h", "cuda.h", "device_launch_parameters.h"), "#pragma once\n"),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Device code and the name of each kernel in it."""
+
+    code: bytes
+    names: dict[str, str]
+
+
+def library() -> Any:
+    """cuda.bindings.nvrtc. Raises InvalidArgument that says what to install."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # missing package, missing library: different types in every release
+        raise InvalidArgument(
+            f"NVRTC is not available ({error}); install it with: pip install 'neptrio[cuda]'"
+        ) from None
+    return nvrtc
+
+
+def include_folders() -> list[str]:
+    """Where cuda_fp16.h and its like are, if anywhere."""
+    found = [Path(os.environ[v]) / "include" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
+    try:
+        import nvidia
+
+        for place in nvidia.__path__:
+            found += [*sorted(Path(place).glob("cu*/include")), Path(place) / "cuda_runtime" / "include"]
+    except ImportError:
+        pass
+    found.append(Path("/usr/local/cuda/include"))
+    return [str(folder) for folder in found if (folder / "cuda_fp16.h").is_file()][:1]
+
+
+def compile_source(source: Source, compile_options: tuple[str, ...], architecture: str, model: str) -> Compiled:
+    """Code for an architecture such as "sm_90". Raises InvalidArgument with the compiler's words."""
+    nvrtc = library()
+    _, major, minor = nvrtc.nvrtcVersion()
+    main = source.files[0]
+    options = [
+        f"--gpu-architecture={architecture}",
+        "--std=c++17",
+        "-default-device",
+        f"--include-path={source.path.parent}",
+        *(f"--include-path={folder}" for folder in include_folders()),
+    ]
+    given = list(compile_options)
+    if any(o.startswith(("--std", "-std")) for o in given):
+        options.remove("--std=c++17")
+    options += given
+    names = [name for name, signature in source.signatures.items() if not signature.template]
+    text = f'#include "math.h"\n#include "stdint.h"\n#line 1 "{main.name}"\n{main.text}\n'
+    key = host._fingerprint(
+        [
+            text.encode(),
+            *(f.text.encode() for f in source.files),
+            "\0".join(options).encode(),
+            json.dumps([names, HEADERS, major, minor]).encode(),
+        ]
+    )
+    folder = host.cache_dir()
+    target = folder / f"{key}.cubin"
+    try:
+        head, code = target.read_bytes().split(b"\n", 1)
+        return Compiled(code, json.loads(head))
+    except (OSError, ValueError):
+        pass
+    made = _compile(nvrtc, text, main.name, options, names, model)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix="build-", dir=folder)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(json.dumps(made.names).encode() + b"\n" + made.code)
+        os.replace(temporary, target)
+    except OSError as error:
+        log.warning("the compiled kernels of %s could not be cached: %s", model, error)
+    return made
+
+
+def _compile(nvrtc: Any, text: str, where: str, options: list[str], names: list[str], model: str) -> Compiled:
+    headers = [content.encode() for content in HEADERS.values()]
+    error, program = nvrtc.nvrtcCreateProgram(
+        text.encode(), where.encode(), len(headers), headers, [name.encode() for name in HEADERS]
+    )
+    _check(nvrtc, error, model)
+    try:
+        for name in names:
+            _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, name.encode())[0], model)
+        encoded = [o.encode() for o in options]
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            _, size = nvrtc.nvrtcGetProgramLogSize(program)
+            said = bytearray(size)
+            nvrtc.nvrtcGetProgramLog(program, said)
+            lines = [line for line in said.decode(errors="replace").strip("\0\n").splitlines() if line.strip()]
+            raise InvalidArgument(f"model '{model}' does not compile for the GPU:\n" + "\n".join(lines[:12]))
+        lowered = {}
+        for name in names:
+            error, low = nvrtc.nvrtcGetLoweredName(program, name.encode())
+            _check(nvrtc, error, model)
+            lowered[name] = low.decode()
+        error, size = nvrtc.nvrtcGetCUBINSize(program)
+        _check(nvrtc, error, model)
+        code = bytearray(size)
+        _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, code)[0], model)
+        return Compiled(bytes(code), lowered)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _check(nvrtc: Any, error: Any, model: str) -> None:
+    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise InvalidArgument(f"model '{model}' does not compile for the GPU: {error.name}")
