@@ -154,7 +154,8 @@ class Server:
 
     def describe(self) -> str:
         """The start-up text: models, addresses, what was found."""
-        lines = [startup.table(self.repository.index(False))]
+        places = {(m.name, m.version): startup.place(m.config) for m in self.repository.ready_models()}
+        lines = [startup.table(self.repository.index(False), places)]
         for name, listener, note in (
             ("REST", self.http_listener, "https://{}" if self.settings.http_tls_cert else "http://{}"),
             ("gRPC", self.grpc_listener, f"{{}} (HTTP/2 session: {implementation()})"),

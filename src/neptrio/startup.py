@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-HEADS = ("Model", "Version", "State", "Reason")
+HEADS = ("Model", "Version", "State", "Runs on", "Reason")
 REASON_WIDTH = 100
 
 
-def table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Rows of the repository index as a table; long reasons continue on lines of their own."""
+def place(config: Any) -> str:
+    """Where a model's instances run: "2 x CPU", "1 x GPU 0, 1 x GPU 1"."""
+    parts = []
+    for group in config.instance_group:
+        kind = {1: "GPU", 2: "CPU", 3: "MODEL"}.get(group.kind, "CPU")
+        parts += (
+            [f"{group.count} x {kind} {gpu}" for gpu in group.gpus]
+            if kind == "GPU"
+            else [f"{group.count} x {kind}"]
+        )
+    return ", ".join(parts)
+
+
+def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], str] | None = None) -> str:
+    """Rows of the repository index as a table; long reasons continue on lines of their own.
+
+    `places` says where a (model, version) runs.
+    """
+    places = places or {}
     cells: list[Sequence[str]] = []
     for row in rows:
         reason = []
         for text in row.get("reason", "").splitlines() or [""]:
             reason += textwrap.wrap(text, REASON_WIDTH, drop_whitespace=False) or [""]
-        cells.append((row["name"], row.get("version", "-"), row.get("state", "not loaded"), reason[0]))
-        cells += [("", "", "", more) for more in reason[1:] if more.strip()]
+        cells.append(
+            (
+                row["name"],
+                row.get("version", "-"),
+                row.get("state", "not loaded"),
+                places.get((row["name"], row.get("version", "")), ""),
+                reason[0],
+            )
+        )
+        cells += [("", "", "", "", more) for more in reason[1:] if more.strip()]
     widths = [max([len(c[i]) for c in cells] + [len(head)]) for i, head in enumerate(HEADS)]
     rule = "+" + "+".join("-" * (w + 2) for w in widths) + "+"
 

@@ -84,6 +84,11 @@ class Instance:
         self._mailbox = Mailbox(completions)
         self._thread = threading.Thread(target=self._mailbox.run, name=f"instance-{name}", daemon=True)
 
+    @property
+    def mailbox(self) -> Mailbox:
+        """Where this instance's batches wait; a running GPU batch takes the next one from it."""
+        return self._mailbox
+
     def start(self, done: Callable[[BaseException | None], None]) -> None:
         """Starts the thread and initializes the backend on it; `done(error)` on the trio thread."""
         self._thread.start()

@@ -55,6 +55,7 @@ class Model(ModelCore):
         self.counters = ModelCounters()
         self.load_duration_secs = 0.0
         self.pool = InstancePool()
+        self.fault = ""  # why a loaded model stopped serving; a reload clears it
         self._loop = loop
         self._completions = completions
         self._idle = trio.Event()

@@ -122,11 +122,13 @@ class RepositoryManager:
                     rows.append({"name": name})
                 continue
             for version, row in sorted(known.items()):
-                if ready and row.state != "READY":
+                fault = row.model.fault if row.model is not None else ""
+                state, reason = ("UNAVAILABLE", fault) if fault else (row.state, row.reason)
+                if ready and state != "READY":
                     continue
-                entry = {"name": name, "version": str(version), "state": row.state}
-                if row.reason:
-                    entry["reason"] = row.reason
+                entry = {"name": name, "version": str(version), "state": state}
+                if reason:
+                    entry["reason"] = reason
                 rows.append(entry)
         return rows
 

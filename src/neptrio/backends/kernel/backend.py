@@ -32,6 +32,11 @@ class KernelBackend(Backend):
         self._instances: list[BackendInstance] = []
         self.signatures: dict[str, Signature] = {}
 
+    @classmethod
+    def runs_on_gpu(cls) -> bool:
+        """KIND_AUTO picks the GPU where the driver has one."""
+        return device.count() > 0
+
     def load(self) -> None:
         if self.path.suffix == ".cu":
             self.source = source.read(self.path)

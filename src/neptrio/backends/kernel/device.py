@@ -11,6 +11,7 @@ on it resets the primary context and starts a new generation.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import logging
@@ -40,6 +41,10 @@ def _count() -> tuple[int, str]:
     """(number of GPUs, why there are none)."""
     if importlib.util.find_spec("neptrio._cext.cuda_launch") is None:
         return 0, "this build has no CUDA part (cuda-python and cuda.h were missing at build time)"
+    try:
+        ctypes.CDLL("libcuda.so.1")  # the driver's library: quicker to miss than importing the package
+    except OSError:
+        return 0, "the NVIDIA driver (libcuda.so.1) is not installed"
     try:
         from cuda.bindings import driver
 
@@ -108,7 +113,9 @@ class Device:
         )
         self.shared_limit = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         if not self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
-            raise InvalidArgument(f"GPU {ordinal} ({self.name}) has no memory pools, which kernel models need")
+            raise InvalidArgument(
+                f"GPU {ordinal} ({self.name}) has no memory pools, which kernel models need"
+            )
         self.context = call(driver.cuDevicePrimaryCtxRetain(self.handle), "creating the context")
         call(driver.cuCtxSetCurrent(self.context), "making the context current")
         properties = driver.CUmemPoolProps()
@@ -191,14 +198,16 @@ def find_function(module: Any, name: str, what: str) -> Any:
                 return candidate
     except (AttributeError, TritonError):
         pass
-    raise InvalidArgument(f"{what} has no kernel '{name}' (it has: {', '.join(names) or 'none that can be listed'})")
+    raise InvalidArgument(
+        f"{what} has no kernel '{name}' (it has: {', '.join(names) or 'none that can be listed'})"
+    )
 
 
 def parameter_sizes(function: Any) -> list[int]:
     """The sizes of a compiled kernel's parameters, from the driver."""
     from cuda.bindings import driver
 
-    sizes = []
+    sizes: list[int] = []
     while True:
         error, *values = driver.cuFuncGetParamInfo(function, len(sizes))
         if int(error):
@@ -339,14 +348,18 @@ class DeviceInstance(BackendInstance):
                     f"kernel '{names[kernel]}': {shared} bytes of dynamic shared memory, this GPU has {dynamic}"
                 )
             if arguments > 256:
-                raise InvalidArgument(f"kernel '{names[kernel]}' has {arguments} arguments, at most 256 are possible")
+                raise InvalidArgument(
+                    f"kernel '{names[kernel]}' has {arguments} arguments, at most 256 are possible"
+                )
         return plan
 
     def _broke(self, model: Any, name: str) -> None:
         """On the trio thread: the context is gone, and with it every kernel model on this GPU."""
         if self._device is not None and not self._device.broken:
             self._device.broken = name
-            log.error("GPU %d: %s in model '%s'; reload the model to start afresh", self._ordinal, name, model.name)
+            log.error(
+                "GPU %d: %s in model '%s'; reload the model to start afresh", self._ordinal, name, model.name
+            )
         model.ready = False
         model.fault = f"Internal: {name} on GPU {self._ordinal}; reload the model"
 

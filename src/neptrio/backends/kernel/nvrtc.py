@@ -57,7 +57,18 @@ HEADERS = {
     "limits.h": _LIMITS,
     "climits": _LIMITS,
     **dict.fromkeys(
-        ("stdio.h", "cstdio", "stdlib.h", "cstdlib", "string.h", "cstring", "stddef.h", "cstddef", "assert.h", "cassert"),
+        (
+            "stdio.h",
+            "cstdio",
+            "stdlib.h",
+            "cstdlib",
+            "string.h",
+            "cstring",
+            "stddef.h",
+            "cstddef",
+            "assert.h",
+            "cassert",
+        ),
         "#pragma once\n",
     ),
     **dict.fromkeys(("cuda_runtime.h", "cuda.h", "device_launch_parameters.h"), "#pragma once\n"),
@@ -99,7 +110,9 @@ def include_folders() -> list[str]:
     return [str(folder) for folder in found if (folder / "cuda_fp16.h").is_file()][:1]
 
 
-def compile_source(source: Source, compile_options: tuple[str, ...], architecture: str, model: str) -> Compiled:
+def compile_source(
+    source: Source, compile_options: tuple[str, ...], architecture: str, model: str
+) -> Compiled:
     """Code for an architecture such as "sm_90". Raises InvalidArgument with the compiler's words."""
     nvrtc = library()
     _, major, minor = nvrtc.nvrtcVersion()
@@ -159,7 +172,9 @@ def _compile(nvrtc: Any, text: str, where: str, options: list[str], names: list[
             _, size = nvrtc.nvrtcGetProgramLogSize(program)
             said = bytearray(size)
             nvrtc.nvrtcGetProgramLog(program, said)
-            lines = [line for line in said.decode(errors="replace").strip("\0\n").splitlines() if line.strip()]
+            lines = [
+                line for line in said.decode(errors="replace").strip("\0\n").splitlines() if line.strip()
+            ]
             raise InvalidArgument(f"model '{model}' does not compile for the GPU:\n" + "\n".join(lines[:12]))
         lowered = {}
         for name in names:
