@@ -28,9 +28,6 @@
 #include <cstring>
 #include <type_traits>
 #include <utility>
-#include <tuple>
-#include <algorithm>
-#include <limits>
 #include <sys/mman.h>
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -344,7 +341,7 @@ static bool run_warp(int first, int last, int& live) {
         for (int t = first; t < last; t++) {
             if (fibers[t].state != AT_WARP) continue;
             const unsigned mask = fibers[t].mask;
-            bool complete = true;
+            bool complete = (mask >> (t - first)) & 1u;  // a lane outside its own mask waits for ever
             for (int l = first; l < last; l++)
                 if ((mask >> (l - first)) & 1u && fibers[l].state != DONE)
                     complete = complete && fibers[l].state == AT_WARP && fibers[l].mask == mask;
