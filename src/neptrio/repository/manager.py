@@ -106,7 +106,8 @@ class RepositoryManager:
     def all_ready(self) -> bool:
         """Strict readiness: no version loading, unloading or failed."""
         return all(
-            row.state == "READY" or row.reason == "unloaded"
+            (row.state == "READY" and not (row.model is not None and row.model.fault))
+            or row.reason == "unloaded"
             for rows in self._known.values()
             for row in rows.values()
         )

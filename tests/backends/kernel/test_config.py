@@ -32,7 +32,7 @@ def load(launch: str, *extra: str, io: tuple[str, ...] = IO, text: str = SOURCE)
     parsed = model_config.parse_text(
         config_text(8, *io, parameter("kernels", launch), *extra), "config.pbtxt"
     )
-    model_config.fill_defaults(parsed, "m")
+    parsed.name = "m"
     spec = kernel_config.read(parsed)
     spec.check(kernels(text, "model.cu"), "model.cu")
     return spec
@@ -166,6 +166,5 @@ def test_the_file_is_named_when_it_is_missing(tmp_path: Path) -> None:
 def test_the_family_checks_out(tmp_path: Path) -> None:
     for case in FAMILY:
         folder = case.write(tmp_path)
-        parsed = model_config.read(folder)
-        model_config.fill_defaults(parsed, case.name)
+        parsed = model_config.read(folder).config
         kernel_config.read(parsed).check(source.read(folder / "1" / "model.cu").signatures, "model.cu")

@@ -42,9 +42,8 @@ FLAGS = [
     "-ffp-contract=fast",
     "-fno-semantic-interposition",
     "-fcf-protection=none",
-    "-w",
+    "-fmax-errors=10",
     "-Werror=frame-larger-than=40000",
-    "-Wframe-larger-than=40000",
     "-Werror=return-type",
 ]
 COMPILE_TIMEOUT_S = 300
