@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from neptrio.observe.custom_metrics import CustomMetrics
@@ -59,11 +60,11 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
             client.infer("m", tensors)
         text = scrape(server)
     gpu = GpuSample("GPU-1", 0.5, 2, 1, 100.0, 300.0, 5.0)
-    services = SimpleNamespace(cache=None, pinned_memory=None, custom_metrics=CustomMetrics())
+    services = SimpleNamespace(cache=None, custom_metrics=CustomMetrics())
     metrics = Metrics(lambda: [], services, MetricsConfig())
     metrics.host = HostSample(gpus=(gpu,))
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text + metrics.document().decode()):
+    for family in text_string_to_metric_families(text + trio.run(metrics.document).decode()):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     # the parser appends _total to the names of counters

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from neptrio.observe.memory import MemoryProbe, anonymous_resident_bytes, usage
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from neptrio.observe.memory import MemoryProbe, anonymous_resident_bytes, pinned_pools, usage
 
 
 def test_overlapping_loads_share_what_grew_meanwhile() -> None:
@@ -47,3 +52,16 @@ def test_usage_lists_what_is_not_zero() -> None:
         {"type": "GPU", "id": 1, "byte_size": 7},
     ]
     assert usage(0, []) == []
+
+
+def test_instances_on_one_device_are_one_row() -> None:
+    assert usage(0, [("GPU", 0, 7), ("GPU", 0, 3)]) == [{"type": "GPU", "id": 0, "byte_size": 10}]
+
+
+def test_pinned_pools_of_all_devices_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "neptrio.backends.kernel.device", raising=False)
+    assert pinned_pools() == (0, 0)
+    devices = {i: SimpleNamespace(pinned=SimpleNamespace(total=100, used=i)) for i in (1, 2)}
+    fake = SimpleNamespace(Device=SimpleNamespace(_open=devices))
+    monkeypatch.setitem(sys.modules, "neptrio.backends.kernel.device", fake)
+    assert pinned_pools() == (200, 3)

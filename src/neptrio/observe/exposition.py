@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 Labels = Sequence[tuple[str, str]]
 
@@ -26,15 +27,17 @@ def number(value: float) -> str:
     return repr(value)
 
 
+@lru_cache(64)
+def _texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(number(bound) for bound in bounds)
+
+
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    pairs = (key + '="' + _escape(value).replace('"', '\\"') + '"' for key, value in labels)
-    return "{" + ",".join(pairs) + "}"
+def _pairs(labels: Labels) -> str:
+    return ",".join([key + '="' + _escape(value).replace('"', '\\"') + '"' for key, value in labels])
 
 
 @dataclass
@@ -48,7 +51,8 @@ class Family:
 
     def sample(self, labels: Labels, value: float, suffix: str = "") -> None:
         """One line."""
-        self.lines.append(f"{self.name}{suffix}{_labels(labels)} {number(value)}")
+        where = f"{{{_pairs(labels)}}}" if labels else ""
+        self.lines.append(f"{self.name}{suffix}{where} {number(value)}")
 
     def histogram(
         self, labels: Labels, bounds: Sequence[float], cumulative: Sequence[int], count: int, total: float
@@ -56,9 +60,11 @@ class Family:
         """A histogram: `cumulative[i]` values at or below `bounds[i]`, `count` in all."""
         self.sample(labels, count, "_count")
         self.sample(labels, total, "_sum")
-        for bound, below in zip(bounds, cumulative, strict=True):
-            self.sample([*labels, ("le", number(bound))], below, "_bucket")
-        self.sample([*labels, ("le", "+Inf")], count, "_bucket")
+        # the bulk of a document, so the labels are put together once
+        head = f"{self.name}_bucket{{{_pairs(labels)}" + (',le="' if labels else 'le="')
+        for bound, below in zip(_texts(tuple(bounds)), cumulative, strict=True):
+            self.lines.append(f'{head}{bound}"}} {below}')
+        self.lines.append(f'{head}+Inf"}} {count}')
 
     def summary(
         self, labels: Labels, quantiles: Sequence[tuple[float, float]], count: int, total: float

@@ -11,6 +11,7 @@ own accounts (pinned pools, GPU memory) adds them with Backend.memory_usage().
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,5 +84,14 @@ class Measured:
 
 def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, object]]:
     """The $memory_usage objects: measured CPU growth and the backend's (type, id, bytes), non-zero."""
-    rows = [("CPU", 0, cpu_bytes), *own]
-    return [{"type": kind, "id": id_, "byte_size": size} for kind, id_, size in sorted(rows) if size > 0]
+    sums: dict[tuple[str, int], int] = {}
+    for kind, id_, size in [("CPU", 0, cpu_bytes), *own]:
+        sums[kind, id_] = sums.get((kind, id_), 0) + size
+    return [{"type": k, "id": i, "byte_size": size} for (k, i), size in sorted(sums.items()) if size > 0]
+
+
+def pinned_pools() -> tuple[int, int]:
+    """(total, used) bytes of the pinned pools of the GPUs that models use; 0 where there are none."""
+    module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
+    devices = list(module.Device._open.values()) if module is not None else []
+    return sum(d.pinned.total for d in devices), sum(d.pinned.used for d in devices)

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import trio
+
 from neptrio._cext.request import monotonic_ns
 from neptrio.observe.exposition import Family, Labels, render
 from neptrio.observe.host import HostSample
 from neptrio.observe.live import live
+from neptrio.observe.memory import pinned_pools
 from neptrio.observe.metrics_config import FIRST_RESPONSE, MetricsConfig
 
 # upper bounds of the stage histograms: 2**14 ns (16 us) to 2**36 ns (69 s); powers of two are exact
@@ -56,22 +59,23 @@ class Metrics:
         self._config = config
         self.host = HostSample()
 
-    def document(self) -> bytes:
-        """The exposition, UTF-8."""
+    async def document(self) -> bytes:
+        """The exposition, UTF-8.
+
+        Lets requests through between groups of families, and between models where a model has many
+        lines: with hundreds of models a document takes tens of milliseconds. A sample is of its
+        moment; a histogram's samples are of one.
+        """
         models = [(model, model_labels(model)) for model in self._models()]
-        return render(
-            [
-                *self._requests(models),
-                *self._latencies(models),
-                *self._cache(models),
-                *self._loads(models),
-                *self._machine(),
-                *self._live(models),
-                *self._batches(models),
-                self._stages(models),
-                *self._services.custom_metrics.collect(),
-            ]
-        )
+        families: list[Family] = []
+        for group in (self._requests, self._latencies, self._cache, self._loads, self._live):
+            families += group(models)
+            await trio.lowlevel.checkpoint()
+        families += self._machine()
+        families += await self._batches(models)
+        families.append(await self._stages(models))
+        families += self._services.custom_metrics.collect()
+        return render(families)
 
     def _requests(self, models: Models) -> list[Family]:
         success = Family(
@@ -222,18 +226,17 @@ class Metrics:
 
     def _machine(self) -> list[Family]:
         host = self.host
-        pool = self._services.pinned_memory
-        pinned = pool.statistics() if pool is not None else None
+        pinned_total, pinned_used = pinned_pools()
         rows: list[tuple[str, str, float | None]] = [
             (
                 "nv_pinned_memory_pool_total_bytes",
                 "Pinned memory pool total memory size, in bytes",
-                pinned.total_bytes if pinned else 0,
+                pinned_total,
             ),
             (
                 "nv_pinned_memory_pool_used_bytes",
                 "Pinned memory pool used memory size, in bytes",
-                pinned.used_bytes if pinned else 0,
+                pinned_used,
             ),
             ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", host.cpu_utilization),
             ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", host.memory_total_bytes),
@@ -283,7 +286,7 @@ class Metrics:
                 sequences.sample(labels, now.sequences)
         return [requests, accepted, inflight, sequences]
 
-    def _batches(self, models: Models) -> list[Family]:
+    async def _batches(self, models: Models) -> list[Family]:
         sizes = Family(
             "neptrio_batch_size", "Sizes of the executed batches by why they were closed", "histogram"
         )
@@ -298,9 +301,10 @@ class Metrics:
                 cumulative = [sum(n for size, n in closing.sizes.items() if size <= b) for b in BATCH_BOUNDS]
                 sizes.histogram(own, BATCH_BOUNDS, cumulative, closing.count, closing.size_sum)
                 waits.sample(own, closing.oldest_wait_ns / 1e9)
+            await trio.lowlevel.checkpoint()
         return [sizes, waits]
 
-    def _stages(self, models: Models) -> Family:
+    async def _stages(self, models: Models) -> Family:
         family = Family("neptrio_stage_seconds", "Successful requests by the time a stage took", "histogram")
         for model, labels in models:
             for stage, histogram in model.counters.histograms().items():
@@ -311,4 +315,5 @@ class Metrics:
                     histogram.count,
                     histogram.sum / 1e9,
                 )
+            await trio.lowlevel.checkpoint()
         return family

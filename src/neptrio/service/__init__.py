@@ -31,5 +31,4 @@ class Services:
     trace: Any = None
     logging: Any = None
     cache: Any = None
-    pinned_memory: Any = None
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)

@@ -116,18 +116,18 @@ class MetricsServer:
             requests.parser.feed_data(data)
             for method, url, keep_alive in requests.done:
                 with trio.fail_after(IDLE_SECONDS):
-                    await stream.send_all(self.answer(method, url, keep_alive))
+                    await stream.send_all(await self.answer(method, url, keep_alive))
                 if not keep_alive:
                     return
             requests.done.clear()
 
-    def answer(self, method: bytes, url: bytes, keep_alive: bool) -> bytes:
+    async def answer(self, method: bytes, url: bytes, keep_alive: bool) -> bytes:
         """The whole HTTP response."""
         status, headers, body = b"200 OK", [], b""
         if method != b"GET":
             status, headers = b"405 Method Not Allowed", [(b"Allow", b"GET")]
         elif url.partition(b"?")[0] == b"/metrics":
-            headers, body = [(b"Content-Type", CONTENT_TYPE)], self._metrics.document()
+            headers, body = [(b"Content-Type", CONTENT_TYPE)], await self._metrics.document()
         headers.append((b"Content-Length", b"%d" % len(body)))
         if not keep_alive:
             headers.append((b"Connection", b"close"))
