@@ -1,0 +1,484 @@
+"""The slot table: which sequence holds which slot, which one waits, and when each of them ends.
+
+The problem: a sequence's requests must all reach the same slot of the same instance, in order, while
+clients start, end, vanish, cancel, time out and start again at any moment. A slot that is lost, given
+twice or released twice corrupts somebody's state for ever. The choice: a sequence is a small record
+with a state, every change of it is a row of TRANSITIONS below, and nothing else touches a slot. The
+table is pure: time is an argument, and what has to happen outside comes back as effects.
+
+States of a sequence:
+
+    WAITING        in the backlog; its id is live
+    WAITING_ENDED  in the backlog; its END is queued, so its id is free again
+    ACTIVE         holds a slot; its id is live
+    ENDING         holds a slot until its accepted requests have run; its id is free again
+    GONE           forgotten
+
+Rules (E1.n is spec/rules.md):
+ 1. An id is live from its START to its END (at enqueue, not at execution), its idle deadline, its
+    cancellation or its eviction, whichever comes first (E1.4, E1.7, E1.13).
+ 2. START on a live id continues in the same slot or backlog place (E1.3).
+ 3. A free slot is given lowest number first, then lowest instance; without one, a new sequence waits
+    in the backlog, and when a slot frees, the oldest one moves in whole (E1.4, E1.5).
+ 4. At most one request of a sequence is in flight.
+ 5. A slot is released once, when its sequence is ENDING, nothing of it waits and nothing is in flight.
+ 6. The backlog is empty while any slot is free.
+ 7. A cancelled request acts when it is the first one waiting of its slot: every waiting request of the
+    sequence is cancelled. In the backlog any cancelled request does (E1.5, E1.13).
+ 8. Idle time is counted from the last accepted request, or from the moment the slot was given if that
+    is later; sequences in the backlog do not expire (E1.7). All sequences of a table have the same
+    limit, so order of last activity is order of deadlines: one ordered dict replaces every timer.
+ 9. `timeout` of a request counts in the backlog only; the earliest one of a sequence rejects all its
+    requests (E1.8).
+10. A refused request changes nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+WAITING, WAITING_ENDED, ACTIVE, ENDING, GONE = range(5)
+STATE_NAMES = ("WAITING", "WAITING_ENDED", "ACTIVE", "ENDING", "GONE")
+
+REQUEST, END, SLOT, ISSUE, FINISH, CANCEL, TIMEOUT, IDLE, EVICT, DISCONNECT, CLOSE, EMPTY = range(12)
+EVENT_NAMES = (
+    "REQUEST",
+    "END",
+    "SLOT",
+    "ISSUE",
+    "FINISH",
+    "CANCEL",
+    "TIMEOUT",
+    "IDLE",
+    "EVICT",
+    "DISCONNECT",
+    "CLOSE",
+    "EMPTY",
+)
+
+# (state, event) -> (next state, actions in order). What is not listed cannot happen.
+TRANSITIONS: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {
+    (WAITING, REQUEST): (WAITING, ("queue", "note_timeout")),
+    (WAITING, END): (WAITING_ENDED, ("queue", "note_timeout", "unmap")),
+    (WAITING, SLOT): (ACTIVE, ("occupy", "start_idle")),
+    (WAITING, CANCEL): (GONE, ("unmap", "leave_backlog", "cancel_waiting")),
+    (WAITING, TIMEOUT): (GONE, ("unmap", "leave_backlog", "reject_waiting")),
+    (WAITING, EVICT): (WAITING_ENDED, ("unmap",)),
+    (WAITING, DISCONNECT): (GONE, ("unmap", "leave_backlog", "cancel_waiting")),
+    (WAITING, CLOSE): (WAITING_ENDED, ("unmap",)),
+    (WAITING_ENDED, SLOT): (ENDING, ("occupy",)),
+    (WAITING_ENDED, CANCEL): (GONE, ("leave_backlog", "cancel_waiting")),
+    (WAITING_ENDED, TIMEOUT): (GONE, ("leave_backlog", "reject_waiting")),
+    (ACTIVE, REQUEST): (ACTIVE, ("queue", "touch", "offer")),
+    (ACTIVE, END): (ENDING, ("queue", "unmap", "stop_idle", "offer")),
+    (ACTIVE, ISSUE): (ACTIVE, ("take",)),
+    (ACTIVE, FINISH): (ACTIVE, ("land", "offer")),
+    (ACTIVE, CANCEL): (ENDING, ("unmap", "stop_idle", "cancel_waiting", "settle")),
+    (ACTIVE, IDLE): (ENDING, ("unmap", "stop_idle", "settle")),
+    (ACTIVE, EVICT): (ENDING, ("unmap", "stop_idle", "settle")),
+    (ACTIVE, DISCONNECT): (ENDING, ("unmap", "stop_idle", "settle")),
+    (ACTIVE, CLOSE): (ENDING, ("unmap", "stop_idle", "settle")),
+    (ENDING, ISSUE): (ENDING, ("take",)),
+    (ENDING, FINISH): (ENDING, ("land", "offer", "settle")),
+    (ENDING, CANCEL): (ENDING, ("cancel_waiting", "settle")),
+    (ENDING, EMPTY): (GONE, ("release",)),
+}
+
+# why a sequence ended, by the event that ended it
+REASONS = {
+    END: "ended",
+    IDLE: "idle",
+    CANCEL: "cancelled",
+    TIMEOUT: "cancelled",
+    DISCONNECT: "cancelled",
+    EVICT: "evicted",
+    CLOSE: "unloaded",
+}
+
+# kinds of effects
+CANCELLED, TIMED_OUT, ENDED = range(3)
+
+
+class StartMissing(Exception):
+    """A request without START names an id that is not live."""
+
+
+class Sequence:
+    """One run of one id. Kept small: there may be tens of thousands of them, most of them idle."""
+
+    __slots__ = (
+        "corrid",
+        "created_ns",
+        "expires_ns",
+        "id",
+        "in_flight",
+        "instance",
+        "last_ns",
+        "offered",
+        "reason",
+        "slot",
+        "started",
+        "state",
+        "states",
+        "stream",
+        "waiting",
+    )
+
+    def __init__(self, sequence_id: int | str, now_ns: int) -> None:
+        self.id = sequence_id
+        self.state = WAITING
+        self.instance = -1
+        self.slot = -1
+        self.created_ns = now_ns
+        self.last_ns = now_ns
+        self.expires_ns = 0
+        self.waiting: deque[Any] | None = None  # None when empty: a deque costs more than the rest
+        self.in_flight: Any = None
+        self.offered = False
+        self.started = False  # a request of it has been given to the instance
+        self.reason = ""
+        self.states: list[Any] | None = None  # implicit state, owned by scheduling.sequence_state
+        self.corrid: Any = None  # its CORRID tensor
+        self.stream: Any = None  # the gRPC stream whose end ends it too, if the model asks for that
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.id!r}, {STATE_NAMES[self.state]}, slot={self.instance}/{self.slot})"
+
+
+@dataclass(frozen=True)
+class SlotTableStatistics:
+    """What the table holds now."""
+
+    live: int  # ids that a request may continue
+    slots: int
+    slots_used: int
+    backlog_sequences: int
+    backlog_requests: int
+    waiting: int  # requests in slots that have not been issued
+    in_flight: int
+
+
+class SlotTable:
+    """Slots of every instance of one model, the backlog and the ids that are live.
+
+    `effects` collects (CANCELLED | TIMED_OUT, request) and (ENDED, sequence) for the caller to act on.
+    With `offers`, `ready[instance]` lists sequences that have a request to issue, in the order in which
+    they came to have one; entries may be stale (see `drop_stale`).
+    """
+
+    def __init__(self, instances: int, slots_per_instance: int, idle_ns: int, offers: bool = False) -> None:
+        self.live: dict[int | str, Sequence] = {}
+        self.slots: list[list[Sequence | None]] = []
+        self.waiting: list[int] = []  # per instance: requests in its slots that are not issued
+        self.ready: list[deque[Sequence]] = []
+        self.effects: list[tuple[int, Any]] = []
+        self.idle_ns = idle_ns
+        self.slots_used = 0
+        self.backlog_sequences = 0
+        self.backlog_requests = 0
+        self.in_flight = 0
+        self._per_instance = slots_per_instance
+        self._offers = offers
+        self._free: list[tuple[int, int]] = []  # heap of (slot, instance)
+        self._retired: set[int] = set()
+        self._backlog: deque[Sequence] = deque()  # may hold GONE ones
+        self._idle: OrderedDict[Sequence, None] = OrderedDict()
+        self._timeouts: list[tuple[int, int, Sequence]] = []
+        self._order = itertools.count()
+        for _ in range(instances):
+            self.add_instance()
+
+    # ------------------------------------------------------------ events
+
+    def accept(self, sequence_id: int | str, request: Any, now_ns: int) -> tuple[Sequence, bool]:
+        """Queues a request; returns its sequence and whether its START hit a live id.
+
+        `request` has `sequence_start`, `sequence_end`, `timeout_us` and `cancelled`. Raises
+        StartMissing.
+        """
+        sequence = self.live.get(sequence_id)
+        conflict = False
+        event = END if request.sequence_end else REQUEST
+        if sequence is not None:
+            conflict = bool(request.sequence_start)
+            self._apply(sequence, event, now_ns, request)
+        else:
+            if not request.sequence_start:
+                raise StartMissing
+            sequence = self.live[sequence_id] = Sequence(sequence_id, now_ns)
+            self.backlog_sequences += 1
+            self._backlog.append(sequence)
+            self._apply(sequence, event, now_ns, request)
+            self._fill(now_ns)
+        return sequence, conflict
+
+    def issue(self, sequence: Sequence, now_ns: int) -> Any:
+        """Takes the first waiting request for execution."""
+        self._apply(sequence, ISSUE, now_ns)
+        request = sequence.in_flight
+        self._check_head(sequence, now_ns)
+        return request
+
+    def finish(self, sequence: Sequence, now_ns: int) -> None:
+        """The request in flight has left the instance."""
+        self._apply(sequence, FINISH, now_ns)
+
+    def requeue(self, sequence: Sequence, request: Any, now_ns: int) -> bool:
+        """An iterative sequence's request comes back; False when the id is not live any more."""
+        if sequence.state != ACTIVE:
+            return False
+        self._apply(sequence, REQUEST, now_ns, request)
+        self._check_head(sequence, now_ns)
+        return True
+
+    def cancel(self, sequence: Sequence, request: Any, now_ns: int) -> None:
+        """`request`, which is marked as cancelled, may act at once or when it gets to the head."""
+        if sequence.state in (WAITING, WAITING_ENDED):
+            self._apply(sequence, CANCEL, now_ns)
+        elif sequence.state in (ACTIVE, ENDING):
+            self._check_head(sequence, now_ns)
+
+    def end(self, sequence: Sequence, event: int, now_ns: int) -> bool:
+        """EVICT, DISCONNECT, CLOSE, or END of an iterative sequence; False when its id is not live."""
+        if (sequence.state, event) == (ACTIVE, END):
+            event, sequence.reason = CLOSE, "ended"
+        if (sequence.state, event) not in TRANSITIONS:
+            return False
+        self._apply(sequence, event, now_ns)
+        return True
+
+    def expire(self, now_ns: int) -> None:
+        """Ends what has been idle too long and rejects what has waited too long."""
+        limit = now_ns - self.idle_ns
+        while self._idle:
+            sequence = next(iter(self._idle))
+            if sequence.last_ns > limit:
+                break
+            self._apply(sequence, IDLE, now_ns)
+        while self._timeouts and self._timeouts[0][0] <= now_ns:
+            when, _, sequence = heapq.heappop(self._timeouts)
+            if sequence.state in (WAITING, WAITING_ENDED) and sequence.expires_ns == when:
+                self._apply(sequence, TIMEOUT, now_ns)
+
+    def next_deadline(self) -> int | None:
+        """When expire() has something to do next, None when never."""
+        when = None
+        if self._idle:
+            when = next(iter(self._idle)).last_ns + self.idle_ns
+        while self._timeouts:
+            expires, _, sequence = self._timeouts[0]
+            if sequence.state not in (WAITING, WAITING_ENDED) or sequence.expires_ns != expires:
+                heapq.heappop(self._timeouts)
+                continue
+            when = expires if when is None else min(when, expires)
+            break
+        return when
+
+    def close(self, now_ns: int) -> None:
+        """Every live sequence ends; what has been accepted still runs."""
+        for sequence in list(self.live.values()):
+            self._apply(sequence, CLOSE, now_ns)
+
+    # ------------------------------------------------------------ instances
+
+    def add_instance(self) -> int:
+        """A new instance with free slots; returns its index."""
+        instance = len(self.slots)
+        self.slots.append([None] * self._per_instance)
+        self.waiting.append(0)
+        self.ready.append(deque())
+        for slot in range(self._per_instance):
+            heapq.heappush(self._free, (slot, instance))
+        return instance
+
+    def retire_instance(self, instance: int) -> bool:
+        """No new sequences for it; True when none is left. Running ones keep their slots (E1.15)."""
+        self._retired.add(instance)
+        self._free = [entry for entry in self._free if entry[1] != instance]
+        heapq.heapify(self._free)
+        return all(sequence is None for sequence in self.slots[instance])
+
+    # ------------------------------------------------------------ looking
+
+    def withdraw(self, instance: int) -> None:
+        """Takes the first entry off `ready[instance]`."""
+        self.ready[instance].popleft().offered = False
+
+    def drop_stale(self, instance: int) -> None:
+        """Takes entries that have nothing to issue any more out of `ready[instance]`."""
+        kept: deque[Sequence] = deque()
+        for sequence in self.ready[instance]:
+            if sequence.waiting and sequence.in_flight is None and sequence.state != GONE:
+                kept.append(sequence)
+            else:
+                sequence.offered = False
+        self.ready[instance] = kept
+
+    def holders(self) -> Iterator[Sequence]:
+        """Every sequence that holds a slot or waits for one."""
+        for slots in self.slots:
+            for sequence in slots:
+                if sequence is not None:
+                    yield sequence
+        for sequence in self._backlog:
+            if sequence.state != GONE:
+                yield sequence
+
+    def statistics(self) -> SlotTableStatistics:
+        """What is held now."""
+        retired = sum(len(self.slots[i]) for i in self._retired)
+        return SlotTableStatistics(
+            live=len(self.live),
+            slots=sum(map(len, self.slots)) - retired,
+            slots_used=self.slots_used,
+            backlog_sequences=self.backlog_sequences,
+            backlog_requests=self.backlog_requests,
+            waiting=sum(self.waiting),
+            in_flight=self.in_flight,
+        )
+
+    # ------------------------------------------------------------ the machine
+
+    def _apply(self, sequence: Sequence, event: int, now_ns: int, request: Any = None) -> None:
+        row = _ROWS[sequence.state][event]
+        if row is None:
+            raise RuntimeError(
+                f"sequence {sequence.id!r}: {EVENT_NAMES[event]} cannot happen in {STATE_NAMES[sequence.state]}"
+            )
+        if not sequence.reason and event in REASONS:
+            sequence.reason = REASONS[event]
+        sequence.state = row[0]
+        for action in row[1]:
+            action(self, sequence, now_ns, request)
+
+    def _check_head(self, sequence: Sequence, now_ns: int) -> None:
+        if sequence.waiting and sequence.waiting[0].cancelled:
+            self._apply(sequence, CANCEL, now_ns)
+
+    def _fill(self, now_ns: int) -> None:
+        """Rule 6: gives free slots to the backlog."""
+        while self._free and self._backlog:
+            sequence = self._backlog.popleft()
+            if sequence.state != GONE:
+                self._apply(sequence, SLOT, now_ns)
+
+    # ------------------------------------------------------------ actions
+
+    def _queue(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        if sequence.waiting is None:
+            sequence.waiting = deque((request,))
+        else:
+            sequence.waiting.append(request)
+        if sequence.slot < 0:
+            self.backlog_requests += 1
+        else:
+            self.waiting[sequence.instance] += 1
+
+    def _note_timeout(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        if request.timeout_us:
+            expires = now_ns + request.timeout_us * 1000
+            if not sequence.expires_ns or expires < sequence.expires_ns:
+                sequence.expires_ns = expires
+                if len(self._timeouts) > 4 * self.backlog_sequences + 64:
+                    self._timeouts = [e for e in self._timeouts if e[2].slot < 0 and e[2].state != GONE]
+                    heapq.heapify(self._timeouts)
+                heapq.heappush(self._timeouts, (expires, next(self._order), sequence))
+
+    def _unmap(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        del self.live[sequence.id]
+
+    def _leave_backlog(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        self.backlog_sequences -= 1
+        if len(self._backlog) > 2 * self.backlog_sequences + 64:
+            self._backlog = deque(s for s in self._backlog if s.state != GONE)
+
+    def _occupy(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        slot, instance = heapq.heappop(self._free)
+        if self.slots[instance][slot] is not None:
+            raise RuntimeError(f"slot {slot} of instance {instance} was given twice")
+        sequence.slot, sequence.instance = slot, instance
+        self.slots[instance][slot] = sequence
+        self.slots_used += 1
+        self.backlog_sequences -= 1
+        moved = len(sequence.waiting or ())
+        self.backlog_requests -= moved
+        self.waiting[instance] += moved
+        self._offer(sequence, now_ns, request)
+
+    def _start_idle(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        sequence.last_ns = now_ns
+        self._idle[sequence] = None
+
+    def _touch(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        sequence.last_ns = now_ns
+        self._idle.move_to_end(sequence)
+
+    def _stop_idle(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        del self._idle[sequence]
+
+    def _offer(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        if self._offers and sequence.waiting and sequence.in_flight is None and not sequence.offered:
+            sequence.offered = True
+            self.ready[sequence.instance].append(sequence)
+
+    def _take(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        if sequence.in_flight is not None or not sequence.waiting:
+            raise RuntimeError(f"{sequence!r} has nothing to issue")
+        sequence.in_flight = sequence.waiting.popleft()
+        if not sequence.waiting:
+            sequence.waiting = None
+        sequence.started = True
+        self.waiting[sequence.instance] -= 1
+        self.in_flight += 1
+
+    def _land(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        if sequence.in_flight is None:
+            raise RuntimeError(f"{sequence!r} has nothing in flight")
+        sequence.in_flight = None
+        self.in_flight -= 1
+
+    def _cancel_waiting(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        self._drop_waiting(sequence, CANCELLED)
+
+    def _reject_waiting(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        self._drop_waiting(sequence, TIMED_OUT)
+
+    def _drop_waiting(self, sequence: Sequence, effect: int) -> None:
+        for request in sequence.waiting or ():
+            self.effects.append((effect, request))
+            if sequence.slot < 0:
+                self.backlog_requests -= 1
+            else:
+                self.waiting[sequence.instance] -= 1
+        sequence.waiting = None
+
+    def _settle(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        if not sequence.waiting and sequence.in_flight is None:
+            self._apply(sequence, EMPTY, now_ns)
+
+    def _release(self, sequence: Sequence, now_ns: int, request: Any) -> None:
+        instance, slot = sequence.instance, sequence.slot
+        if self.slots[instance][slot] is not sequence:
+            raise RuntimeError(f"slot {slot} of instance {instance} was released twice")
+        self.slots[instance][slot] = None
+        self.slots_used -= 1
+        self.effects.append((ENDED, sequence))
+        if instance not in self._retired:
+            heapq.heappush(self._free, (slot, instance))
+            self._fill(now_ns)
+
+
+_ROWS: list[list[Any]] = [
+    [
+        (row[0], tuple(getattr(SlotTable, "_" + name) for name in row[1]))
+        if (row := TRANSITIONS.get((state, event))) is not None
+        else None
+        for event in range(len(EVENT_NAMES))
+    ]
+    for state in range(len(STATE_NAMES))
+]
