@@ -32,6 +32,9 @@ import traceback
 
 from neptrio.errors import Cancelled, Code, Reason, TritonError
 
+cdef enum:
+    RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
 observer = None  # called as observer(request, response, final); neptrio.observe sets it
 
 
@@ -186,6 +189,8 @@ cdef class Batch(WorkItem):
             response = self.responses[i]
             if response is not None:
                 complete(r, response, True)
+            elif r.release_flags & RESCHEDULE:
+                self.model.scheduler.reschedule(r)
             elif not self.model.decoupled:
                 complete(r, InferResponse(None, TritonError(
                     f"model '{self.model.name}' returned no response for a request",

@@ -42,6 +42,8 @@ class BackendInstance(ABC):
     expected_ns = 0.0  # what an execution takes, before the first is measured (native instances)
     # its thread waits for a request to another model: nothing more is prepared for it
     blocked = False
+    # True when sequence_ended() is to be called: asked once, after initialize()
+    wants_sequence_end = False
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
@@ -73,6 +75,12 @@ class BackendInstance(ABC):
         An answer that takes longer than READY_SECONDS counts as no.
         """
         return True
+    def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
+        """A sequence that this instance has worked on is over; its state can go.
+
+        `reason` is "ended", "idle", "cancelled", "evicted" or "unloaded". Runs on the instance's
+        thread, after the sequence's last request. What it raises is logged.
+        """
 
     def finalize(self) -> None:
         """Called once on the instance's thread after the last batch."""

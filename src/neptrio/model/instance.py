@@ -174,6 +174,18 @@ class Instance:
         request.batch = None
         return True
 
+    def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
+        """Tells the backend, on its thread, that a sequence it has worked on is over."""
+        backend = self.backend
+        if backend.wants_sequence_end:
+            self._mailbox.submit(_Call(lambda: backend.sequence_ended(sequence_id, reason), self._hook_done))
+
+    def _hook_done(self, error: BaseException | None) -> None:
+        if error is not None:
+            log.error(
+                "the sequence end hook of %s failed: %s", self.name, self.backend.describe_failure(error)
+            )
+
     def finished(self, batch: Batch) -> None:
         """The batch is back on the trio thread and about to be answered."""
         self.outstanding -= 1
@@ -181,6 +193,8 @@ class Instance:
         self.executions += 1
         if self.backend.native:
             self._mean_ns += (batch.compute_end - batch.compute_start - self._mean_ns) * 0.1
+        if self._pool.on_finished is not None:
+            self._pool.on_finished(batch)
         if self.turnstile is not None:
             if self._without_turn:
                 self.turnstile.ask()
@@ -212,6 +226,8 @@ class InstancePool:
         self.instances: list[Instance] = []
         self.on_free: Callable[[], None] = lambda: None
         self._limiter: RateLimiter | None = None
+        # told of every batch that is back, before its requests are answered
+        self.on_finished: Callable[[Batch], None] | None = None
 
     @property
     def limited(self) -> bool:

@@ -148,6 +148,8 @@ class Model(ModelCore):
     async def stop(self) -> None:
         """Finalizes every instance and unloads the backend."""
         self.ready = False
+        if self.scheduler is not None:
+            self.scheduler.close()
         async with trio.open_nursery() as nursery:
             for instance in self.pool.instances:
                 nursery.start_soon(self._stop_instance, instance)

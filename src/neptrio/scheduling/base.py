@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from neptrio._cext.request import InferRequest
+from neptrio._cext.batch import complete
+from neptrio._cext.request import InferRequest, InferResponse
+from neptrio.errors import Internal, Reason
 from neptrio.scheduling.rate_limiter import RateLimiter
 from neptrio.timers import Timers
 from neptrio.turn import Turn
@@ -59,6 +61,24 @@ class Scheduler(ABC):
 
     def stop(self) -> None:
         """No newcomers; what was accepted finishes."""
+
+    def close(self) -> None:
+        """The model is drained and its instances are about to be finalized."""
+
+    def reschedule(self, request: InferRequest) -> None:
+        """The model released a request without answering it, to have it executed again."""
+        complete(
+            request,
+            InferResponse(
+                None,
+                Internal(
+                    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
+                    "configured for it: expected sequence_batching with iterative_sequence",
+                    reason=Reason.BACKEND,
+                ),
+            ),
+            True,
+        )
 
 
 SchedulerFactory = Callable[[Any, Any, LoopServices], Scheduler]
