@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from neptrio.errors import InvalidArgument
+from neptrio.model import sequence_config
 from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.base import LoopServices, Scheduler
 from neptrio.scheduling.caching import CachingScheduler
@@ -12,6 +13,8 @@ from neptrio.scheduling.default import DefaultScheduler
 from neptrio.scheduling.dynamic import DynamicScheduler
 from neptrio.scheduling.ensemble import EnsembleScheduler
 from neptrio.scheduling.policy import batching_policy
+from neptrio.scheduling.sequence_direct import DirectScheduler
+from neptrio.scheduling.sequence_oldest import OldestScheduler
 
 
 def make_scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
@@ -32,6 +35,10 @@ def _scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
         return make_ensemble(model, loop)
     if choice == "dynamic_batching":
         return DynamicScheduler(model, pool, loop, batching_policy(model.config))
+    if choice == "sequence_batching":
+        config = sequence_config.parse(model.config, model.context.model_dir)
+        strategy = DirectScheduler if config.direct else OldestScheduler
+        return strategy(model, pool, loop, config)
     return DefaultScheduler(pool, loop)
 
 

@@ -1,0 +1,337 @@
+"""The sequence batcher: accepts requests into the slot table and acts on what the table decides.
+
+What is common to both strategies lives here: the checks at the door, controls and implicit state,
+deadlines, cancellation, the end of a sequence, iterative sequences. How a batch is formed from the
+slots is the business of sequence_direct and sequence_oldest.
+
+Order of the checks (spec/rules.md E1.1): type of the id, batch size, missing id, stopping, missing
+START. A request that fails one of them was never accepted and disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from neptrio._cext.batch import Batch, complete
+from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
+from neptrio.errors import Cancelled, InvalidArgument, Reason, TritonError, Unavailable
+from neptrio.model.instance import Instance, InstancePool
+from neptrio.model.sequence_config import SequenceConfig
+from neptrio.scheduling import sequence_slots as slots
+from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
+from neptrio.scheduling.sequence_slots import Sequence, SlotTable, SlotTableStatistics, StartMissing
+from neptrio.scheduling.sequence_state import ImplicitState
+from neptrio.scheduling.sequence_tensors import Controls
+from neptrio.stamps import Stamp
+
+log = logging.getLogger("neptrio.sequence")
+
+QUEUED = 1
+PREPARED = 2
+RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+QUEUE_START = int(Stamp.QUEUE_START)
+
+
+@dataclass(frozen=True)
+class SequenceStatistics(SchedulerStatistics):
+    """What the sequence batcher holds now. `queued` counts slots and backlog."""
+
+    table: SlotTableStatistics
+
+
+@dataclass(frozen=True)
+class SequenceRow:
+    """One sequence, as the sequences listing shows it. Times are microseconds."""
+
+    id: int | str
+    state: str  # "slot", "backlog", or "ending": its id is free, accepted requests still run
+    instance: str  # "" in the backlog
+    slot: int  # -1 in the backlog
+    age_us: int
+    idle_us: int
+    queued: int
+    executing: int
+
+
+def _from_environment(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+class SequenceScheduler(Scheduler):
+    """Base of both strategies; subclasses form batches in `form(index, instance, now_ns)`."""
+
+    offers = False  # whether the table is to list sequences that have something to issue
+
+    def __init__(self, model: Any, pool: InstancePool, loop: LoopServices, config: SequenceConfig) -> None:
+        self.config = config
+        self.model = model
+        self.controls = Controls(config)
+        self.state = ImplicitState(config, model.name)
+        self.table = SlotTable(len(pool.instances), config.slots, config.idle_ns, self.offers)
+        self._pool = pool
+        self._loop = loop
+        self._instances: list[Instance] = list(pool.instances)
+        self._flights: dict[InferRequest, Sequence] = {}
+        self._made = self.controls.names | self.state.names
+        self._server_ids = itertools.count(1)
+        self._stopping = False
+        self._timer: Any = None
+        self._timer_ns = 0
+        # debugging aids of a Triton server: every instance waits until so many requests wait
+        hold = _from_environment("TRITONSERVER_DELAY_SCHEDULER")
+        self._holds = [hold] * len(self._instances)
+        self._backlog_hold = _from_environment("TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
+        pool.on_finished = self._finished
+        pool.on_free = self._freed
+
+    # ------------------------------------------------------------ coming in
+
+    def enqueue(self, request: InferRequest) -> None:
+        request.stamp(QUEUE_START)
+        if request.sequence_id:
+            self.controls.check_id(request)
+        if request.batch_size > 1:
+            raise InvalidArgument(
+                f"inference request to model '{self.model.name}' must specify batch-size 1 due to requirements of "
+                "sequence batcher"
+            )
+        if not request.sequence_id:
+            if not self.config.iterative:
+                raise InvalidArgument(
+                    f"inference request to model '{self.model.name}' must specify a non-zero or non-empty "
+                    "correlation ID"
+                )
+            request.sequence_id = self._new_id()
+            request.sequence_start = True
+        if self._stopping and request.sequence_start:
+            raise Unavailable(
+                "Server is stopping, scheduler for model has stopped accepting new inference requests"
+            )
+        now = request.timestamp(QUEUE_START)
+        try:
+            sequence, conflict = self.table.accept(request.sequence_id, request, now)
+        except StartMissing:
+            raise self._start_missing(request.sequence_id) from None
+        if conflict:
+            log.warning(
+                "sequence %r of model '%s' has a conflict: START on a sequence that has not ended",
+                request.sequence_id,
+                self.model.name,
+            )
+        request.state = QUEUED
+        request.scheduler = self
+        request.scheduler_data = sequence
+        if self.config.free_on_disconnect and request.sequence_start:
+            self._follow(sequence, request.context)
+        if not self._timer_ns or request.timeout_us:
+            self._arm()
+        self._loop.turn.mark(self)
+
+    def _new_id(self) -> int | str:
+        for number in self._server_ids:
+            made: int | str = str(number) if self.controls.text_ids else number
+            if made not in self.table.live:
+                return made
+        raise AssertionError("unreachable")
+
+    def _start_missing(self, sequence_id: int | str) -> TritonError:
+        return InvalidArgument(
+            f"inference request for sequence {sequence_id} to model '{self.model.name}' must specify the START "
+            "flag on the first request of the sequence"
+        )
+
+    def _follow(self, sequence: Sequence, stream: Any) -> None:
+        if sequence.stream is not None:
+            sequence.stream.sequences.pop(sequence, None)
+        sequence.stream = stream if hasattr(stream, "sequences") else None
+        if sequence.stream is not None:
+            sequence.stream.sequences[sequence] = self
+
+    def cancel(self, request: InferRequest) -> None:
+        sequence = request.scheduler_data
+        if sequence is not None:
+            self.table.cancel(sequence, request, monotonic_ns())
+            self._act()
+
+    # ------------------------------------------------------------ executing
+
+    def dispatch(self, now_ns: int) -> None:
+        waiting = self.table.waiting
+        for index, instance in enumerate(self._instances):
+            if waiting[index]:
+                self.form(index, instance, now_ns)
+        if self.table.effects:
+            self._act()
+
+    def form(self, index: int, instance: Instance, now_ns: int) -> None:
+        """Forms and submits the batches of one instance that are due."""
+        raise NotImplementedError
+
+    def _issue(self, sequence: Sequence, now_ns: int) -> InferRequest:
+        """The sequence's next request, complete with controls and state."""
+        request: InferRequest = self.table.issue(sequence, now_ns)
+        request.state = PREPARED
+        self._flights[request] = sequence
+        self.controls.attach(request, sequence)
+        if self.state:
+            request.inputs += self.state.inputs(sequence, request.sequence_start)
+        return request
+
+    def _held(self, index: int, waiting: int, backlog: int) -> bool:
+        """True while the debugging aid holds this instance; once let go, it stays so."""
+        hold = self._holds[index]
+        if hold and (waiting < hold or backlog < self._backlog_hold):
+            return True
+        self._holds[index] = 0
+        return False
+
+    def _wait_until(self, when_ns: int) -> None:
+        """Has dispatch() called at `when_ns` at the latest."""
+        self._arm(when_ns)
+
+    def _freed(self) -> None:
+        if any(self.table.waiting):
+            self._loop.turn.mark(self)
+
+    def _finished(self, batch: Batch) -> None:
+        """A batch has left its instance and is about to be answered."""
+        now = monotonic_ns()
+        alone = len(batch.requests) == 1
+        for i, request in enumerate(batch.requests):
+            sequence = self._flights.pop(request, None)
+            if self.state and batch.error is None:
+                self.state.commit(sequence, batch.responses[i], alone)
+            if sequence is None:
+                continue
+            if self.config.iterative and not (batch.error is None and request.release_flags & RESCHEDULE):
+                self.table.end(sequence, slots.END, now)
+            self.table.finish(sequence, now)
+        if self.table.effects:
+            self._act()
+
+    def reschedule(self, request: InferRequest) -> None:
+        """An iterative sequence goes round again: the same request, without START and END (E1.16)."""
+        if not self.config.iterative:
+            super().reschedule(request)
+            return
+        sequence = request.scheduler_data
+        request.release_flags = 0
+        request.sequence_start = request.sequence_end = False
+        request.inputs = [t for t in request.inputs if t.name not in self._made]
+        request.state = QUEUED
+        request.batch = None
+        if sequence is None or not self.table.requeue(sequence, request, monotonic_ns()):
+            complete(request, InferResponse(None, self._start_missing(request.sequence_id)), True)
+            return
+        self._loop.turn.mark(self)
+        if self.table.effects:
+            self._act()
+
+    # ------------------------------------------------------------ ending
+
+    def _arm(self, when_ns: int | None = None) -> None:
+        """Makes sure that _due() runs when something is due, with one timer for everything."""
+        due = self.table.next_deadline()
+        if when_ns is not None and (due is None or when_ns < due):
+            due = when_ns
+        if due is None or (self._timer_ns and self._timer_ns <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = due
+        self._timer = self._loop.timers.at(due, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._timer_ns = 0
+        self.table.expire(monotonic_ns())
+        self._act()
+        self._loop.turn.mark(self)
+        self._arm()
+
+    def _act(self) -> None:
+        """Carries out the table's effects."""
+        table = self.table
+        while table.effects:
+            effects, table.effects = table.effects, []
+            for kind, subject in effects:
+                if kind == slots.ENDED:
+                    self._ended(subject)
+                elif kind == slots.CANCELLED:
+                    complete(subject, InferResponse(None, Cancelled()), True)
+                else:
+                    error = Unavailable(
+                        "timeout of the corresponding sequence has been expired", reason=Reason.REJECTED
+                    )
+                    complete(subject, InferResponse(None, error), True)
+        self._loop.turn.mark(self)
+
+    def _ended(self, sequence: Sequence) -> None:
+        sequence.states = sequence.corrid = None
+        if sequence.stream is not None:
+            sequence.stream.sequences.pop(sequence, None)
+            sequence.stream = None
+        if sequence.started:
+            self._instances[sequence.instance].sequence_ended(sequence.id, sequence.reason)
+
+    def end_sequence(self, sequence_id: int | str) -> int | None:
+        """Evicts a live sequence: its accepted requests still run. Returns how many, None if not live."""
+        sequence = self.table.live.get(sequence_id)
+        if sequence is None:
+            return None
+        left = len(sequence.waiting or ()) + (sequence.in_flight is not None)
+        self.table.end(sequence, slots.EVICT, monotonic_ns())
+        self._act()
+        return left
+
+    def disconnected(self, sequence: Sequence) -> None:
+        """The stream that opened the sequence is gone, and the model wants it freed."""
+        sequence.stream = None
+        self.table.end(sequence, slots.DISCONNECT, monotonic_ns())
+        self._act()
+
+    def stop(self) -> None:
+        """New sequences are refused; running ones may go on (E1.17)."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """The model goes: every sequence left ends as unloaded."""
+        self.table.close(monotonic_ns())
+        self._act()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ------------------------------------------------------------ looking
+
+    def sequences(self, now_ns: int) -> list[SequenceRow]:
+        """Every sequence that holds a slot or waits for one, oldest first."""
+        rows = []
+        for sequence in sorted(self.table.holders(), key=lambda s: s.created_ns):
+            in_slot = sequence.slot >= 0
+            state = "slot" if in_slot else "backlog"
+            if sequence.state == slots.ENDING:
+                state = "ending"
+            rows.append(
+                SequenceRow(
+                    id=sequence.id,
+                    state=state,
+                    instance=self._instances[sequence.instance].name if in_slot else "",
+                    slot=sequence.slot,
+                    age_us=(now_ns - sequence.created_ns) // 1000,
+                    idle_us=(now_ns - sequence.last_ns) // 1000,
+                    queued=len(sequence.waiting or ()),
+                    executing=int(sequence.in_flight is not None),
+                )
+            )
+        return rows
+
+    def statistics(self) -> SequenceStatistics:
+        table = self.table.statistics()
+        return SequenceStatistics(
+            queued=table.waiting + table.backlog_requests, executing=self._pool.executing, table=table
+        )

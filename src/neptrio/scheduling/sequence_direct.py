@@ -1,0 +1,70 @@
+"""The direct strategy: a slot is a place in the batch.
+
+The model may keep its state by position, so slot N's request is always the Nth of its batch, and
+slots below the highest one with a request are filled with null requests.
+
+Rules (spec/rules.md E1.9 and E1.10):
+ 1. One batch per instance is under way; the next is formed when it has left the instance.
+ 2. A batch reaches from slot 0 to the highest slot that has a request.
+ 3. A request whose inputs do not have the shapes of the first one waits; its slot gets a null request.
+ 4. Without a delay or a minimum utilization a batch goes at once; with both, it waits until the share
+    of ready slots reaches the minimum or the oldest request has waited for the delay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._cext.request import InferRequest
+from neptrio.model.instance import Instance, InstancePool
+from neptrio.model.sequence_config import SequenceConfig
+from neptrio.scheduling.base import LoopServices
+from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
+from neptrio.scheduling.sequence_tensors import NullRequests, same_inputs
+
+
+def delay_left(config: SequenceConfig, ready: int, oldest_ns: int, now_ns: int) -> int:
+    """Nanoseconds that a batch of `ready` requests, the oldest from `oldest_ns`, still has to wait."""
+    if config.delay_ns == 0 or config.minimum_slot_utilization == 0.0:
+        return 0
+    if ready >= config.minimum_slot_utilization * config.slots:
+        return 0
+    return max(0, oldest_ns + config.delay_ns - now_ns)
+
+
+class DirectScheduler(SequenceScheduler):
+    """See the module's text."""
+
+    def __init__(self, model: Any, pool: InstancePool, loop: LoopServices, config: SequenceConfig) -> None:
+        super().__init__(model, pool, loop, config)
+        self._nulls = NullRequests(model, self.controls)
+
+    def form(self, index: int, instance: Instance, now_ns: int) -> None:
+        if instance.outstanding:
+            return
+        table = self.table
+        if self._holds[index] and self._held(index, sum(table.waiting), table.backlog_requests):
+            return
+        ready = [s for s in table.slots[index] if s is not None and s.waiting and s.in_flight is None]
+        if not ready:
+            return
+        oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in ready if s.waiting)
+        left = delay_left(self.config, len(ready), oldest, now_ns)
+        if left:
+            self._wait_until(now_ns + left)
+            return
+        first = ready[0]
+        assert first.waiting is not None
+        pattern: InferRequest = first.waiting[0]
+        like = list(pattern.inputs)
+        batch: list[InferRequest] = []
+        for sequence in ready:
+            assert sequence.waiting is not None
+            if sequence is not first and not same_inputs(pattern, sequence.waiting[0], self.config.ragged):
+                continue  # its slot is filled below, or left out at the end
+            while len(batch) < sequence.slot:
+                batch.append(self._nulls.make(like, self.state.initial))
+            batch.append(sequence)
+        requests = [self._issue(r, now_ns) if not isinstance(r, InferRequest) else r for r in batch]
+        reason = "full" if len(ready) == self.config.slots else "delay" if self.config.delay_ns else "ready"
+        instance.submit(requests, reason, now_ns - oldest)

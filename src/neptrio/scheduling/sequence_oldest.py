@@ -1,0 +1,108 @@
+"""The oldest strategy: the sequences that have waited longest share a dynamic batch.
+
+Rules (spec/rules.md E1.12 and E2.5):
+ 1. At most one request of a sequence is under way; the next is offered when it has left the instance.
+ 2. Every instance has a batcher of its own; a sequence stays with its instance.
+ 3. The batcher's queue is the table's list of ready sequences, in the order in which they became
+    ready; it is never reordered. A request with other shapes closes the batch.
+ 4. The largest prefix of a preferred size goes at once. Without one the batch waits until its oldest
+    request, counted from its arrival, has waited for the delay. A full or closed batch never waits.
+ 5. While an instance executes, one full batch may be prepared for it; anything less stays in the
+    queue, where it can still grow.
+ 6. With preserve_ordering responses leave in the order in which their requests entered the batcher.
+"""
+
+from __future__ import annotations
+
+from neptrio._cext.request import InferRequest
+from neptrio.model.instance import Instance
+from neptrio.scheduling.in_order import InOrder
+from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
+from neptrio.scheduling.sequence_slots import GONE, Sequence
+from neptrio.scheduling.sequence_tensors import same_inputs
+
+
+def choose(
+    ready: int, closed: bool, preferred: frozenset[int], age_ns: int, delay_ns: int, max_size: int
+) -> tuple[int, str]:
+    """How many of `ready` requests to send now, and why; (0, "") = wait.
+
+    `closed` means that the next request cannot join them, `age_ns` is how long the oldest has waited.
+    """
+    if ready >= max_size:
+        return max_size, "full"
+    if delay_ns == 0:
+        return ready, "ready"
+    if age_ns >= delay_ns:
+        return ready, "delay"
+    best = max((size for size in preferred if size <= ready), default=0)
+    if best:
+        return best, "preferred"
+    return (ready, "shape") if closed else (0, "")
+
+
+class OldestScheduler(SequenceScheduler):
+    """See the module's text."""
+
+    offers = True
+    _order: InOrder | None = None
+
+    def form(self, index: int, instance: Instance, now_ns: int) -> None:
+        config = self.config
+        table = self.table
+        max_size = max(1, config.max_batch_size)
+        if self._holds[index] and self._held(
+            index, sum(1 for s in table.ready[index] if s.waiting and s.in_flight is None), self._backlog_hold
+        ):
+            return
+        while instance.outstanding < 2:
+            picked, closed = self._pick(index, max_size)
+            if not picked:
+                return
+            if instance.outstanding and len(picked) < max_size:
+                return
+            oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in picked if s.waiting)
+            age = now_ns - oldest
+            size, reason = choose(
+                len(picked), closed, config.preferred_batch_sizes, age, config.delay_ns, max_size
+            )
+            if not size:
+                self._wait_until(oldest + config.delay_ns)
+                return
+            requests = []
+            for sequence in picked[:size]:
+                table.withdraw(index)
+                requests.append(self._issue(sequence, now_ns))
+            if config.preserve_ordering:
+                self._keep_order(requests)
+            instance.submit(requests, reason, age)
+
+    def _pick(self, index: int, max_size: int) -> tuple[list[Sequence], bool]:
+        """The longest prefix of the queue that fits into one batch; drops stale entries on the way."""
+        ready = self.table.ready[index]
+        picked: list[Sequence] = []
+        pattern: InferRequest | None = None
+        stale = False
+        closed = False
+        for sequence in ready:
+            if not sequence.waiting or sequence.in_flight is not None or sequence.state == GONE:
+                stale = True
+                continue
+            request = sequence.waiting[0]
+            if pattern is None:
+                pattern = request
+            elif not same_inputs(pattern, request, self.config.ragged):
+                closed = True
+                break
+            picked.append(sequence)
+            if len(picked) == max_size:
+                break
+        if stale:
+            self.table.drop_stale(index)
+        return picked, closed
+
+    def _keep_order(self, requests: list[InferRequest]) -> None:
+        if self._order is None:
+            self._order = InOrder()
+        for request in requests:
+            self._order.add(request)
