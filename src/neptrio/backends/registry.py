@@ -16,6 +16,7 @@ BUILT_IN = {
     "identity": "neptrio.backends.identity:IdentityBackend",
     "kernel": "neptrio.backends.kernel.backend:KernelBackend",
     "onnxruntime": "neptrio.backends.onnx:OnnxBackend",
+    "sequence": "neptrio.backends.sequence:SequenceBackend",
     "python": "neptrio.backends.python:PythonBackend",
 }
 

@@ -1,0 +1,133 @@
+"""The sequence backend: the running sum of each sequence's INT32 inputs.
+
+The first output is the sum of the sequence's first inputs so far. The other outputs, all optional, show
+what the batcher did: an output named like a control input repeats that control, BATCH_SIZE is the
+number of requests in the execution (null requests included) and POSITION the request's place in it,
+both INT32. With an implicit state configured (`state`), the sum lives there; without, in the instance,
+by slot. The GIL is not needed while it runs.
+
+Parameters: `execute_delay_ms` makes every execution take that long; `fail_value` fails the requests
+whose input begins with it; `iterations` reschedules a request of an iterative sequence until it has
+been executed that often.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from neptrio import datatypes
+from neptrio._cext.accumulate import AccumulateBatch
+from neptrio._cext.batch import Batch
+from neptrio._cext.request import InferRequest, InferResponse, Tensor
+from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.errors import InvalidArgument
+
+INT32 = datatypes.NUMBER["INT32"]
+RESCHEDULE = 2
+
+
+class SequenceBackend(Backend):
+    """See the module's text."""
+
+    platform = "sequence"
+
+    def __init__(self, context: LoadContext) -> None:
+        super().__init__(context)
+        config = context.config
+        if config.WhichOneof("scheduling_choice") != "sequence_batching":
+            raise InvalidArgument(f"model '{context.name}' of backend 'sequence' needs sequence_batching")
+        if not config.input or not config.output:
+            raise InvalidArgument(
+                f"model '{context.name}' of backend 'sequence' needs an input and an output"
+            )
+        for tensor in (config.input[0], config.output[0]):
+            if tensor.data_type != INT32:
+                raise InvalidArgument(
+                    f"'{tensor.name}' of model '{context.name}' must be TYPE_INT32, got "
+                    f"{datatypes.CONFIG_NAME.get(tensor.data_type, 'none')}"
+                )
+        self.delay_ns = int(self._number("execute_delay_ms", 0) * 1e6)
+        fail = self._number("fail_value", None)
+        self.fail_value = None if fail is None else int(fail)
+        self.iterations = int(self._number("iterations", 1))
+
+    def _number(self, name: str, default: Any) -> Any:
+        parameters = self.context.config.parameters
+        if name not in parameters:
+            return default
+        text = parameters[name].string_value
+        try:
+            return float(text)
+        except ValueError:
+            raise InvalidArgument(
+                f"parameter '{name}' of model '{self.context.name}' must be a number, got '{text}'"
+            ) from None
+
+    def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        return SequenceInstance(self)
+
+
+class SequenceInstance(BackendInstance):
+    """Prepares running sums on the trio thread."""
+
+    native = True
+
+    def __init__(self, backend: SequenceBackend) -> None:
+        config = backend.context.config
+        self._backend = backend
+        self._input = config.input[0].name
+        self._output = config.output[0].name
+        self._shows = [o.name for o in config.output[1:]]
+        self._batched = config.max_batch_size > 0
+        states = config.sequence_batching.state
+        self._state_in = states[0].input_name if states else None
+        self._state_out = states[0].output_name if states else ""
+        self._sums: dict[int, bytearray] = {}  # by slot
+        self._rounds: dict[int, int] = {}
+
+    def prepare(self, batch: Batch) -> Batch:
+        backend = self._backend
+        made: Batch = AccumulateBatch.of(batch, backend.delay_ns, backend.fail_value)
+        made.responses = [self._job(made, i, request) for i, request in enumerate(batch.requests)]
+        return made
+
+    def _job(self, batch: Any, i: int, request: InferRequest) -> InferResponse | None:
+        tensor = request.input_named(self._input)
+        output = bytearray(tensor.nbytes)
+        outputs = [Tensor(self._output, INT32, tensor.shape, output)]
+        if request.scheduler_data is None:  # a null request
+            batch.job(i, tensor, None, output, output)
+            return InferResponse(outputs)
+        slot = request.scheduler_data.slot
+        if self._state_in is None:
+            before = None if request.sequence_start else self._sums.get(slot)
+            after = before
+            if after is None or len(after) < tensor.nbytes:
+                before, after = None, bytearray(tensor.nbytes)
+                self._sums[slot] = after
+        else:
+            before = request.input_named(self._state_in)
+            after = bytearray(tensor.nbytes)
+            outputs.append(Tensor(self._state_out, INT32, before.shape, after))
+        batch.job(i, tensor, before, after, output)
+        if backend_rounds := self._backend.iterations - 1:
+            done = 0 if request.sequence_start else self._rounds.get(slot, 0)
+            self._rounds[slot] = done + 1
+            if done < backend_rounds:
+                request.release_flags = RESCHEDULE
+                return None
+        outputs += [self._show(name, batch, i, request) for name in self._shows]
+        return InferResponse(outputs)
+
+    def _show(self, name: str, batch: Any, i: int, request: InferRequest) -> Tensor:
+        if name in ("BATCH_SIZE", "POSITION"):
+            value = len(batch.requests) if name == "BATCH_SIZE" else i
+            return Tensor(name, INT32, (1, 1) if self._batched else (1,), struct.pack("<i", value))
+        tensor = request.input_named(name)
+        if tensor is None:
+            raise InvalidArgument(f"there is no control input '{name}' to show")
+        return tensor.renamed(name)
+
+    def execute(self, batch: Batch) -> None:
+        raise AssertionError("native instances do not execute in Python")
