@@ -36,7 +36,9 @@ class ArrivalOrder:
         return len(self._line)
 
     def arrived(self, request: InferRequest) -> None:
-        """Appends an accepted request to the line."""
+        """Appends an accepted request to the line; one that comes again (iterative) keeps its place."""
+        if isinstance(request.responder, _Place):
+            return
         place = _Place(self, request.responder)
         self._line.append(place)
         request.responder = place

@@ -66,5 +66,5 @@ class DirectScheduler(SequenceScheduler):
                 batch.append(self._nulls.make(like, self.state.initial))
             batch.append(sequence)
         requests = [self._issue(r, now_ns) if not isinstance(r, InferRequest) else r for r in batch]
-        reason = "full" if len(ready) == self.config.slots else "delay" if self.config.delay_ns else "ready"
+        reason = "full" if len(ready) == self.config.slots else "delay" if self.config.delay_ns else "idle"
         instance.submit(requests, reason, now_ns - oldest)

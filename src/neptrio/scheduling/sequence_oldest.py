@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from neptrio._cext.request import InferRequest
 from neptrio.model.instance import Instance
-from neptrio.scheduling.in_order import InOrder
+from neptrio.scheduling.ordering import ArrivalOrder
 from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
 from neptrio.scheduling.sequence_slots import GONE, Sequence
 from neptrio.scheduling.sequence_tensors import same_inputs
@@ -32,7 +32,7 @@ def choose(
     if ready >= max_size:
         return max_size, "full"
     if delay_ns == 0:
-        return ready, "ready"
+        return ready, "idle"
     if age_ns >= delay_ns:
         return ready, "delay"
     best = max((size for size in preferred if size <= ready), default=0)
@@ -45,7 +45,7 @@ class OldestScheduler(SequenceScheduler):
     """See the module's text."""
 
     offers = True
-    _order: InOrder | None = None
+    _order: ArrivalOrder | None = None
 
     def form(self, index: int, instance: Instance, now_ns: int) -> None:
         config = self.config
@@ -103,6 +103,6 @@ class OldestScheduler(SequenceScheduler):
 
     def _keep_order(self, requests: list[InferRequest]) -> None:
         if self._order is None:
-            self._order = InOrder()
+            self._order = ArrivalOrder()
         for request in requests:
-            self._order.add(request)
+            self._order.arrived(request)
