@@ -7,6 +7,7 @@ from neptrio._cext.request cimport InferRequest, InferResponse, ModelCore
 cdef class Batch(WorkItem):
     cdef public ModelCore model
     cdef public list requests      # [InferRequest], in arrival order
+    cdef readonly list submitted   # what `requests` was when it was formed; backends may replace that
     cdef public object instance    # the Instance that executes it
     cdef public list responses     # per request: InferResponse, or None until the model answered
     cdef public object error       # TritonError when the whole execution failed

@@ -132,7 +132,7 @@ cdef class Batch(WorkItem):
     def __init__(self, ModelCore model, list requests, str close_reason="", int64_t oldest_wait_ns=0):
         cdef InferRequest r
         self.model = model
-        self.requests = requests
+        self.requests = self.submitted = requests
         self.responses = [None] * len(requests)
         self.size = 0
         for r in requests:

@@ -75,6 +75,7 @@ class BackendInstance(ABC):
         An answer that takes longer than READY_SECONDS counts as no.
         """
         return True
+
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         """A sequence that this instance has worked on is over; its state can go.
 

@@ -52,6 +52,8 @@ class Model(ModelCore):
         if output_reshapes:
             self.reshape_outputs = reshape.output_reshaper(output_reshapes)
         self.decoupled = config.model_transaction_policy.decoupled
+        # outputs that go round as implicit state, to be made whatever the client asked for
+        self.state_outputs: tuple[str, ...] = ()
         self.counters = ModelCounters()
         self.load_duration_secs = 0.0
         self.pool = InstancePool()

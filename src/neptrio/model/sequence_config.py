@@ -242,10 +242,6 @@ def parse(config: Any, model_dir: Path) -> SequenceConfig:
     batching = config.sequence_batching
     model = config.name
     size = config.max_batch_size
-    if config.response_cache.enable:
-        raise InvalidArgument(
-            f"sequence batching does not go with the response cache, model {model} asks for both"
-        )
     controls = _controls(batching, model)
     states = _states(batching, config, model_dir)
     taken = [i.name for i in config.input]

@@ -77,6 +77,7 @@ class SequenceScheduler(Scheduler):
         self._loop = loop
         self._instances: list[Instance] = list(pool.instances)
         self._flights: dict[InferRequest, Sequence] = {}
+        model.state_outputs = self.state.output_names
         self._made = self.controls.names | self.state.names
         self._server_ids = itertools.count(1)
         self._stopping = False
@@ -199,27 +200,44 @@ class SequenceScheduler(Scheduler):
             self._loop.turn.mark(self)
 
     def _finished(self, batch: Batch) -> None:
-        """A batch has left its instance and is about to be answered."""
+        """A batch has left its instance and is about to be answered.
+
+        The backend may have taken requests out of the batch: they are answered by other means, or
+        come back through reschedule(), which may have been called already.
+        """
         now = monotonic_ns()
-        alone = len(batch.requests) == 1
-        for i, request in enumerate(batch.requests):
+        submitted = batch.submitted
+        if self.state and batch.error is None:
+            alone = len(submitted) == 1
+            for request, response in zip(batch.requests, batch.responses, strict=True):
+                self.state.commit(self._flights.get(request), response, alone)
+        again: list[tuple[Sequence, InferRequest]] = []
+        for request in submitted:
             sequence = self._flights.pop(request, None)
-            if self.state and batch.error is None:
-                self.state.commit(sequence, batch.responses[i], alone)
             if sequence is None:
-                continue
-            if self.config.iterative and not (batch.error is None and request.release_flags & RESCHEDULE):
+                continue  # a null request
+            rescheduled = request.release_flags & RESCHEDULE and batch.error is None
+            if self.config.iterative and not rescheduled:
                 self.table.end(sequence, slots.END, now)
             self.table.finish(sequence, now)
+            if rescheduled and batch.requests is not submitted and request not in batch.requests:
+                again.append((sequence, request))
+        for sequence, request in again:
+            self._requeue(sequence, request)
         if self.table.effects:
             self._act()
 
     def reschedule(self, request: InferRequest) -> None:
         """An iterative sequence goes round again: the same request, without START and END (E1.16)."""
+        sequence = self._flights.get(request)
         if not self.config.iterative:
             super().reschedule(request)
-            return
-        sequence = request.scheduler_data
+        elif sequence is not None:
+            request.release_flags = RESCHEDULE  # its batch is not back yet: _finished() does it
+        else:
+            self._requeue(request.scheduler_data, request)
+
+    def _requeue(self, sequence: Sequence | None, request: InferRequest) -> None:
         request.release_flags = 0
         request.sequence_start = request.sequence_end = False
         request.inputs = [t for t in request.inputs if t.name not in self._made]

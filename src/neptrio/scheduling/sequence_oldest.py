@@ -7,7 +7,7 @@ Rules (spec/rules.md E1.12 and E2.5):
     ready; it is never reordered. A request with other shapes closes the batch.
  4. The largest prefix of a preferred size goes at once. Without one the batch waits until its oldest
     request, counted from its arrival, has waited for the delay. A full or closed batch never waits.
- 5. While an instance executes, one full batch may be prepared for it; anything less stays in the
+ 5. While an instance has all it can work on, one full batch may be prepared for it; anything less stays in the
     queue, where it can still grow.
  6. With preserve_ordering responses leave in the order in which their requests entered the batcher.
 """
@@ -55,11 +55,12 @@ class OldestScheduler(SequenceScheduler):
             index, sum(1 for s in table.ready[index] if s.waiting and s.in_flight is None), self._backlog_hold
         ):
             return
-        while instance.outstanding < 2:
+        capacity = instance.backend.capacity
+        while instance.outstanding <= capacity:
             picked, closed = self._pick(index, max_size)
             if not picked:
                 return
-            if instance.outstanding and len(picked) < max_size:
+            if instance.outstanding == capacity and len(picked) < max_size:
                 return
             oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in picked if s.waiting)
             age = now_ns - oldest

@@ -34,6 +34,7 @@ class ImplicitState:
         self._states = config.states
         self._batched = config.max_batch_size > 0
         self.names = frozenset(s.input_name for s in config.states)
+        self.output_names = tuple(s.output_name for s in config.states)
         self._index = {s.output_name: i for i, s in enumerate(config.states)}
         self._hidden = frozenset(s.output_name for s in config.states if not s.listed)
         self.initial = [self._first(s) for s in config.states]

@@ -68,8 +68,10 @@ class Reader:
 
 
 def wanted_names(request: InferRequest) -> list[str] | None:
-    """The outputs that the client asked for, None for all."""
-    return None if request.outputs is None else [o.name for o in request.outputs]
+    """The outputs that the client asked for and those that are implicit state, None for all."""
+    if request.outputs is None:
+        return None
+    return [*(o.name for o in request.outputs), *request.model.state_outputs]
 
 
 def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -> InferResponse:

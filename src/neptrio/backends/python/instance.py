@@ -230,6 +230,11 @@ class ModelRunner:
         self.model = None
         self._source.unload()
 
+    @property
+    def wants_sequence_end(self) -> bool:
+        """The model has on_sequence_end(id, reason)."""
+        return callable(getattr(self.model, "on_sequence_end", None))
+
     def requests(self, batch: Batch) -> list[utils.InferenceRequest]:
         """What execute() is called with."""
         completions, decoupled, reader = self.completions, self.decoupled, self.reader
@@ -326,6 +331,7 @@ class InProcessInstance(BackendInstance):
                 self._start_loop()
             else:
                 self._runner.initialize()
+                self.wants_sequence_end = self._runner.wants_sequence_end
         except BaseException:
             _host.uninstall(self._runner.host)
             self._runner.forget()
@@ -381,6 +387,16 @@ class InProcessInstance(BackendInstance):
             raise
         self.capacity = ASYNC_CAPACITY
         self.overlapping = True
+        self.wants_sequence_end = self._runner.wants_sequence_end
+
+    def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
+        hook = self._runner.model.on_sequence_end
+        if self._loop is None:
+            hook(sequence_id, reason)
+        else:
+            asyncio.run_coroutine_threadsafe(
+                self._call(lambda: hook(sequence_id, reason)), self._loop
+            ).result()
 
     def _run_loop(self) -> None:
         assert self._loop is not None
