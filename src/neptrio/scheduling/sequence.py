@@ -158,6 +158,7 @@ class SequenceScheduler(Scheduler):
         if sequence is not None:
             self.table.cancel(sequence, request, monotonic_ns())
             self._act()
+            self._loop.turn.soon()
 
     # ------------------------------------------------------------ executing
 
@@ -305,6 +306,7 @@ class SequenceScheduler(Scheduler):
         left = len(sequence.waiting or ()) + (sequence.in_flight is not None)
         self.table.end(sequence, slots.EVICT, monotonic_ns())
         self._act()
+        self._loop.turn.soon()
         return left
 
     def disconnected(self, sequence: Sequence) -> None:
@@ -312,6 +314,7 @@ class SequenceScheduler(Scheduler):
         sequence.stream = None
         self.table.end(sequence, slots.DISCONNECT, monotonic_ns())
         self._act()
+        self._loop.turn.soon()
 
     def stop(self) -> None:
         """New sequences are refused; running ones may go on (E1.17)."""

@@ -56,7 +56,8 @@ class OldestScheduler(SequenceScheduler):
         ):
             return
         capacity = instance.backend.capacity
-        while instance.outstanding <= capacity:
+        limit = capacity - self._pool.limited  # the rate limiter's instances get nothing ahead of time
+        while instance.outstanding <= limit:
             picked, closed = self._pick(index, max_size)
             if not picked:
                 return
