@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -158,6 +160,32 @@ def test_the_exit_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(gate.answers[0], Exception)
     gate.server.stop()
     assert "exit timeout expired" in gate.server.log()
+
+
+@pytest.mark.parametrize("where", ["import", "initialize"])
+def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> None:
+    folder = "open(os.path.join(os.environ['GATE_FOLDER'], 'entered'), 'w').close()"
+    hang = f"{folder}\n    while True: time.sleep(0.1)"
+    at_import = "if True:\n    " + hang if where == "import" else ""
+    at_start = "import os, time\n  if True:\n    " + hang if where == "initialize" else "pass"
+    code = f"import os, time\n{at_import}\nclass TritonPythonModel:\n def initialize(self, args):\n  {at_start}\n"
+    code += " def execute(self, requests): return []\n"
+    write_model(tmp_path / "models", "slow", 'backend: "python"', {"1/model.py": code})
+    command = [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path / 'models'}", "--http-port=0"]
+    process = subprocess.Popen(
+        [
+            *command,
+            "--grpc-port=0",
+            "--metrics-port=0",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+        ],
+        env={**os.environ, "GATE_FOLDER": str(tmp_path)},
+        stderr=subprocess.DEVNULL,
+    )
+    until((tmp_path / "entered").exists)
+    process.terminate()
+    assert process.wait(20) == 0
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

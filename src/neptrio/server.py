@@ -78,7 +78,9 @@ class Server:
         self.metrics_listener: socket.socket | None = None
         self._metrics_config = MetricsConfig.parse(settings.metrics_config)
         self.timed_out = False  # the exit timeout expired with something still under way
+        self.abandoned = False  # stopped while models were loading: their threads may go on
         self._deadline: float | None = None
+        self._loading = trio.CancelScope()
 
     async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Delivers what instance threads have finished: many per wake-up."""
@@ -102,7 +104,11 @@ class Server:
             try:
                 async with trio.open_nursery() as fronts:
                     self._listen()
-                    await self.repository.load_all()
+                    with self._loading:
+                        await self.repository.load_all()
+                    if self._loading.cancelled_caught:
+                        self.abandoned = True
+                        fronts.cancel_scope.cancel()
                     for front in self.fronts:
                         await fronts.start(front.run)
                     started()
@@ -143,6 +149,7 @@ class Server:
         self.services.metadata.exiting = True
         self.repository.flush()
         self.stopping.set()
+        self._loading.cancel()
 
     async def _drain(self) -> None:
         """No new connections, open requests answered; the deadline covers the unloading too."""
@@ -201,6 +208,8 @@ def run(settings: Settings) -> int:
     if server is not None and server.timed_out:
         print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)
         os._exit(1)  # instance threads may be stuck in a model
+    if server is not None and server.abandoned:
+        os._exit(0)  # loader threads may be stuck in a model
     return 0
 
 

@@ -262,7 +262,7 @@ class RepositoryManager:
 
         try:
             with self._memory.measure() as measured:
-                backend = await trio.to_thread.run_sync(read, limiter=self._limiter)
+                backend = await trio.to_thread.run_sync(read, limiter=self._limiter, abandon_on_cancel=True)
                 model = Model(context, backend, self._loop, self._completions)
                 await model.start()
             model.measured(measured)
