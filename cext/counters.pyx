@@ -12,7 +12,8 @@ Rules (sources: spec/rules.md E3, the statistics extension):
  3. executed() counts the execution once, whatever became of its requests; it moves last_inference.
  4. An ensemble's request (`composing`) has the sums of its steps' compute durations, its own
     execution, and counts 2 when it fails.
- 5. A decoupled request that ended in an error response has failed.
+ 5. A decoupled request that ended in an error response has failed, and so has one that was
+    cancelled before its flag-only final response.
  6. A cache miss adds its lookup and insertion to success.ns, not to success.count.
  7. Microseconds (for the metrics) are truncated per event.
  8. Durations below zero count as zero.
@@ -39,13 +40,14 @@ from neptrio._cext.request cimport (
 
 from bisect import bisect_left
 
-from neptrio.errors import Reason
+from neptrio.errors import Cancelled, Reason
 
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 # responses of one request with a later index share the last key: a model that streams for ever
 # must not make its statistics grow for ever
 MAX_RESPONSE_KEYS = 4096
 CANCELED = Reason.CANCELED
+CANCELLATION = Cancelled()
 
 
 cdef inline void add(Duration* d, int64_t ns) noexcept:
@@ -212,7 +214,11 @@ cdef class ModelCounters:
         while len(self.responses) <= index:
             self.responses.append(ResponseCounters.__new__(ResponseCounters))
         c = self.responses[index]
-        if response.error is not None:
+        if response.null and r.cancelled and r.failure is None:
+            # the model noticed the cancellation and just stopped
+            r.failure = CANCELLATION
+            add(&c.cancel, now - r.cancelled_ns if r.cancelled_ns else 0)
+        elif response.error is not None:
             r.failure = response.error
             if response.error.reason is CANCELED:
                 add(&c.cancel, now - r.cancelled_ns if r.cancelled_ns else 0)

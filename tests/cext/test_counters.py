@@ -242,6 +242,17 @@ def test_a_cancelled_decoupled_request() -> None:
     assert counts(model) == {"fail": 1} and model.counters.failures["CANCELED"] == 1
 
 
+def test_a_model_that_stops_because_of_the_cancellation() -> None:
+    model = make_model(decoupled=True)
+    request = make_request(model, **EXECUTED)
+    complete(request, out(), False)
+    request.cancelled, request.cancelled_ns = True, 1
+    complete(request, flags(), True)
+    entry = stats(model)["response_stats"]["1"]
+    assert {k: v["count"] for k, v in entry.items() if v["count"]} == {"cancel": 1}
+    assert counts(model) == {"fail": 1} and model.counters.failures["CANCELED"] == 1
+
+
 def test_endless_streams_do_not_grow_statistics_for_ever() -> None:
     model = make_model(decoupled=True)
     request = make_request(model, **EXECUTED)

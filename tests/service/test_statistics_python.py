@@ -33,6 +33,16 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("bad")))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+ENDLESS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
+            while not sender.is_cancelled():
+                time.sleep(0.001)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 FAILING = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -82,6 +92,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "import numpy as np\n" + FAILING,
         config("IN:TYPE_FP32:1", "OUT:TYPE_FP32:1", 8),
     )
+    python_model(repository, "endless", "import time\nimport numpy as np\n" + ENDLESS, decoupled)
     python_model(repository, "memory", "import numpy as np\n" + MEMORY)
     python_model(repository, "custom", "import numpy as np\n" + CUSTOM)
     with ServerProcess(repository, "--metrics-config=histogram_latencies=true") as process:
@@ -153,6 +164,28 @@ def test_decoupled_responses(server: ServerProcess) -> None:
     )
 
 
+def test_a_stream_that_its_client_leaves_is_cancelled(server: ServerProcess) -> None:
+    results: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: results.put((result, error)))
+        tensor = grpcclient.InferInput("IN", [2], "FP32")
+        tensor.set_data_from_numpy(np.zeros(2, np.float32))
+        client.async_stream_infer("endless", [tensor])
+        assert results.get(timeout=30)[1] is None
+        client.stop_stream(cancel_requests=True)
+    for _ in range(3000):
+        got = stats(server, "endless")
+        if got["inference_stats"]["fail"]["count"] and got["execution_count"]:
+            break
+    assert counts(got["inference_stats"]) == {"fail": 1}
+    assert {k: counts(v) for k, v in got["response_stats"].items()} == {
+        "0": {"compute_infer": 1, "compute_output": 1, "success": 1},
+        "1": {"cancel": 1},
+    }
+    labels = {"model": "endless", "version": "1"}
+    assert value(scrape(server), "nv_inference_request_failure", reason="CANCELED", **labels) == 1
+
+
 def test_response_stats_over_grpc(server: ServerProcess) -> None:
     stream(server, "by_grpc", (2, 0))
     plain = stats(server, "by_grpc")["response_stats"]
@@ -189,8 +222,8 @@ def test_model_exceptions_count_as_executions_and_failures(server: ServerProcess
 def test_memory_usage_is_what_the_load_took(server: ServerProcess) -> None:
     (usage,) = stats(server, "memory")["memory_usage"]
     assert (usage["type"], usage["id"]) == ("CPU", 0)
-    # the other models load at the same time, and what grows meanwhile is shared by all five
-    assert usage["byte_size"] > (64 << 20) // 5 - (2 << 20)
+    # the other models load at the same time, and what grows meanwhile is shared by all six
+    assert usage["byte_size"] > (64 << 20) // 6 - (2 << 20)
 
 
 def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:
