@@ -98,6 +98,7 @@ class GrpcConnection:
         self._pending_timers: dict[str, Any] = {}
         self._received = 0
         self._received_at = self.now()
+        self._pinged_at = 0
         self._speaking = False  # the preface has come
         self._draining = False
         self._drain_acked = 0
@@ -305,14 +306,14 @@ class GrpcConnection:
             self._at("keepalive", settings.grpc_keepalive_time_ms - silent_ms, self._keep_alive)
         elif self._session.streams or settings.grpc_keepalive_permit_without_calls:
             self._session.ping()
+            self._pinged_at = self.now()
             self.want_flush()
             self._at("keepalive", settings.grpc_keepalive_timeout_ms, self._keep_alive_over)
         else:
             self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
 
     def _keep_alive_over(self) -> None:
-        silent_ms = (self.now() - self._received_at) / 1e6
-        if silent_ms >= self._settings.grpc_keepalive_timeout_ms:
+        if self._received_at < self._pinged_at:
             log.debug("connection from %s does not answer PING", self.peer)
             self._link.fail()
             self.close()
