@@ -149,13 +149,14 @@ cdef _bad_element(int dtype):
 
 
 cdef _out_of_range(Reader s, Py_ssize_t start, int dtype, str name):
-    cdef int bits = element_size(dtype) * 8
+    cdef object bits = element_size(dtype) * 8     # a Python integer: the limits need 65 bits
+    cdef object one = 1
     cdef bint signed = DT_INT8 <= dtype <= DT_INT64
     literal = (<const char*>s.text)[start:min(s.at, start + 40)].decode("ascii")
     if s.at > start + 40:
         literal += f"... ({s.at - start} characters)"
-    low = -(1 << (bits - 1)) if signed else 0
-    high = (1 << (bits - 1 if signed else bits)) - 1
+    low = -(one << (bits - 1)) if signed else 0
+    high = (one << (bits - 1 if signed else bits)) - 1
     return InvalidArgument(
         f"Unable to parse 'data': {literal} is out of range for {_NAME[dtype]} input '{name}' [{low}, {high}]")
 
@@ -360,6 +361,7 @@ cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t cou
     while True:
         if dtype != DT_BYTES and dtype != DT_BOOL:
             _quick(s, dtype, size, out, n, count)
+            s.space()
         if s.peek() == b"[":
             _fill(s, dtype, size, out, n, count, depth + 1, name, strings)
         else:

@@ -156,7 +156,7 @@ cpdef validate(InferRequest r, ModelCore m):
             want *= have
         if first:
             have = shape[0]
-            if have <= 0:
+            if have < 0:
                 raise InvalidArgument(
                     f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got {have}")
             want *= have
@@ -166,3 +166,6 @@ cpdef validate(InferRequest r, ModelCore m):
             raise InvalidArgument(
                 f"{_prefix(r)}input byte size mismatch for input '{t.name}' for model '{m.name}'. Expected "
                 f"{want * element_size(spec.dtype)}, got {t.nbytes}")
+    if r.batch_size == 0:
+        # nothing in it is wrong but that there is nothing in it
+        raise InvalidArgument(f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got 0")

@@ -1,0 +1,203 @@
+"""Plain HTTP clients for tests: HTTP/1.1 on a raw socket, HTTP/2 by prior knowledge or over TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+
+TIMEOUT = 20.0
+
+
+@dataclass
+class Reply:
+    """A response: lower-case header names, the body as bytes."""
+
+    status: int
+    reason: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    version: str = ""
+    interim: list[int] = field(default_factory=list)  # statuses of 1xx responses before it
+
+
+class Http1:
+    """One HTTP/1.1 connection; sends bytes as they are given, reads whole responses."""
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
+        host, port = address.rsplit(":", 1)
+        self.sock: Any = socket.create_connection((host, int(port)), timeout=TIMEOUT)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
+        self._file = self.sock.makefile("rb")
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Reply:
+        """Sends a request with Content-Length and reads its response."""
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
+        return self.read(method)
+
+    def read(self, method: str = "GET") -> Reply:
+        """The next final response."""
+        interim: list[int] = []
+        while True:
+            reply = self._head()
+            if reply.status >= 200:
+                break
+            interim.append(reply.status)
+        reply.interim = interim
+        if method == "HEAD":
+            return reply
+        if reply.headers.get("transfer-encoding") == "chunked":
+            reply.body = b"".join(self._chunks())
+        elif "content-length" in reply.headers:
+            reply.body = self._exactly(int(reply.headers["content-length"]))
+        else:
+            reply.body = self._file.read()
+        return reply
+
+    def chunk(self) -> bytes:
+        """The next chunk of a chunked body, b"" at its end."""
+        size = int(self._file.readline(), 16)
+        data = self._exactly(size)
+        assert self._file.readline() == b"\r\n"
+        return data
+
+    def _chunks(self) -> list[bytes]:
+        found = []
+        while chunk := self.chunk():
+            found.append(chunk)
+        return found
+
+    def _head(self) -> Reply:
+        line = self._file.readline()
+        if not line:
+            raise ConnectionError("the server closed the connection")
+        version, status, reason = line.decode().rstrip("\r\n").split(" ", 2)
+        reply = Reply(int(status), reason, version=version)
+        while (line := self._file.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").partition(":")
+            reply.headers[name.lower()] = value.strip()
+        return reply
+
+    def _exactly(self, n: int) -> bytes:
+        data: bytes = self._file.read(n)
+        if len(data) != n:
+            raise ConnectionError(f"the body ended after {len(data)} of {n} bytes")
+        return data
+
+    def closed(self) -> bool:
+        """Waits for the server's end of the connection; False when it sends something instead."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
+
+    def __enter__(self) -> Http1:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Http2:
+    """One HTTP/2 connection, prior knowledge or ALPN."""
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
+        host, port = address.rsplit(":", 1)
+        self.sock: Any = socket.create_connection((host, int(port)), timeout=TIMEOUT)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
+            assert self.sock.selected_alpn_protocol() == "h2"
+        self.connection = h2.connection.H2Connection(
+            config=h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+        )
+        self.connection.initiate_connection()
+        self.replies: dict[int, Reply] = {}
+        self.ended: set[int] = set()
+        self.resets: dict[int, int] = {}
+        self.terminated = False
+        self.flush()
+
+    def flush(self) -> None:
+        self.sock.sendall(self.connection.data_to_send())
+
+    def start(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> int:
+        """Sends a request whole; returns its stream."""
+        stream = self.connection.get_next_available_stream_id()
+        fields = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
+        fields += [("content-length", str(len(body)))]
+        fields += [(name.lower(), value) for name, value in (headers or {}).items()]
+        self.connection.send_headers(stream, fields, end_stream=not body)
+        self.flush()
+        while body:
+            room = min(
+                self.connection.local_flow_control_window(stream), self.connection.max_outbound_frame_size
+            )
+            if room == 0:
+                if stream in self.ended:
+                    return stream  # answered before it was read whole
+                self.pump()
+                continue
+            self.connection.send_data(stream, body[:room], end_stream=len(body) <= room)
+            body = body[room:]
+            self.flush()
+        return stream
+
+    def pump(self) -> None:
+        """Reads once and handles what came."""
+        data = self.sock.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        for event in self.connection.receive_data(data):
+            if isinstance(event, h2.events.ResponseReceived):
+                fields = dict(event.headers)
+                self.replies[event.stream_id] = Reply(
+                    int(fields.pop(":status")), headers=fields, version="HTTP/2"
+                )
+            elif isinstance(event, h2.events.DataReceived):
+                self.replies[event.stream_id].body += event.data
+                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.StreamEnded):
+                self.ended.add(event.stream_id)
+            elif isinstance(event, h2.events.StreamReset):
+                self.ended.add(event.stream_id)
+                self.resets[event.stream_id] = int(event.error_code)
+            elif isinstance(event, h2.events.ConnectionTerminated):
+                self.terminated = True
+        self.flush()
+
+    def finish(self, stream: int) -> Reply:
+        """Waits for the stream's response."""
+        while stream not in self.ended:
+            self.pump()
+        return self.replies[stream]
+
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Reply:
+        return self.finish(self.start(method, path, body, headers))
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> Http2:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
