@@ -2,7 +2,7 @@
 
 Two named pipes in a folder: the model writes a line to `started` when a batch has begun (its
 size, then the request ids) and waits for one byte from `go`:
-k answers everything, f raises for the whole batch, 1 fails the batch's first request only.
+k answers everything, c does so once a request of the batch is cancelled, f raises for the whole batch, 1 fails the batch's first request only.
 Then it writes a line to `reported`: which requests it was told are cancelled.
 """
 
@@ -17,6 +17,7 @@ from tests.support.repository import write_model
 MODEL = """
 import json
 import os
+import time
 
 import triton_python_backend_utils as pb_utils
 
@@ -32,6 +33,8 @@ class TritonPythonModel:
         ids = " ".join(request.request_id() for request in requests)
         os.write(self.started, f"{len(requests)} {ids}\\n".encode())
         what = os.read(self.go, 1)
+        while what == b"c" and not any(request.is_cancelled() for request in requests):
+            time.sleep(0.001)
         gone = " ".join(request.request_id() for request in requests if request.is_cancelled())
         os.write(self.reported, f"{gone}\\n".encode())
         if what == b"f":
@@ -97,6 +100,13 @@ class Gate:
     def go(self, what: str = "k") -> None:
         """Lets one batch per letter go on."""
         os.write(self._pipes["go"], what.encode())
+
+    def forget(self) -> None:
+        """Drops the lines that nobody has read."""
+        for pipe in self._rest:
+            while select.select([self._pipes[pipe]], [], [], 0)[0]:
+                os.read(self._pipes[pipe], 65536)
+            self._rest[pipe] = b""
 
     def reported(self) -> list[str]:
         """The ids of the requests of the next finished batch that the model saw as cancelled."""

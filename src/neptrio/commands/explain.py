@@ -1,0 +1,92 @@
+"""Say in words what will and won't batch for a model, and why.
+
+The configuration comes from a running server, which has completed it and also tells why its batches
+were closed so far, or from a model repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.model import config as model_config
+from neptrio.model import defaults
+from neptrio.scheduling.explain import explain
+
+HELP = "say what will and won't batch for a model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `neptrio explain`."""
+    parser.add_argument("model", help="the model's name")
+    parser.add_argument(
+        "--url", default="localhost:8000", help="the server's HTTP address (default: localhost:8000)"
+    )
+    parser.add_argument(
+        "--model-repository", type=Path, help="read the configuration here instead of asking a server"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the sentences; 1 when there is no such model or no such server."""
+    batches: dict[str, Any] = {}
+    try:
+        if options.model_repository is not None:
+            config = _read(options.model_repository / options.model, options.model)
+        else:
+            config, batches = _ask(options.url, options.model)
+        lines = explain(config)
+    except (TritonError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for line in lines + _so_far(batches):
+        print(textwrap.fill(line, 100, subsequent_indent="  "))
+    return 0
+
+
+def _read(folder: Path, name: str) -> Any:
+    if not folder.is_dir():
+        raise InvalidArgument(f"there is no model '{name}' in {folder.parent}")
+    source = model_config.read(folder)
+    defaults.identify(source, name, folder, True)
+    defaults.fill(source.config, None)
+    return source.config
+
+
+def _ask(url: str, name: str) -> tuple[Any, dict[str, Any]]:
+    base = f"{url if '://' in url else f'http://{url}'}/v2/models/{quote(name, safe='')}"
+    try:
+        with urllib.request.urlopen(f"{base}/config", timeout=10) as answer:
+            config = model_config.parse_json(answer.read(), f"{base}/config")
+        with urllib.request.urlopen(f"{base}/stats?live=true", timeout=10) as answer:
+            stats = json.loads(answer.read())["model_stats"][-1]
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read().decode(errors="replace")
+        raise InvalidArgument(
+            f"{url} says: {json.loads(text)['error'] if text[:1] == '{' else text}"
+        ) from None
+    return config, stats.get("batches", {})
+
+
+def _so_far(batches: dict[str, Any]) -> list[str]:
+    """How the batches so far were closed, as the server counts them."""
+    if not batches:
+        return []
+    total = sum(row["count"] for row in batches.values())
+    parts = []
+    for reason, row in sorted(batches.items(), key=lambda item: -item[1]["count"]):
+        count = row["count"]
+        parts.append(
+            f"{reason} {count} ({100 * count / total:.0f} %, mean size {row['size_sum'] / count:.1f}, oldest waited "
+            f"{row['oldest_wait_ns'] / count / 1000:.0f} us on average)"
+        )
+    return [f"So far {total} batches were closed: {'; '.join(parts)}."]

@@ -1,0 +1,140 @@
+"""What will and won't batch for a model, in words: the rules of docs/batching.md with its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy, batching_policy
+
+
+def explain(config: Any) -> list[str]:
+    """Sentences about `config` (a completed ModelConfig), the most important first.
+
+    Raises InvalidArgument when its dynamic_batching cannot be followed.
+    """
+    choice = config.WhichOneof("scheduling_choice")
+    name = config.name
+    if choice == "ensemble_scheduling":
+        return [
+            f"'{name}' is an ensemble: its own requests do not batch, each step batches as its model does.",
+            *(
+                f"Step {i + 1} is model '{s.model_name}'."
+                for i, s in enumerate(config.ensemble_scheduling.step)
+            ),
+        ]
+    if choice == "sequence_batching":
+        strategy = config.sequence_batching.WhichOneof("strategy_choice") or "direct"
+        return [
+            f"'{name}' batches requests of different sequences (strategy {strategy}); requests of one sequence run one "
+            "after the other and never share a batch."
+        ]
+    if choice != "dynamic_batching":
+        return [
+            f"Nothing batches: '{name}' has no dynamic_batching, so every request is executed alone.",
+            "Remedy: add `dynamic_batching { }` to its configuration"
+            + (" and a max_batch_size above 1." if config.max_batch_size <= 1 else "."),
+            _instances(config),
+        ]
+    policy = batching_policy(config)
+    if policy.max_batch_size == 1:
+        lines = [
+            f"Nothing batches: max_batch_size of '{name}' is {config.max_batch_size}, so a batch holds one request. "
+            "The queue policies apply all the same."
+        ]
+    else:
+        lines = [
+            f"Requests to '{name}' batch up to a sum of {policy.max_batch_size} (max_batch_size); a request is never "
+            "split.",
+            *_tensors(config),
+            *_when(policy),
+        ]
+    return [*lines, *_queues(policy), _ahead(policy), _instances(config), *_order(policy)]
+
+
+def _tensors(config: Any) -> list[str]:
+    lines = []
+    varying = [i.name for i in config.input if any(d < 0 for d in i.dims) and not i.allow_ragged_batch]
+    ragged = [i.name for i in config.input if i.allow_ragged_batch]
+    optional = [i.name for i in config.input if i.optional]
+    shapes = [i.name for i in config.input if i.is_shape_tensor]
+    if not config.input:
+        lines.append("Its inputs are not in the configuration (they come from the model's file).")
+    if varying:
+        lines.append(
+            f"Inputs {_names(varying)} have variable dims: only requests with equal shapes (beyond the batch "
+            "dimension) batch; another shape closes the batch. Remedy for mixed traffic: pad to a few shapes, or "
+            "allow_ragged_batch if the model can take it."
+        )
+    if ragged:
+        lines.append(f"Inputs {_names(ragged)} are ragged: they batch whatever their shape.")
+    if optional:
+        lines.append(f"Inputs {_names(optional)} are optional: only requests that bring the same ones batch.")
+    if shapes:
+        lines.append(f"Inputs {_names(shapes)} are shape tensors: only requests with equal values batch.")
+    if config.input and not (varying or optional or shapes):
+        lines.append("Every request can batch with every other.")
+    return lines
+
+
+def _when(policy: BatchingPolicy) -> list[str]:
+    lines = []
+    if policy.preferred != (policy.max_batch_size,):
+        sizes = ", ".join(map(str, policy.preferred))
+        lines.append(
+            f"A batch whose size is a preferred one ({sizes}) goes at once, the largest of them first."
+        )
+    if policy.delay_ns:
+        lines.append(
+            f"Otherwise it waits until its oldest request has waited {policy.delay_ns // 1000} us "
+            "(max_queue_delay_microseconds), even if an instance is idle."
+        )
+    else:
+        lines.append(
+            "There is no delay: an idle instance takes what is there, so batches form only while all instances are "
+            "busy. Remedy for small batches under light load: set max_queue_delay_microseconds."
+        )
+    return lines
+
+
+def _queues(policy: BatchingPolicy) -> list[str]:
+    if len(policy.levels) == 1:
+        return [f"The queue {_queue(policy.levels[0])}."]
+    return [
+        f"There are {len(policy.levels)} priority levels, 1 is served first; requests without priority are of level "
+        f"{policy.default_level}.",
+        *(f"Level {i + 1} {_queue(level)}." for i, level in enumerate(policy.levels)),
+    ]
+
+
+def _queue(level: QueuePolicy) -> str:
+    size = (
+        f"holds {level.max_size} waiting requests and refuses more" if level.max_size else "has no size limit"
+    )
+    if not level.timeout_us:
+        return f"{size}; requests wait as long as it takes"
+    action = "go behind the others" if level.delay else "are refused"
+    override = ", or sooner if they ask for it" if level.override else ""
+    return f"{size}; requests that have waited {level.timeout_us} us{override} {action}"
+
+
+def _ahead(policy: BatchingPolicy) -> str:
+    if policy.exact:
+        return "No batch is prepared ahead: limits, timeouts and priorities are exact."
+    return "A batch that cannot get any better is prepared while its instance still works."
+
+
+def _instances(config: Any) -> str:
+    count = sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group) or 1
+    if count == 1:
+        return "One instance executes, one batch after the other."
+    return f"{count} instances execute side by side."
+
+
+def _order(policy: BatchingPolicy) -> list[str]:
+    if policy.preserve_ordering:
+        return ["Responses leave in the order in which requests arrived."]
+    return []
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,414 @@
+"""The cancellation contract (docs/cancellation.md), place by place, with real clients.
+
+A gated model holds its instance until the test lets it go on, so nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from tests.support.gate import Gate
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+
+def tensor(value: int = 0) -> list[Any]:
+    made = grpcclient.InferInput("INPUT0", [1, 2], "INT32")
+    made.set_data_from_numpy(np.full((1, 2), value, np.int32))
+    return [made]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for something the server does on its own account."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, f"never came true: {what}"
+        time.sleep(0.005)
+
+
+class Bench:
+    """A server with one gated model `gate`, and calls that can be cancelled."""
+
+    def __init__(self, folder: Path, size: int = 8, extra: str = "dynamic_batching { }") -> None:
+        repository = folder / "repository"
+        self.gate = Gate(repository, folder / "gate", extra=extra, size=size)
+        self.server = ServerProcess(repository, "--metrics-port=0", "--allow-metrics=true")
+        self.client = grpcclient.InferenceServerClient(self.server.grpc)
+        self.calls: dict[str, Any] = {}
+        self.outcomes: dict[str, Any] = {}
+        self._news = threading.Condition()
+        self._before = {"success": 0, "fail": 0, "cancelled": 0}
+
+    def fresh(self) -> None:
+        """Counts from here."""
+        self._before = {"success": 0, "fail": 0}
+        self._before = {what: self.count(what) for what in self._before}
+        self._before["cancelled"] = self.cancelled()
+        self.calls, self.outcomes = {}, {}
+        self.gate.forget()
+
+    def send(self, *ids: str, **options: Any) -> None:
+        """Sends gRPC requests, one after the other: each is accepted before the next is sent."""
+        for id in ids:
+            before = self.total()
+            self.calls[id] = self.client.async_infer(
+                "gate", tensor(number(id)), self._callback(id), request_id=id, **options
+            )
+            until(lambda: self.total() > before, f"'{id}' is accepted")  # noqa: B023
+
+    def _callback(self, id: str) -> Any:
+        def called(result: Any, error: Any) -> None:
+            with self._news:
+                self.outcomes[id] = error or result
+                self._news.notify_all()
+
+        return called
+
+    def stats(self) -> dict[str, Any]:
+        url = f"http://{self.server.http}/v2/models/gate/stats?live=true"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
+        return found
+
+    def total(self) -> int:
+        """Requests accepted so far, whatever became of them."""
+        stats = self.stats()
+        done = stats["inference_stats"]
+        return int(stats["live"]["accepted"] + done["success"]["count"] + done["fail"]["count"])
+
+    def live(self, what: str) -> int:
+        return int(self.stats()["live"][what])
+
+    def count(self, what: str) -> int:
+        return int(self.stats()["inference_stats"][what]["count"]) - self._before[what]
+
+    def cancelled(self) -> int:
+        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        pattern = r'^nv_inference_request_failure{model="gate",reason="CANCELED",version="1"} (\d+)'
+        found = re.search(pattern, text, re.M)
+        assert found is not None, text
+        return int(found.group(1))
+
+    def cancel(self, id: str) -> None:
+        """Cancels a call that waits; returns when the server has let go of it."""
+        before = self.count("fail")
+        self.calls[id].cancel()
+        until(lambda: self.count("fail") == before + 1, f"'{id}' is cancelled")
+
+    def cancel_executing(self, id: str) -> None:
+        """Cancels a call that executes; returns when the server has read the cancel."""
+        self.calls[id].cancel()
+        self.client.get_inference_statistics("gate")  # behind it on the same connection
+
+    def result(self, id: str) -> Any:
+        with self._news:
+            assert self._news.wait_for(lambda: id in self.outcomes, 30), f"no answer for '{id}'"
+            return self.outcomes[id]
+
+    def assert_answered(self, *ids: str) -> None:
+        """Each of them has its own correct answer."""
+        for id in ids:
+            outcome = self.result(id)
+            assert isinstance(outcome, grpcclient.InferResult), f"{id}: {outcome}"
+            np.testing.assert_array_equal(outcome.as_numpy("OUTPUT0"), np.full((1, 2), number(id)))
+
+    def assert_nothing_left(self, success: int, cancelled: int) -> None:
+        until(lambda: self.live("accepted") == 0, "every request is answered")
+        stats = self.stats()
+        assert stats["live"] == dict.fromkeys(stats["live"], 0)
+        assert (self.count("success"), self.count("fail")) == (success, cancelled)
+        assert self.cancelled() - self._before["cancelled"] == cancelled
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.stop()
+        self.gate.close()
+
+
+def number(id: str) -> int:
+    return int(re.sub(r"\D", "", id) or 0)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("shared"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """The shared server with fresh counts, or one of its own for the parameters of Bench."""
+    if hasattr(request, "param"):
+        made = Bench(tmp_path, *request.param)
+        yield made
+        made.close()
+        return
+    made = request.getfixturevalue("shared")
+    made.fresh()
+    yield made
+    assert made.live("accepted") == 0, "the test has left requests behind"
+
+
+EIGHT = [f"m{i}" for i in range(8)]
+
+
+def test_one_of_eight_mates_cancels_before_execution(bench: Bench) -> None:
+    bench.send("first")
+    assert bench.gate.started() == ["first"]
+    bench.send(*EIGHT[:7])
+    bench.cancel("m3")
+    bench.send("m7")
+    bench.gate.go("kk")
+    mates = [id for id in EIGHT if id != "m3"]
+    assert bench.gate.started() == mates
+    bench.assert_answered("first", *mates)
+    bench.assert_nothing_left(8, 1)
+
+
+def test_one_of_eight_mates_cancels_in_a_prepared_batch(bench: Bench) -> None:
+    bench.send("first")
+    assert bench.gate.started() == ["first"]
+    bench.send(*EIGHT)
+    assert bench.live("prepared") == 8, "a full batch is prepared beside the running one"
+    bench.cancel("m0")
+    assert bench.live("prepared") == 7
+    bench.gate.go("kk")
+    assert bench.gate.started() == EIGHT[1:]
+    bench.assert_answered("first", *EIGHT[1:])
+    bench.assert_nothing_left(8, 1)
+
+
+def test_one_of_eight_mates_cancels_during_execution(bench: Bench) -> None:
+    bench.send("first")
+    assert bench.gate.started() == ["first"]
+    bench.send(*EIGHT)
+    bench.gate.go()
+    assert bench.gate.reported() == []
+    assert bench.gate.started() == EIGHT
+    bench.cancel_executing("m5")
+    bench.gate.go()
+    assert bench.gate.reported() == ["m5"], "the model is told"
+    bench.assert_answered("first", *(id for id in EIGHT if id != "m5"))
+    bench.assert_nothing_left(8, 1)
+
+
+def test_one_of_eight_mates_cancels_after_execution(bench: Bench) -> None:
+    bench.send("first")
+    assert bench.gate.started() == ["first"]
+    bench.send(*EIGHT)
+    bench.gate.go("kk")
+    bench.assert_answered("first", *EIGHT)
+    bench.calls["m2"].cancel()
+    bench.client.get_inference_statistics("gate")
+    bench.assert_nothing_left(9, 0)
+
+
+@pytest.mark.parametrize("bench", [(1, "")], indirect=True, ids=["no batching"])
+def test_without_a_batcher_queued_and_prepared_requests_leave_as_well(bench: Bench) -> None:
+    bench.send("r0")
+    assert bench.gate.started() == ["r0"]
+    bench.send("r1", "r2", "r3", "r4")
+    bench.cancel("r1")  # prepared
+    bench.cancel("r3")  # queued
+    bench.gate.go("kkk")
+    assert [bench.gate.started(), bench.gate.started()] == [["r2"], ["r4"]]
+    bench.assert_answered("r0", "r2", "r4")
+    bench.assert_nothing_left(3, 2)
+
+
+def test_a_grpc_timeout_cancels_a_queued_request_and_no_other(bench: Bench) -> None:
+    bench.send("r0")
+    assert bench.gate.started() == ["r0"]
+    bench.send("r1")
+    bench.send("late", client_timeout=0.2)
+    bench.send("r2")
+    error = bench.result("late")
+    assert isinstance(error, InferenceServerException) and "DEADLINE_EXCEEDED" in str(error.status())
+    until(lambda: bench.count("fail") == 1, "the server has cancelled it too")
+    bench.gate.go("kk")
+    assert bench.gate.started() == ["r1", "r2"]
+    bench.assert_answered("r0", "r1", "r2")
+    bench.assert_nothing_left(3, 1)
+
+
+def post(server: ServerProcess, id: str) -> socket.socket:
+    """An HTTP request on a connection of its own, not yet answered."""
+    body = json.dumps(
+        {"id": id, "inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}]}
+    )
+    host, port = server.http.split(":")
+    made = socket.create_connection((host, int(port)), timeout=30)
+    made.sendall(
+        f"POST /v2/models/gate/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    return made
+
+
+def test_an_http_disconnect_cancels_a_queued_request(bench: Bench) -> None:
+    bench.send("r0")
+    assert bench.gate.started() == ["r0"]
+    with post(bench.server, "gone"):
+        until(lambda: bench.live("queued") == 1, "the HTTP request waits")
+        bench.send("r1")
+    until(lambda: bench.count("fail") == 1, "the disconnect is seen")
+    bench.gate.go("kk")
+    assert bench.gate.started() == ["r1"]
+    bench.assert_answered("r0", "r1")
+    bench.assert_nothing_left(2, 1)
+
+
+def test_an_http_disconnect_is_reported_to_the_executing_model(bench: Bench) -> None:
+    with post(bench.server, "gone"):
+        assert bench.gate.started() == ["gone"]
+    bench.gate.go("c")
+    assert bench.gate.reported() == ["gone"]
+    bench.assert_nothing_left(0, 1)
+
+
+def test_the_end_of_a_stream_cancels_what_it_asked_for_and_nothing_else(bench: Bench) -> None:
+    bench.send("r0")
+    assert bench.gate.started() == ["r0"]
+    with grpcclient.InferenceServerClient(bench.server.grpc) as other:
+        other.start_stream(lambda result, error: None)
+        for i in range(5):
+            other.async_stream_infer("gate", tensor(), request_id=f"s{i}")
+        until(lambda: bench.live("queued") == 5, "the stream's requests wait")
+        bench.send("r1")
+        other.stop_stream(cancel_requests=True)
+        until(lambda: bench.count("fail") == 5, "the stream's requests are cancelled")
+    bench.gate.go("kk")
+    assert bench.gate.started() == ["r1"]
+    bench.assert_answered("r0", "r1")
+    bench.assert_nothing_left(2, 5)
+
+
+def test_a_client_that_is_going_away_does_not_hurt_a_large_answer(tmp_path: Path) -> None:
+    """Responding: the model has answered, the client reads a little and vanishes."""
+    write_model(tmp_path, "large", identity_config("TYPE_UINT8", "-1", 1, 1))
+    with ServerProcess(tmp_path) as server:
+        size = 32 << 20
+        head = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": "INPUT0",
+                        "datatype": "UINT8",
+                        "shape": [1, size],
+                        "parameters": {"binary_data_size": size},
+                    }
+                ],
+                "parameters": {"binary_data_output": True},
+            }
+        ).encode()
+        host, port = server.http.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall(
+                b"POST /v2/models/large/infer HTTP/1.1\r\nHost: x\r\n"
+                b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
+                % (len(head), len(head) + size)
+            )
+            client.sendall(head)
+            client.sendall(bytes(size))
+            assert client.recv(1024).startswith(b"HTTP/1.1 200 OK")
+        with urllib.request.urlopen(
+            f"http://{server.http}/v2/models/large/stats?live=true", timeout=30
+        ) as answer:
+            stats = json.loads(answer.read())["model_stats"][0]
+        assert stats["inference_stats"]["success"]["count"] == 1
+        assert stats["live"]["accepted"] == stats["live"]["inflight_bytes"] == 0
+
+
+def test_a_model_fails_one_request_of_a_batch(bench: Bench) -> None:
+    bench.send("first")
+    assert bench.gate.started() == ["first"]
+    bench.send(*EIGHT)
+    bench.gate.go("k1")
+    assert bench.gate.started() == EIGHT
+    error = bench.result("m0")
+    assert isinstance(error, InferenceServerException) and error.message() == "this one fails"
+    bench.assert_answered("first", *EIGHT[1:])
+    until(lambda: bench.live("accepted") == 0, "every request is answered")
+
+
+def test_a_model_fails_a_whole_batch_and_serves_the_next(bench: Bench) -> None:
+    bench.send("first")
+    assert bench.gate.started() == ["first"]
+    bench.send(*EIGHT)
+    bench.gate.go("kf")
+    assert bench.gate.started() == EIGHT
+    for id in EIGHT:
+        error = bench.result(id)
+        assert isinstance(error, InferenceServerException)
+        assert "ValueError: the whole batch fails" in str(error.message())
+    bench.send("after")
+    assert bench.gate.started() == ["after"]
+    bench.gate.go()
+    bench.assert_answered("first", "after")
+
+
+VANISHING = """
+import sys, time
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+client = grpcclient.InferenceServerClient(sys.argv[1])
+client.start_stream(lambda result, error: None)
+tensor = grpcclient.InferInput("INPUT0", [1, 2], "INT32")
+tensor.set_data_from_numpy(np.zeros((1, 2), np.int32))
+for i in range(1000):
+    client.async_stream_infer("gate", [tensor], request_id=f"v{i}")
+sys.stdin.read()
+"""
+
+
+def test_a_client_vanishes_with_a_thousand_queued_requests(bench: Bench) -> None:
+    bench.send("r0")
+    assert bench.gate.started() == ["r0"]
+    client = subprocess.Popen([sys.executable, "-c", VANISHING, bench.server.grpc], stdin=subprocess.PIPE)
+    until(lambda: bench.live("accepted") == 1001, "a thousand requests wait")
+    bench.send("r1")
+    client.send_signal(signal.SIGKILL)
+    client.communicate()
+    until(lambda: bench.live("accepted") <= 10, "the vanished client's requests are cancelled")
+    bench.gate.go()
+    # at most the batch that was prepared for the vanished client may have begun: it had not
+    assert bench.gate.started() == ["r1"]
+    bench.gate.go()
+    bench.assert_answered("r0", "r1")
+    bench.assert_nothing_left(2, 1000)
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [(2, "dynamic_batching { default_queue_policy { max_queue_size: 5 } }")],
+    indirect=True,
+    ids=["full"],
+)
+def test_the_server_drains_with_a_full_queue(bench: Bench) -> None:
+    bench.send("r0")
+    assert bench.gate.started() == ["r0"]
+    bench.send("r1", "r2", "r3", "r4", "r5")
+    with pytest.raises(InferenceServerException, match="Exceeds maximum queue size"):
+        bench.client.infer("gate", tensor())
+    bench.server.process.send_signal(signal.SIGTERM)
+    bench.gate.go("kkkk")
+    bench.assert_answered("r0", "r1", "r2", "r3", "r4", "r5")
+    assert bench.server.process.wait(30) == 0

@@ -1,0 +1,41 @@
+"""`neptrio explain` as a command, on a repository and on a running server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as httpclient
+
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "neptrio", "explain", *arguments], capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, " ".join(done.stdout.split()), done.stderr
+
+
+def test_it_reads_a_repository(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config(extra="dynamic_batching { }"))
+    status, out, _ = run("m", f"--model-repository={tmp_path}")
+    assert status == 0 and "Requests to 'm' batch up to a sum of 8 (max_batch_size)" in out
+    status, _, err = run("nope", f"--model-repository={tmp_path}")
+    assert status == 1 and f"there is no model 'nope' in {tmp_path}" in err
+
+
+def test_it_asks_a_server_and_tells_what_happened_so_far(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config(pairs=1, extra="dynamic_batching { }"))
+    with ServerProcess(tmp_path) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            tensor = httpclient.InferInput("INPUT0", [1, 16], "INT32")
+            tensor.set_data_from_numpy(np.zeros((1, 16), np.int32))
+            client.infer("m", [tensor])
+        status, out, _ = run("m", f"--url={server.http}")
+        assert status == 0 and "So far 1 batches were closed: idle 1 (100 %, mean size 1.0" in out
+        status, _, err = run("nope", f"--url={server.http}")
+        assert status == 1 and "Request for unknown model: 'nope' is not found" in err

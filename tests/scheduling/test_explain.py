@@ -1,0 +1,85 @@
+"""What `neptrio explain` says about a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neptrio.model import config as model_config
+from neptrio.model import defaults
+from neptrio.scheduling.explain import explain
+
+INPUT = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ %s ] %s } ] '
+
+
+def said(text: str) -> str:
+    config: Any = model_config.parse_text(f'name: "m" backend: "identity" {text}', "test")
+    defaults.fill(config, None)
+    return " ".join(explain(config))
+
+
+def test_a_model_without_batching_says_how_to_get_it() -> None:
+    text = said("max_batch_size: 8 " + INPUT % ("4", ""))
+    assert "Nothing batches: 'm' has no dynamic_batching" in text and "add `dynamic_batching { }`" in text
+
+
+def test_without_a_batch_size_only_the_queue_remains() -> None:
+    text = said("dynamic_batching { default_queue_policy { max_queue_size: 7 } }" + INPUT % ("4", ""))
+    assert "max_batch_size of 'm' is 0" in text and "holds 7 waiting requests and refuses more" in text
+
+
+@pytest.mark.parametrize(
+    ("dims", "flag", "sentence"),
+    [
+        ("4", "", "Every request can batch with every other."),
+        ("-1", "", "Inputs 'X' have variable dims: only requests with equal shapes"),
+        ("-1", "allow_ragged_batch: true", "Inputs 'X' are ragged: they batch whatever their shape."),
+        ("4", "optional: true", "Inputs 'X' are optional: only requests that bring the same ones batch."),
+        (
+            "4",
+            "is_shape_tensor: true",
+            "Inputs 'X' are shape tensors: only requests with equal values batch.",
+        ),
+    ],
+)
+def test_what_may_share_a_batch(dims: str, flag: str, sentence: str) -> None:
+    assert sentence in said("max_batch_size: 8 dynamic_batching { } " + INPUT % (dims, flag))
+
+
+def test_when_a_batch_leaves() -> None:
+    text = said(
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 100 "
+        "preserve_ordering: true } instance_group [ { count: 3 } ]" + INPUT % ("4", "")
+    )
+    assert "a preferred one (2, 4) goes at once" in text
+    assert "until its oldest request has waited 100 us" in text
+    assert "3 instances execute side by side." in text
+    assert "Responses leave in the order in which requests arrived." in text
+    assert "is prepared while its instance still works" in text
+
+
+def test_levels_and_their_policies() -> None:
+    text = said(
+        "max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 2 "
+        "priority_queue_policy { key: 1 value { default_timeout_microseconds: 50 allow_timeout_override: true } } "
+        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 70 } }"
+        + INPUT
+        % ("4", "")
+    )
+    assert "requests without priority are of level 2" in text
+    assert (
+        "Level 1 has no size limit; requests that have waited 50 us, or sooner if they ask for it are refused."
+        in text
+    )
+    assert "Level 2 has no size limit; requests that have waited 70 us go behind the others." in text
+    assert "No batch is prepared ahead" in text
+
+
+def test_sequences_and_ensembles() -> None:
+    assert "batches requests of different sequences (strategy oldest)" in said(
+        "max_batch_size: 8 sequence_batching { oldest { } }"
+    )
+    assert "each step batches as its model does" in said(
+        'ensemble_scheduling { step [ { model_name: "a" } ] }'
+    )
