@@ -45,6 +45,13 @@ class BackendInstance(ABC):
     # True when sequence_ended() is to be called: asked once, after initialize()
     wants_sequence_end = False
 
+    # False while it cannot serve (its process is gone); on_health() tells the model, on the trio thread
+    healthy = True
+    reason = ""
+
+    def on_health(self) -> None:
+        """`healthy` has changed; the model sets this."""
+
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
 

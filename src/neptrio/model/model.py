@@ -62,6 +62,7 @@ class Model(ModelCore):
         self._completions = completions
         self._idle = trio.Event()
         self.on_idle: Any = None
+        self._serving = False
 
     def measured(self, measured: Measured) -> None:
         """Takes what the load took: seconds, and memory as the statistics extension reports it."""
@@ -80,6 +81,7 @@ class Model(ModelCore):
                     for index in range(group.count):
                         name = f"{group.name}_{index}"
                         made = self.backend.create_instance(name, kind, device)
+                        made.on_health = self._health_changed  # type: ignore[method-assign]
                         instance = Instance(name, self, made, self._completions, self.pool)
                         self.pool.add(instance, self._loop.rate_limiter, group, device)
             self.scheduler = make_scheduler(self, self.pool, self._loop)
@@ -101,7 +103,18 @@ class Model(ModelCore):
             with trio.CancelScope(shield=True):
                 await self.stop()
             raise
-        self.ready = True
+        self._serving = True
+        self._health_changed()
+
+    def _health_changed(self) -> None:
+        """Ready is a model whose instances all are; called whenever one falls ill or recovers."""
+        if self._serving:
+            self.ready = not self.fault and all(i.backend.healthy for i in self.pool.instances)
+
+    @property
+    def reason(self) -> str:
+        """Why a model that should serve is not ready, "" when it is."""
+        return self.fault or next((i.backend.reason for i in self.pool.instances if i.backend.reason), "")
 
     def turn_soon(self) -> None:
         """Has what was decided outside of any event carried out."""
@@ -138,7 +151,7 @@ class Model(ModelCore):
 
     async def drain(self) -> None:
         """Returns once no accepted request is left."""
-        self.ready = False
+        self._serving = self.ready = False
         if self.scheduler is not None:
             self.scheduler.stop()
         while self.inflight:
@@ -149,7 +162,7 @@ class Model(ModelCore):
 
     async def stop(self) -> None:
         """Finalizes every instance and unloads the backend."""
-        self.ready = False
+        self._serving = self.ready = False
         if self.scheduler is not None:
             self.scheduler.close()
         async with trio.open_nursery() as nursery:

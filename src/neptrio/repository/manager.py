@@ -106,8 +106,7 @@ class RepositoryManager:
     def all_ready(self) -> bool:
         """Strict readiness: no version loading, unloading or failed."""
         return all(
-            (row.state == "READY" and not (row.model is not None and row.model.fault))
-            or row.reason == "unloaded"
+            (row.state == "READY" and row.model is not None and row.model.ready) or row.reason == "unloaded"
             for rows in self._known.values()
             for row in rows.values()
         )
@@ -123,8 +122,9 @@ class RepositoryManager:
                     rows.append({"name": name})
                 continue
             for version, row in sorted(known.items()):
-                fault = row.model.fault if row.model is not None else ""
-                state, reason = ("UNAVAILABLE", fault) if fault else (row.state, row.reason)
+                state, reason = row.state, row.reason
+                if row.state == "READY" and row.model is not None and not row.model.ready:
+                    state, reason = "UNAVAILABLE", row.model.reason  # broken, or being restarted
                 if ready and state != "READY":
                     continue
                 entry = {"name": name, "version": str(version), "state": state}

@@ -12,11 +12,14 @@ from google.protobuf import json_format
 import triton_python_backend_utils as utils
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.backends.python.convert import Reader
-from neptrio.backends.python.instance import InProcessInstance, ModelRunner, failure_text
+from neptrio.backends.python.instance import OWN_FILES, InProcessInstance, ModelRunner
+from neptrio.backends.python.isolated import IsolatedInstance, environment_python
+from neptrio.backends.python.isolated import auto_complete as isolated_auto_complete
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.model import config as model_config
 from neptrio.model.describe_config import to_dict
+from triton_python_backend_utils._execute import failure_text
 
 log = logging.getLogger("neptrio.python")
 
@@ -24,6 +27,39 @@ log = logging.getLogger("neptrio.python")
 def parameter(config: Any, key: str) -> str:
     """A configuration parameter's text, "" when it is not set."""
     return str(config.parameters[key].string_value) if key in config.parameters else ""
+
+
+def isolated(config: Any) -> bool:
+    """True when the model runs in a process of its own. Raises InvalidArgument."""
+    value = parameter(config, "isolation")
+    if value not in ("", "none", "process"):
+        raise InvalidArgument(f"parameter 'isolation' must be 'none' or 'process', got '{value}'")
+    if value == "none" and parameter(config, "EXECUTION_ENV_PATH"):
+        raise InvalidArgument("EXECUTION_ENV_PATH needs isolation 'process', got 'none'")
+    return value == "process" or bool(parameter(config, "EXECUTION_ENV_PATH"))
+
+
+def python_of(context: LoadContext) -> str | None:
+    """The interpreter of the model's own environment, None for the server's."""
+    path = parameter(context.config, "EXECUTION_ENV_PATH")
+    return environment_python(path, context.model_dir) if path else None
+
+
+def initialize_seconds(context: LoadContext) -> float:
+    """How long an isolated model may take to initialize. Raises InvalidArgument."""
+    key = "INITIALIZE_TIMEOUT_SECONDS"
+    text = parameter(context.config, key) or context.settings.backend_settings("python").get(
+        "initialize-timeout-seconds", "300"
+    )
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise InvalidArgument(
+            f"{key} of model '{context.name}' must be a number of seconds > 0, got '{text}'"
+        )
+    return value
 
 
 class PythonBackend(Backend):
@@ -54,6 +90,12 @@ class PythonBackend(Backend):
         """Calls the model's auto_complete_config, if it has one, and checks what it returns."""
         path = cls.model_file(context)
         before = json.dumps(to_dict(context.config))
+        if isolated(context.config):
+            limit = initialize_seconds(context)
+            found = isolated_auto_complete(context.name, python_of(context), path, before, limit)
+            if found is not None:
+                apply_completed(context, json.dumps(found))
+            return
         source = ModelSource(path, context.name)
         try:
             model_class = getattr(source.load(), "TritonPythonModel", None)
@@ -74,6 +116,17 @@ class PythonBackend(Backend):
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         context = self.context
         config = context.config
+        if isolated(config):
+            return IsolatedInstance(
+                name,
+                python_of(context),
+                self.model_file(context),
+                self.arguments(name, kind, device_id),
+                [o.name for o in config.output],
+                context.services,
+                config.model_transaction_policy.decoupled,
+                initialize_seconds(context),
+            )
         runner = ModelRunner(
             name,
             ModelSource(self.model_file(context), context.name),
@@ -126,4 +179,6 @@ def apply_completed(context: LoadContext, text: str) -> None:
 
 def _load_failure(context: LoadContext, step: str, error: BaseException) -> str:
     log.debug("%s of %s failed", step, context.name, exc_info=error)
-    return failure_text(context.name, error).replace("Failed to process the request(s)", f"Failed in {step}")
+    return failure_text(context.name, error, OWN_FILES).replace(
+        "Failed to process the request(s)", f"Failed in {step}"
+    )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -43,7 +44,7 @@ waits: dict[Any, Call] = {}
 current_batch: ContextVar[Batch | None] = ContextVar("neptrio_python_batch", default=None)
 
 
-class _OnLoop(WorkItem):
+class OnLoop(WorkItem):
     """A function to be called on the trio thread."""
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -73,7 +74,7 @@ class Call(Responder):
         self._decoupled = decoupled
         self._deliver = deliver
         self._ahead = 0
-        self._sizes: dict[int, int] = {}
+        self._sizes: deque[int] = deque()  # of the responses that wait, in order
         self._room: list[Callable[[], None]] = []
         request.responder = self
 
@@ -105,7 +106,11 @@ class Call(Responder):
             self._services.inference.submit(request)
         except TritonError as error:
             self._resumed()
-            self._deliver(convert.received(InferResponse(None, error)), True)
+            self._deliver(self.receive(InferResponse(None, error)), True)
+
+    def receive(self, response: InferResponse) -> Any:
+        """The form in which responses are delivered."""
+        return convert.received(response)
 
     def _never_ends(self, seen: set[Call]) -> bool:
         """True when only instances that wait themselves, in a circle, could execute the request."""
@@ -149,14 +154,14 @@ class Call(Responder):
                 return
             if response.error is None:
                 select(request, response, self._services)
-            made = convert.received(response)
+            made = self.receive(response)
             size = sum(tensor.nbytes for tensor in response.outputs or ()) + 1024
             self._ahead += size
-            self._sizes[id(made)] = size
+            self._sizes.append(size)
             self._deliver(made, final)
         except Exception as error:
             log.exception("a response could not be handed to the model that asked for it")
-            self._deliver(convert.received(InferResponse(None, Internal(str(error)))), final)
+            self._deliver(self.receive(InferResponse(None, Internal(str(error)))), final)
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
         if self._ahead <= AHEAD_BYTES or request.cancelled:
@@ -165,10 +170,10 @@ class Call(Responder):
         return True
 
     def took(self, response: Any) -> None:
-        """The model has taken a response. Any thread."""
-        size = self._sizes.pop(id(response), 0)
+        """The model has taken the oldest response that waits. Any thread."""
+        size = self._sizes.popleft() if self._sizes else 0
         if self._decoupled:
-            self._services.completions.post(_OnLoop(lambda: self._less(size)))
+            self._services.completions.post(OnLoop(lambda: self._less(size)))
 
     def _less(self, size: int) -> None:
         self._ahead -= size
@@ -179,7 +184,7 @@ class Call(Responder):
 
     def cancel(self) -> None:
         """Gives the request up. Any thread."""
-        self._services.completions.post(_OnLoop(self._cancel))
+        self._services.completions.post(OnLoop(self._cancel))
 
     def _cancel(self) -> None:
         if self._request.model is not None:
@@ -224,7 +229,7 @@ class InProcessHost(Host):
         call = Call(
             self._services, made, decoupled, deliver, self.batch.instance if here and self.batch else None
         )
-        self._services.completions.post(_OnLoop(call.submit))
+        self._services.completions.post(OnLoop(call.submit))
         return call
 
     def _parent(self, request: Any) -> InferRequest | None:
@@ -257,7 +262,7 @@ class InProcessHost(Host):
                 outcome.append(error)
                 done.set()
 
-        self._services.completions.post(_OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
+        self._services.completions.post(OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
         done.wait()
         if outcome[0] is not None:
             raise utils.TritonModelException(str(outcome[0]))
@@ -274,7 +279,7 @@ class InProcessHost(Host):
 
         if name == self._model:  # it would wait for the request that asks for it
             self._services.completions.post(
-                _OnLoop(lambda: (trio.lowlevel.spawn_system_task(_logged, unload), None)[1])
+                OnLoop(lambda: (trio.lowlevel.spawn_system_task(_logged, unload), None)[1])
             )
         else:
             self._repository(unload)
@@ -293,7 +298,7 @@ class InProcessHost(Host):
             finally:
                 done.set()
 
-        self._services.completions.post(_OnLoop(look))
+        self._services.completions.post(OnLoop(look))
         done.wait()
         return ready[0]
 

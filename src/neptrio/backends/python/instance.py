@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import logging
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -27,48 +26,30 @@ from neptrio.backends.python.bls import InProcessHost, current_batch
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError
 from triton_python_backend_utils import _host
+from triton_python_backend_utils._execute import check_class, check_count, failure_text
 from triton_python_backend_utils._sender import Channel
 
 log = logging.getLogger("neptrio.python")
 
-SOURCES = Path(__file__).parents[2]
+OWN_FILES = ("cext/", str(Path(__file__).parents[2]))  # they say nothing to a model's author
 EXECUTING = 3
 DONE = 4
 RESCHEDULE = utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 ASYNC_CAPACITY = 64  # batches of an async model that may be under way at once
 
 
-def _own(filename: str) -> bool:
-    """True for the server's own files, which say nothing to a model's author."""
-    return filename.startswith(("cext/", str(SOURCES))) or "/triton_python_backend_utils/" in filename
-
-
-def failure_text(instance: str, error: BaseException) -> str:
-    """What the client is told of an exception in execute(); the form is that of spec/observed.md 3."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _own(f.filename)]
-    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-5:]))
-    text = (
-        f"Failed to process the request(s) for model '{instance}', message: {type(error).__name__}: {error}"
+def dropped(request: InferRequest) -> TritonError:
+    """The error of a request whose sender was dropped while it was open."""
+    if request.cancelled:
+        return Cancelled()
+    return Internal(
+        f"model '{request.model.name}' dropped the response sender of a request without sending "
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+        reason=Reason.BACKEND,
     )
-    return f"{text}\n\nAt:\n{at}" if at else text
 
 
-def check_count(responses: Any, expected: int) -> list[Any]:
-    """execute()'s answer as a list of `expected` responses. Raises TritonModelException."""
-    if not isinstance(responses, (list, tuple)):
-        raise utils.TritonModelException(
-            f"execute() must return a list of {expected} InferenceResponse objects, one per request, "
-            f"got {type(responses).__name__}"
-        )
-    if len(responses) != expected:
-        raise utils.TritonModelException(
-            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(responses)}"
-        )
-    return list(responses) if isinstance(responses, tuple) else responses
-
-
-class _Post(WorkItem):
+class Post(WorkItem):
     """A response from a sender on its way to the trio thread, and its acknowledgement."""
 
     def __init__(
@@ -89,7 +70,7 @@ class _Post(WorkItem):
             self._done()
 
 
-class _Reschedule(WorkItem):
+class Reschedule(WorkItem):
     """A request that the model wants to see again (iterative sequences)."""
 
     def __init__(self, request: InferRequest) -> None:
@@ -164,20 +145,11 @@ class Back:
             else:
                 made = convert.response(request, response, False)
             made.produced_ns = monotonic_ns()
-            completions.post(_Post(request, made, final, lambda: channel() and channel().acknowledge(size)))
+            completions.post(Post(request, made, final, lambda: channel() and channel().acknowledge(size)))
 
         def finish() -> None:
-            error: TritonError
-            if request.cancelled:
-                error = Cancelled()
-            else:
-                error = Internal(
-                    f"model '{request.model.name}' dropped the response sender of a request without sending "
-                    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
-                    reason=Reason.BACKEND,
-                )
             if request.state != DONE:
-                completions.post(_Post(request, InferResponse(None, error), True, None))
+                completions.post(Post(request, InferResponse(None, dropped(request)), True, None))
 
         made = Channel(post, cancelled, finish, single)
         channel: Any = weakref.ref(made)
@@ -208,12 +180,7 @@ class ModelRunner:
     def load(self) -> None:
         """Imports the model file and makes the model object."""
         module = self._source.load()
-        model_class = getattr(module, "TritonPythonModel", None)
-        if model_class is None:
-            raise Internal(f"{self._source.path} has no class TritonPythonModel")
-        if not callable(getattr(model_class, "execute", None)):
-            raise Internal(f"TritonPythonModel in {self._source.path} has no method execute(self, requests)")
-        self.model = model_class()
+        self.model = check_class(module, str(self._source.path))()
 
     def initialize(self) -> Any:
         """Calls the model's initialize(args), if it has one; an async one's coroutine is returned."""
@@ -264,7 +231,7 @@ class ModelRunner:
             if seen._release_flags == RESCHEDULE:
                 seen._channel.close()
                 if response is None:
-                    self.completions.post(_Reschedule(request))
+                    self.completions.post(Reschedule(request))
                     continue
                 answers.append(self._failed("a request that is rescheduled must have None as its response"))
             elif self.decoupled:
@@ -308,8 +275,9 @@ class ModelRunner:
         """The error of requests whose execute() raised."""
         if isinstance(error, TritonError):
             return error
-        log.error("%s", failure_text(self.name, error))
-        return Internal(failure_text(self.name, error), reason=Reason.BACKEND)
+        text = failure_text(self.name, error, OWN_FILES)
+        log.error("%s", text)
+        return Internal(text, reason=Reason.BACKEND)
 
 
 class InProcessInstance(BackendInstance):

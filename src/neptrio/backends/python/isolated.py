@@ -1,0 +1,524 @@
+"""A Python model in a process of its own.
+
+The problem: a model that crashes, leaks, blocks the GIL or needs other packages must not take the
+server with it. The choice: one child process per instance, supervised from here; requests and
+responses cross as described in triton_python_backend_utils._process.wire.
+
+Rules:
+ 1. The end of the child fails everything that was under way with the cause, makes the model not
+    ready at once, and starts a new child after a pause that doubles up to MAX_PAUSE.
+ 2. A batch or request that is sent is in a table; whoever takes it out answers it. The child's end
+    takes everything out.
+ 3. The trio thread never touches the socket: begin() and acknowledgements go through the writer.
+ 4. initialize() of a model has a time limit; after it the child is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neptrio._cext.batch import Batch
+from neptrio._cext.request import (
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    Tensor,
+    monotonic_ns,
+    tensor_at,
+)
+from neptrio.backends.base import READY_SECONDS, BackendInstance
+from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
+from neptrio.backends.python.convert import CODES, NUMBERS, wanted_names
+from neptrio.backends.python.instance import ASYNC_CAPACITY, EXECUTING, Post, Reschedule, dropped
+from neptrio.backends.python.process import Process
+from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+from triton_python_backend_utils._process.wire import Lease, tensor_row
+
+log = logging.getLogger("neptrio.python")
+
+FIRST_PAUSE = 0.1
+MAX_PAUSE = 30.0
+STEADY_SECONDS = 60.0  # a child that lived this long starts over with the first pause
+FINALIZE_SECONDS = 30.0
+
+
+def environment_python(path: str, model_dir: Path) -> str:
+    """The interpreter of an EXECUTION_ENV_PATH. Raises InvalidArgument when there is none."""
+    folder = Path(path.replace("$$TRITON_MODEL_DIRECTORY", str(model_dir)))
+    python = folder / "bin" / "python"
+    if not folder.is_dir() or not os.access(python, os.X_OK):
+        raise InvalidArgument(
+            f"EXECUTION_ENV_PATH '{folder}' is no virtual environment: expected a folder with bin/python "
+            "(archives are not unpacked)"
+        )
+    return str(python)
+
+
+def auto_complete(
+    name: str, python: str | None, path: Path, config: str, limit: float
+) -> dict[str, Any] | None:
+    """auto_complete_config in a process of its own: the configuration, None when it has none."""
+    answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    process = Process(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None))
+    try:
+        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
+        answer = _awaited(process, answers, "completed", limit, "auto_complete_config")
+        found: dict[str, Any] | None = answer["config"]
+        return found
+    finally:
+        process.kill()
+        process.close()
+
+
+def _awaited(
+    process: Process, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str
+) -> dict[str, Any]:
+    """The answer of that kind. Raises Internal for a failure, the child's end, or the time limit."""
+    end = time.monotonic() + limit
+    while True:
+        try:
+            answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            process.kill()
+            raise Internal(
+                f"{what} of '{process.name}' did not return within {limit:g} s; its process was killed"
+            ) from None
+        if answer is None:
+            raise Internal(f"{what} of '{process.name}' failed: {process.cause}")
+        if answer["t"] == "failed":
+            raise Internal(
+                answer["text"].replace("Failed to process the request(s)", f"Failed in {what}"),
+                reason=Reason.BACKEND,
+            )
+        if answer["t"] == kind:
+            found: dict[str, Any] = answer
+            return found
+
+
+class _IsolatedCall(Call):
+    """A call of an isolated model: responses go on over its wire."""
+
+    def receive(self, response: InferResponse) -> Any:
+        return response
+
+
+class IsolatedInstance(BackendInstance):
+    """See the module's text."""
+
+    overlapping = True
+
+    def __init__(
+        self,
+        name: str,
+        python: str | None,
+        path: Path,
+        args: dict[str, str],
+        output_names: list[str],
+        services: Any,
+        decoupled: bool,
+        initialize_seconds: float,
+    ) -> None:
+        self.name = name
+        self._python = python
+        self._path = path
+        self._args = args
+        self._output_names = output_names
+        self._services = services
+        self._completions = services.completions
+        self._decoupled = decoupled
+        self._limit = initialize_seconds
+        self._host = InProcessHost(name, args["model_name"], services)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._cause = "its process has not started"
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._batches: dict[int, tuple[Batch, list[int]]] = {}
+        self._requests: dict[int, InferRequest] = {}
+        self._calls: dict[int, Call] = {}
+        self._metrics: dict[int, Any] = {}
+        self._asked: dict[int, Callable[[bool], None]] = {}
+        self._stopping = threading.Event()
+        self._supervisor: threading.Thread | None = None
+        self._started_at = 0.0
+        self._pause = FIRST_PAUSE
+        self.restarts = 0
+
+    # ------------------------------------------------------------ life
+
+    def initialize(self) -> None:
+        self._incarnate()
+
+    def _incarnate(self) -> None:
+        answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers = answers
+        process = Process(self.name, self._python, self._message, self._ended)
+        try:
+            process.send(
+                {
+                    "t": "initialize",
+                    "name": self.name,
+                    "path": str(self._path),
+                    "args": self._args,
+                    "decoupled": self._decoupled,
+                },
+                [],
+            )
+            answer = _awaited(process, answers, "initialized", self._limit, "initialize")
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+        with self._lock:
+            self._process = process
+            self._started_at = time.monotonic()
+        self.capacity = ASYNC_CAPACITY if answer["async"] else 1
+        self.healthy = not process.ended.is_set()
+        self.reason = ""
+        if not self.healthy:  # it died between its answer and here
+            self._ended(process)
+
+    def _ended(self, process: Process) -> None:
+        """The child is gone (reader thread): rule 1."""
+        self._answers.put(None)
+        with self._lock:
+            if self._process is not process:
+                return
+            self._process = None
+            self._cause = f"the model instance '{self.name}' failed: {process.cause}"
+            batches, self._batches = self._batches, {}
+            requests, self._requests = self._requests, {}
+            calls, self._calls = self._calls, {}
+            asked, self._asked = self._asked, {}
+            self._metrics.clear()
+        self.healthy = False
+        self.reason = self._cause
+        if not self._stopping.is_set():
+            self._completions.post(OnLoop(self.on_health))
+            log.error("%s", self._cause)
+        error = Internal(self._cause, reason=Reason.BACKEND)
+        for batch, ids in batches.values():
+            for id in ids:
+                requests.pop(id, None)
+            self._fail(batch, error)
+        for request in requests.values():
+            self._completions.post(Post(request, InferResponse(None, error), True, None))
+        for call in calls.values():
+            call.cancel()
+        for answer in asked.values():
+            answer(False)
+        if not self._stopping.is_set():
+            if time.monotonic() - self._started_at > STEADY_SECONDS:
+                self._pause = FIRST_PAUSE
+            self._supervisor = threading.Thread(
+                target=self._restart, args=(process,), name=f"{self.name}-supervisor", daemon=True
+            )
+            self._supervisor.start()
+
+    def _restart(self, old: Process) -> None:
+        old.close()
+        while not self._stopping.wait(self._pause):
+            self._pause = min(self._pause * 2, MAX_PAUSE)
+            try:
+                self._incarnate()
+            except Exception as error:
+                log.error("restart of %s failed: %s", self.name, error)
+                self._cause = f"the model instance '{self.name}' could not be restarted: {error}"
+                self.reason = self._cause
+                continue
+            self.restarts += 1
+            log.warning("%s runs again", self.name)
+            self._completions.post(OnLoop(self.on_health))
+            return
+
+    def finalize(self) -> None:
+        self._stopping.set()
+        process = self._process
+        if process is None:
+            if self._supervisor is not None:
+                self._supervisor.join(self._limit + 5)
+            process = self._process
+            if process is None:
+                return
+        process.post_message({"t": "finalize"})
+        try:
+            _awaited(process, self._answers, "finalized", FINALIZE_SECONDS, "finalize")
+        except TritonError as error:
+            log.error("%s", error)
+            process.kill()
+        process.close()
+
+    def is_ready(self) -> bool:
+        process = self._process
+        if process is None:
+            return False
+        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        id = next(self._numbers)
+        self._asked[id] = answer.put
+        process.send({"t": "is_ready", "k": id}, [])
+        try:
+            return answer.get(timeout=READY_SECONDS)
+        except queue.Empty:
+            self._asked.pop(id, None)
+            return False
+
+    # ------------------------------------------------------------ execution
+
+    def execute(self, batch: Batch) -> None:
+        raise AssertionError("overlapping instances are given batches through begin()")
+
+    def describe_failure(self, error: BaseException) -> TritonError:
+        return error if isinstance(error, TritonError) else Internal(str(error), reason=Reason.BACKEND)
+
+    def begin(self, batch: Batch) -> None:
+        process = self._process
+        if process is None:
+            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
+        else:
+            process.post(lambda: self._send_batch(process, batch))
+
+    def _fail(self, batch: Batch, error: TritonError) -> None:
+        batch.error = error
+        batch.compute_start = batch.compute_start or monotonic_ns()
+        batch.compute_end = monotonic_ns()
+        self._completions.post(batch)
+
+    def _send_batch(self, process: Process, batch: Batch) -> None:
+        batch.compute_start = monotonic_ns()
+        rows: list[dict[str, Any]] = []
+        ids: list[int] = []
+        sent = []
+        for request in batch.requests:
+            id = next(self._numbers)
+            ids.append(id)
+            sent.append(self._request_row(id, request, rows))
+        number = next(self._numbers)
+        with self._lock:
+            alive = self._process is process
+            if alive:
+                self._batches[number] = (batch, ids)
+                self._requests.update(zip(ids, batch.requests, strict=True))
+        if not alive:
+            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
+            return
+        cancelled = []
+        for id, request in zip(ids, batch.requests, strict=True):
+            request.state = EXECUTING
+            request.on_cancel = lambda id=id: process.post_message({"t": "cancel", "r": id})
+            if request.cancelled:
+                cancelled.append(id)
+        process.send(
+            {
+                "t": "execute",
+                "batch": number,
+                "model": self._args["model_name"],
+                "version": int(self._args["model_version"]),
+                "requests": sent,
+            },
+            rows,
+        )
+        for id in cancelled:
+            process.send({"t": "cancel", "r": id}, [])
+
+    def _request_row(self, id: int, request: InferRequest, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        wanted = wanted_names(request)
+        return {
+            "r": id,
+            "id": request.id,
+            "c": request.sequence_id,
+            "f": (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0),
+            "timeout": request.timeout_us,
+            "p": request.parameters,
+            "w": wanted,
+            "o": self._output_names if request.outputs is None else [o.name for o in request.outputs],
+            "trace": request.trace is not None,
+            "in": [_row(tensor, rows) for tensor in request.inputs],
+        }
+
+    # ------------------------------------------------------------ messages of the child
+
+    def _message(self, process: Process, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if kind == "result":
+            self._result(process, message)
+        elif kind == "send":
+            self._sent(process, message)
+        elif kind == "log":
+            self._host.log(message["level"], message["text"], message["file"], message["line"])
+        elif kind == "call":
+            self._call(process, message)
+        elif kind == "took":
+            if message["k"] in self._calls:
+                self._calls[message["k"]].took(None)
+        elif kind == "call_cancel":
+            if message["k"] in self._calls:
+                self._calls[message["k"]].cancel()
+        elif kind == "dropped":
+            request = self._requests.pop(message["r"], None)
+            if request is not None:
+                self._completions.post(Post(request, InferResponse(None, dropped(request)), True, None))
+        elif kind == "ask":
+            self._ask(process, message)
+        elif kind == "forget":
+            self._metrics.pop(message["id"], None)
+        elif kind == "is_ready":
+            answer = self._asked.pop(message["k"], None)
+            if answer is not None:
+                answer(bool(message["ready"]))
+        else:
+            self._answers.put(message)
+
+    def _response(self, process: Process, row: dict[str, Any], blob: bytearray) -> InferResponse:
+        if row.get("e") is not None:
+            text, code = row["e"]
+            return InferResponse(None, TritonError(text, CODES[code], Reason.BACKEND), row["p"])
+        return InferResponse([_tensor(process, t, blob) for t in row["o"]], None, row["p"])
+
+    def _result(self, process: Process, message: dict[str, Any]) -> None:
+        with self._lock:
+            batch, ids = self._batches.pop(message["batch"], (None, []))
+        if batch is None:
+            return
+        times = message["times"]
+        batch.compute_start, batch.input_end, batch.output_start = times[:3]
+        requests: list[InferRequest] = []
+        responses: list[InferResponse | None] = []
+        if "error" in message:
+            log.error("%s", message["error"])
+            batch.error = Internal(message["error"], reason=Reason.BACKEND)
+            with self._lock:
+                for id in ids:
+                    self._requests.pop(id, None)
+        else:
+            for id, request, answer in zip(ids, batch.requests, message["answers"], strict=True):
+                if answer == "open":
+                    if not self._decoupled:
+                        continue
+                    response = None
+                else:
+                    self._requests.pop(id, None)
+                    if answer == "reschedule":
+                        self._completions.post(Reschedule(request))
+                        continue
+                    response = self._response(process, answer, message["blob"])
+                requests.append(request)
+                responses.append(response)
+            if len(requests) != len(batch.requests):
+                batch.requests = requests
+            batch.responses = responses
+        batch.compute_end = monotonic_ns()
+        self._completions.post(batch)
+
+    def _sent(self, process: Process, message: dict[str, Any]) -> None:
+        id, final, size = message["r"], message["final"], message["size"]
+        request = self._requests.pop(id, None) if final else self._requests.get(id)
+        if request is None:
+            process.post_message({"t": "ack", "r": id, "size": size})
+            return
+        if message["a"] is None:
+            made = InferResponse()
+            made.null = True
+        else:
+            made = self._response(process, message["a"], message["blob"])
+        made.produced_ns = monotonic_ns()
+        ack = {"t": "ack", "r": id, "size": size}
+        self._completions.post(Post(request, made, final, lambda: process.post_message(ack)))
+
+    def _call(self, process: Process, message: dict[str, Any]) -> None:
+        made = InferRequest()
+        made.model_name = message["model"]
+        made.model_version = "" if message["version"] < 0 else str(message["version"])
+        made.id = message["id"]
+        made.sequence_id = message["sequence"]
+        made.sequence_start = bool(message["flags"] & 1)
+        made.sequence_end = bool(message["flags"] & 2)
+        made.timeout_us = message["timeout"]
+        made.parameters = message["p"] or None
+        made.inputs = [_tensor(process, t, message["blob"]) for t in message["in"]]
+        if message["w"]:
+            made.outputs = [RequestedOutput(name) for name in message["w"]]
+        batch = self._batches.get(message["batch"], (None, []))[0]
+        if message["parent"] is not None:
+            made.parent = self._requests.get(message["parent"])
+        elif batch is not None and len(batch.requests) == 1:
+            made.parent = batch.requests[0]
+        id = message["k"]
+
+        def deliver(response: InferResponse | None, final: bool) -> None:
+            if final:
+                self._calls.pop(id, None)
+            process.post(lambda: self._send_response(process, id, response, final))
+
+        waits = message["blocking"] and batch is not None and self.capacity == 1
+        call = _IsolatedCall(
+            self._services, made, message["decoupled"], deliver, batch.instance if waits and batch else None
+        )
+        self._calls[id] = call
+        self._completions.post(OnLoop(call.submit))
+
+    def _send_response(self, process: Process, id: int, response: InferResponse | None, final: bool) -> None:
+        rows: list[dict[str, Any]] = []
+        row: dict[str, Any] | None = None
+        if response is not None and response.error is not None:
+            error = response.error
+            row = {"e": [str(error), NUMBERS.get(error.code, 0)], "p": response.parameters}
+        elif response is not None:
+            row = {"o": [_row(t, rows) for t in response.outputs or ()], "p": response.parameters}
+        process.send({"t": "call_response", "k": id, "a": row, "final": final}, rows)
+
+    def _ask(self, process: Process, message: dict[str, Any]) -> None:
+        if message["op"] in ("load", "unload", "ready"):  # these wait for the trio thread
+            threading.Thread(target=self._answer, args=(process, message), daemon=True).start()
+        else:
+            self._answer(process, message)
+
+    def _answer(self, process: Process, message: dict[str, Any]) -> None:
+        value, failure = None, None
+        try:
+            value = self._asked_for(process, message)
+        except Exception as error:
+            failure = str(error)
+        process.post_message({"t": "reply", "k": message["k"], "value": value, "error": failure})
+
+    def _asked_for(self, process: Process, message: dict[str, Any]) -> Any:
+        op = message["op"]
+        if op == "load":
+            blob = message["blob"]
+            files = {row["n"]: _tensor(process, row, blob).tobytes() for row in message["files"]}
+            return self._host.load_model(message["name"], files, message["config"])
+        if op == "unload":
+            return self._host.unload_model(message["name"], message["dependents"])
+        if op == "ready":
+            return self._host.is_model_ready(message["name"], message["version"])
+        if op == "change":
+            return getattr(self._metrics[message["id"]], message["method"])(*message["args"])
+        if op == "family":
+            made = self._host.metric_family(*message["args"])
+        else:
+            made = self._metrics[message["id"]].Metric(*message["args"])
+        id = next(self._numbers)
+        self._metrics[id] = made
+        return id
+
+
+def _row(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""
+    return tensor_row(tensor.name, tensor.dtype, tensor.shape, data, rows)
+
+
+def _tensor(process: Process, row: dict[str, Any], blob: bytearray) -> Tensor:
+    memory = process.wire.memory(row, blob)
+    if isinstance(memory, Lease):
+        made: Tensor = tensor_at(row["n"], row["d"], tuple(row["s"]), memory.address, memory.nbytes, memory)
+        return made
+    return Tensor(row["n"], row["d"], tuple(row["s"]), memory, True)

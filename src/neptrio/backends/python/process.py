@@ -1,0 +1,177 @@
+"""One life of an isolated model's process: spawning it, talking to it, and its end.
+
+Rules:
+ 1. Every Process is closed exactly once, by whoever made it; close() leaves no child, thread or
+    descriptor behind, whatever state the child is in.
+ 2. send() may block for as long as the child does not read, so the trio thread never calls it:
+    it uses post(), whose functions run in order on the writer thread.
+ 3. `on_end` is called once, on the reader thread, after the child has ended and been waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as utils
+from triton_python_backend_utils._process.wire import Wire
+
+PACKAGE = Path(utils.__file__).parent
+BOOTSTRAP = """
+import sys, importlib.util as u
+sys.path[:1] = [] if sys.path[:1] == [""] else sys.path[:1]
+s = u.spec_from_file_location("triton_python_backend_utils", sys.argv[1] + "/__init__.py",
+                              submodule_search_locations=[sys.argv[1]])
+m = u.module_from_spec(s)
+sys.modules[s.name] = m
+s.loader.exec_module(m)
+from triton_python_backend_utils._process.child import main
+main(int(sys.argv[2]))
+"""
+LAST_LINES = 12  # of the child's output, told with its end
+KILL_SECONDS = 2.0
+
+
+class Process:
+    """A running child."""
+
+    def __init__(
+        self,
+        name: str,
+        python: str | None,
+        on_message: Callable[[Process, dict[str, Any]], None],
+        on_end: Callable[[Process], None],
+    ) -> None:
+        self.name = name
+        self.ended = threading.Event()
+        self._on_message = on_message
+        self._on_end = on_end
+        self._log = logging.getLogger("neptrio.model." + name)
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = dict(os.environ)
+        if python is not None:  # another environment: ours says nothing about it
+            for key in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+                environment.pop(key, None)
+        try:
+            self._child = subprocess.Popen(
+                [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._child.pid
+        self.wire = Wire(ours)
+        self._threads = [
+            threading.Thread(target=target, name=f"{name}-{role}", daemon=True)
+            for role, target in (("output", self._output), ("writer", self._write), ("reader", self._read))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Sends now; a child that is gone is noticed by the reader."""
+        try:
+            self.wire.send(message, rows)
+        except OSError:
+            pass
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Has `function` called on the writer thread. Any thread."""
+        self._work.put(function)
+
+    def post_message(self, message: dict[str, Any]) -> None:
+        """send() of a message without tensors, on the writer thread."""
+        self.post(lambda: self.send(message, []))
+
+    def _write(self) -> None:
+        while True:
+            function = self._work.get()
+            if function is None:
+                return
+            try:
+                function()
+            except Exception:
+                self._log.exception("could not be sent")
+
+    def _read(self) -> None:
+        while True:
+            message = self.wire.receive()
+            if message is None:
+                break
+            try:
+                self._on_message(self, message)
+            except Exception:
+                self._log.exception("a message of the model's process could not be used")
+        try:
+            self._child.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed the socket but lives
+            self.kill()
+            self._child.wait()
+        self._threads[0].join(1)  # its last words; a grandchild may hold the pipe open
+        self.ended.set()
+        self._on_end(self)
+
+    def _output(self) -> None:
+        stream = self._child.stdout
+        assert stream is not None
+        for raw in stream:
+            line = raw.decode("utf-8", "replace").rstrip("\n")
+            self._lines.append(line)
+            self._log.info("%s", line)
+
+    @property
+    def cause(self) -> str:
+        """How the child ended, with its last output."""
+        status = self._child.returncode
+        if status is None:
+            text = "its process runs"
+        elif status < 0:
+            try:
+                text = f"its process was killed by signal {-status} ({signal.Signals(-status).name})"
+            except ValueError:
+                text = f"its process was killed by signal {-status}"
+        else:
+            text = f"its process exited with status {status}"
+        if self._lines:
+            text += "; its last output was:\n" + "\n".join(self._lines)
+        return text
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._child.poll() is None:
+            self._child.kill()
+
+    def close(self, wait: float = KILL_SECONDS) -> None:
+        """Gives the child `wait` seconds to end, then kills it; releases everything."""
+        if not self.ended.wait(wait):
+            self.kill()
+        if threading.current_thread() is not self._threads[2]:
+            self._threads[2].join()
+        self._work.put(None)
+        if threading.current_thread() is not self._threads[1]:
+            self._threads[1].join()
+        self.wire.close()
+        self._threads[0].join(1)
+        if not self._threads[0].is_alive():
+            assert self._child.stdout is not None
+            self._child.stdout.close()

@@ -1,0 +1,592 @@
+"""The process of an isolated model.
+
+The main thread runs the model: initialize, execute one batch after the other, finalize; or an
+event loop for `async def execute`. A second thread receives. When the server is gone the process
+ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import itertools
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from .. import _host
+from .._config import ModelConfig
+from .._errors import TritonError, TritonModelException
+from .._execute import check_class, check_count, failure_text
+from .._request import (
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceTrace,
+)
+from .._sender import Channel
+from .._tensor import Tensor
+from .._types import BYTES, join_strings, numpy_dtype, split_strings
+from .wire import Lease, Wire, tensor_row
+
+
+def _array(source: Any) -> np.ndarray:
+    memory, dtype, shape = source
+    if dtype == BYTES:
+        raw = np.asarray(memory) if isinstance(memory, Lease) else memory
+        array = np.empty(int(np.prod(shape, dtype=np.int64)), dtype=object)
+        array[:] = split_strings(raw)
+        return array.reshape(shape)
+    flat = np.asarray(memory) if isinstance(memory, Lease) else np.frombuffer(memory, dtype=np.uint8)
+    return flat.view(numpy_dtype(dtype)).reshape(shape)
+
+
+def tensors_in(wire: Wire, rows: Any, blob: bytearray) -> list[Tensor]:
+    """Received tensors."""
+    made = []
+    for row in rows:
+        shape = tuple(row["s"])
+        made.append(
+            Tensor._over(row["n"], row["d"], shape, (wire.memory(row, blob), row["d"], shape), _array, False)
+        )
+    return made
+
+
+def tensor_out(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tensor that is to be sent."""
+    array = tensor.as_numpy()
+    if tensor.triton_dtype() == BYTES:
+        data: Any = np.frombuffer(join_strings(array), dtype=np.uint8)
+    else:
+        array = np.ascontiguousarray(array, dtype=numpy_dtype(tensor.triton_dtype()))
+        data = array.reshape(-1).view(np.uint8)
+    return tensor_row(tensor.name(), tensor.triton_dtype(), tensor.shape(), data, rows)
+
+
+def response_out(response: InferenceResponse, names: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A response that is to be sent; only the outputs in `names` (None: all)."""
+    error = response.error()
+    if error is not None:
+        return {"e": [error.message(), error.code()], "p": response._parameters}
+    outputs = [tensor_out(t, rows) for t in response.output_tensors() if names is None or t.name() in names]
+    return {"o": outputs, "p": response._parameters}
+
+
+class _Back:
+    """A received request's way back (see _sender.Channel)."""
+
+    def __init__(self, child: Child, row: dict[str, Any]) -> None:
+        self.id = row["r"]
+        self.names = row["w"]
+        self.cancelled = False
+        self.channel: Channel | None = None
+        self._child = child
+        if child.decoupled:
+            self.channel = self._make()
+        child.backs[self.id] = self
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def sender(self, request: Any) -> Any:
+        if self.channel is None:
+            self.channel = self._make()
+        return self.channel.sender(request)
+
+    @property
+    def taken(self) -> bool:
+        return self.channel is not None and self.channel.taken
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.closed = True
+
+    def _make(self) -> Channel:
+        child, id, names = self._child, self.id, self.names
+        back = weakref.ref(self)
+        known = child.cancelled
+
+        def post(response: InferenceResponse | None, final: bool, size: int) -> None:
+            rows: list[dict[str, Any]] = []
+            out = None if response is None else response_out(response, names, rows)
+            if final:
+                known.discard(id)
+            child.send({"t": "send", "r": id, "a": out, "final": final, "size": size}, rows)
+
+        def cancelled() -> bool:
+            here = back()
+            return here.cancelled if here is not None else id in known
+
+        def finish() -> None:
+            known.discard(id)
+            child.finished.put(id)
+
+        channel = Channel(post, cancelled, finish, not child.decoupled)
+        child.channels[id] = channel
+        return channel
+
+
+class _Handle:
+    """A call to another model under way."""
+
+    def __init__(self, child: Child, id: int) -> None:
+        self._child = child
+        self._id = id
+
+    def took(self, response: Any) -> None:
+        self._child.send({"t": "took", "k": self._id}, [])
+
+    def cancel(self) -> None:
+        self._child.send({"t": "call_cancel", "k": self._id}, [])
+
+
+class ChildHost(_host.Host):
+    """What the model may ask of the server, over the wire."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> _Handle:
+        child = self._child
+        id = next(child.numbers)
+        rows: list[dict[str, Any]] = []
+        trace = request._trace
+        message = {
+            "t": "call",
+            "k": id,
+            "model": request._model_name,
+            "version": request._model_version,
+            "id": str(request._request_id),
+            "sequence": request._correlation_id,
+            "flags": request._flags,
+            "timeout": int(request._timeout),
+            "p": request._parameters,
+            "w": list(request._requested_output_names),
+            "in": [tensor_out(t, rows) for t in request._inputs],
+            "decoupled": decoupled,
+            "parent": trace._key if trace is not None else None,
+            "batch": child.batch if threading.current_thread() is threading.main_thread() else None,
+            "blocking": blocking,
+        }
+        child.calls[id] = deliver
+        child.send(message, rows)
+        return _Handle(child, id)
+
+    def log(self, level: int, message: str, file: str, line: int) -> None:
+        self._child.send({"t": "log", "level": level, "text": message, "file": file, "line": line}, [])
+
+    def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
+        rows: list[dict[str, Any]] = []
+        sent = [
+            tensor_row(key, 2, [len(data)], np.frombuffer(data, np.uint8), rows)
+            for key, data in files.items()
+        ]
+        self._child.ask({"op": "load", "name": name, "config": config, "files": sent}, rows)
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self._child.ask({"op": "unload", "name": name, "dependents": unload_dependents})
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return bool(self._child.ask({"op": "ready", "name": name, "version": version}))
+
+    def metric_family(self, name: str, description: str, kind: int) -> Any:
+        return _Metric(self._child, self._child.ask({"op": "family", "args": [name, description, kind]}))
+
+
+class _Metric:
+    """A family or metric that lives in the server."""
+
+    def __init__(self, child: Child, id: int) -> None:
+        self._child = child
+        self._id = id
+
+    def Metric(self, labels: dict[str, str], buckets: Any) -> _Metric:
+        return _Metric(
+            self._child, self._child.ask({"op": "metric", "id": self._id, "args": [labels, buckets]})
+        )
+
+    def _change(self, name: str, *args: float) -> Any:
+        return self._child.ask({"op": "change", "id": self._id, "method": name, "args": list(args)})
+
+    def increment(self, value: float) -> None:
+        self._change("increment", value)
+
+    def set(self, value: float) -> None:
+        self._change("set", value)
+
+    def observe(self, value: float) -> None:
+        self._change("observe", value)
+
+    def value(self) -> float:
+        return float(self._change("value"))
+
+    def __del__(self) -> None:
+        self._child.finished.put(-self._id)
+
+
+class Child:
+    """The process: its wire, its model and everything under way."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.wire = Wire(sock)
+        self.numbers = itertools.count(1)
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.finished: queue.SimpleQueue[int] = queue.SimpleQueue()  # finalizers put, a thread sends
+        self.backs: weakref.WeakValueDictionary[int, _Back] = weakref.WeakValueDictionary()
+        self.channels: weakref.WeakValueDictionary[int, Channel] = weakref.WeakValueDictionary()
+        self.cancelled: set[int] = set()
+        self.calls: dict[int, Any] = {}
+        self.asked: dict[int, Any] = {}
+        self.batch: int | None = None
+        self.decoupled = False
+        self.name = ""
+        self.model: Any = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.folder = ""
+
+    def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Sends; without a server there is nothing left to do."""
+        try:
+            self.wire.send(message, rows)
+        except OSError:
+            os._exit(1)
+
+    def ask(self, message: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Any:
+        """A question to the server. Raises TritonModelException with its error."""
+        id = next(self.numbers)
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.asked[id] = answer.put
+        self.send({"t": "ask", "k": id, **message}, rows or [])
+        reply = answer.get()
+        if reply.get("error") is not None:
+            raise TritonModelException(reply["error"])
+        return reply.get("value")
+
+    # ------------------------------------------------------------ the receiving thread
+
+    def receive(self) -> None:
+        """Until the server is gone."""
+        while True:
+            message = self.wire.receive()
+            if message is None:
+                os._exit(1)
+            kind = message["t"]
+            if kind == "call_response":
+                self._call_response(message)
+            elif kind == "reply":
+                self.asked.pop(message["k"])(message)
+            elif kind == "ack":
+                self._acknowledge(message)
+            elif kind == "cancel":
+                self._cancel(message["r"])
+            elif kind == "is_ready":
+                threading.Thread(target=self._is_ready, args=(message["k"],), daemon=True).start()
+            elif self.loop is not None:
+                self.loop.call_soon_threadsafe(self._dispatch, message)
+            else:
+                self.inbox.put(message)
+
+    def _acknowledge(self, message: dict[str, Any]) -> None:
+        # a function of its own: a channel must not outlive its sender in the loop's variables
+        channel = self.channels.get(message["r"])
+        if channel is not None:
+            channel.acknowledge(message["size"])
+
+    def _call_response(self, message: dict[str, Any]) -> None:
+        final = message["final"]
+        deliver = self.calls.pop(message["k"], None) if final else self.calls.get(message["k"])
+        row = message["a"]
+        if deliver is None:
+            return
+        if row is None:
+            deliver(None, final)
+            return
+        error = None if row.get("e") is None else TritonError(*row["e"])
+        response = InferenceResponse(
+            tensors_in(self.wire, row.get("o") or (), message["blob"]), error, row.get("p")
+        )
+        deliver(response, final)
+
+    def _cancel(self, id: int) -> None:
+        self.cancelled.add(id)
+        back = self.backs.get(id)
+        if back is not None:
+            back.cancelled = True
+        channel = self.channels.get(id)
+        if channel is not None:
+            channel.wake()
+        elif back is None:
+            self.cancelled.discard(id)
+
+    def _is_ready(self, id: int) -> None:
+        try:
+            check = getattr(self.model, "is_ready", None)
+            if check is None:
+                ready = self.model is not None
+            elif self.loop is not None:
+                ready = bool(asyncio.run_coroutine_threadsafe(_awaited(check), self.loop).result(5))
+            else:
+                ready = bool(check())
+        except Exception as error:
+            print(f"is_ready failed: {error!r}", file=sys.stderr)
+            ready = False
+        self.send({"t": "is_ready", "k": id, "ready": ready}, [])
+
+    def finish(self) -> None:
+        """Sends what finalizers report; they must not block themselves."""
+        while True:
+            id = self.finished.get()
+            if id < 0:
+                self.send({"t": "forget", "id": -id}, [])
+            else:
+                self.send({"t": "dropped", "r": id}, [])
+
+    # ------------------------------------------------------------ the model
+
+    def run(self) -> None:
+        """The main thread."""
+        host = ChildHost(self)
+        _host.enter(host)
+        _host.install(host)
+        for target in (self.receive, self.finish):
+            threading.Thread(target=target, daemon=True).start()
+        while True:
+            message = self.inbox.get()
+            kind = message["t"]
+            if kind == "auto_complete":
+                self._guarded(self._auto_complete, message)
+            elif kind == "initialize":
+                self._guarded(self._initialize, message)
+                if self.model is not None and inspect.iscoroutinefunction(self.model.execute):
+                    self._run_loop()
+            elif kind == "execute":
+                self._execute(message)
+            elif kind == "finalize":
+                self._guarded(self._finalize, message)
+                self._exit()
+
+    def _guarded(self, function: Any, message: dict[str, Any]) -> None:
+        try:
+            answer = function(message)
+            if inspect.isawaitable(answer):
+                assert self.loop is not None
+                answer = self.loop.run_until_complete(answer)
+        except BaseException as error:
+            self.model = None if message["t"] == "initialize" else self.model
+            self.send({"t": "failed", "text": failure_text(self.name or message.get("name", ""), error)}, [])
+        else:
+            self.send(answer, [])
+
+    def _load(self, path: str) -> Any:
+        folder = os.path.dirname(path)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        name = os.path.splitext(os.path.basename(path))[0]
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    def _auto_complete(self, message: dict[str, Any]) -> dict[str, Any]:
+        complete = getattr(
+            getattr(self._load(message["path"]), "TritonPythonModel", None), "auto_complete_config", None
+        )
+        if complete is None:
+            return {"t": "completed", "config": None}
+        returned = complete(ModelConfig(message["config"]))
+        if not isinstance(returned, ModelConfig):
+            raise TritonModelException(
+                f"auto_complete_config must return the ModelConfig it was given, got {type(returned).__name__}"
+            )
+        return {"t": "completed", "config": returned.as_dict()}
+
+    def _initialize(self, message: dict[str, Any]) -> Any:
+        self.name = message["name"]
+        self.decoupled = message["decoupled"]
+        model = check_class(self._load(message["path"]), message["path"])()
+        self.model = model
+        if inspect.iscoroutinefunction(model.execute):
+            return self._initialize_async(model, message)
+        if hasattr(model, "initialize"):
+            model.initialize(message["args"])
+        return {"t": "initialized", "async": False}
+
+    def _initialize_async(self, model: Any, message: dict[str, Any]) -> Any:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+
+        async def initialize() -> dict[str, Any]:
+            if hasattr(model, "initialize"):
+                await _awaited(lambda: model.initialize(message["args"]))
+            return {"t": "initialized", "async": True}
+
+        self.loop = loop
+        return initialize()
+
+    def _finalize(self, message: dict[str, Any]) -> Any:
+        if hasattr(self.model, "finalize"):
+            self.model.finalize()
+        return {"t": "finalized"}
+
+    def _exit(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _requests(self, message: dict[str, Any]) -> list[InferenceRequest]:
+        made = []
+        for row in message["requests"]:
+            request = InferenceRequest.__new__(InferenceRequest)
+            request._inputs = tensors_in(self.wire, row["in"], message["blob"])
+            request._request_id = row["id"]
+            request._correlation_id = row["c"]
+            request._requested_output_names = row["o"]
+            request._model_name = message["model"]
+            request._model_version = message["version"]
+            request._flags = row["f"]
+            request._timeout = row["timeout"]
+            request._preferred_memory = None
+            request._trace = InferenceTrace(row["r"]) if row["trace"] else None
+            request._parameters = row["p"]
+            request._channel = _Back(self, row)
+            request._release_flags = 1
+            made.append(request)
+        return made
+
+    def _answer(self, given: list[InferenceRequest], responses: Any) -> tuple[list[Any], list[Any]]:
+        """The batch's answers and the tensors in them, as they are sent."""
+        rows: list[dict[str, Any]] = []
+        if self.decoupled:
+            if responses is not None:
+                raise TritonModelException(
+                    f"Python model '{self.name}' is using the decoupled mode and the execute function must return None"
+                )
+            responses = [None] * len(given)
+        elif responses is None and all(r._channel.taken for r in given):
+            responses = [None] * len(given)
+        else:
+            responses = check_count(responses, len(given))
+        answers: list[Any] = []
+        for request, response in zip(given, responses):  # noqa: B905  # Python 3.9 has no strict
+            back = request._channel
+            if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                back.close()
+                answers.append("reschedule")
+            elif self.decoupled or (response is None and back.taken):
+                answers.append("open")
+            elif isinstance(response, InferenceResponse):
+                back.close()
+                mark = len(rows)
+                try:
+                    answers.append(response_out(response, back.names, rows))
+                except Exception as error:
+                    del rows[mark:]
+                    answers.append(self._failed(f"cannot use an output tensor: {error}"))
+            elif response is None:
+                answers.append(self._failed("execute() returned None for a request"))
+            else:
+                answers.append(
+                    self._failed(
+                        f"execute() must return InferenceResponse objects, got {type(response).__name__}"
+                    )
+                )
+        return answers, rows
+
+    def _failed(self, reason: str) -> dict[str, Any]:
+        return {
+            "e": [f"Failed to process the request(s) for model '{self.name}', message: {reason}", 1],
+            "p": None,
+        }
+
+    def _execute(self, message: dict[str, Any]) -> None:
+        times = [time.monotonic_ns()]
+        given: list[InferenceRequest] = []
+        self.batch = message["batch"]
+        try:
+            given = self._requests(message)
+            message["blob"] = message["requests"] = None
+            times.append(time.monotonic_ns())
+            responses = self.model.execute(given)
+            times.append(time.monotonic_ns())
+            answers, rows = self._answer(given, responses)
+        except BaseException as error:
+            self._batch_failed(message["batch"], given, error, times)
+        else:
+            self._batch_done(message["batch"], answers, rows, times)
+        finally:
+            self.batch = None
+
+    def _batch_done(self, id: int, answers: list[Any], rows: list[Any], times: list[int]) -> None:
+        times.append(time.monotonic_ns())
+        self.send({"t": "result", "batch": id, "answers": answers, "times": times}, rows)
+
+    def _batch_failed(
+        self, id: int, given: list[InferenceRequest], error: BaseException, times: list[int]
+    ) -> None:
+        for request in given:
+            request._channel.close()
+        times += [time.monotonic_ns()] * (4 - len(times))
+        self.send({"t": "result", "batch": id, "error": failure_text(self.name, error), "times": times}, [])
+
+    # ------------------------------------------------------------ async def execute
+
+    def _run_loop(self) -> None:
+        assert self.loop is not None
+        while not self.inbox.empty():  # what came before the loop was known
+            self.loop.call_soon(self._dispatch, self.inbox.get())
+        self.loop.run_forever()
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        assert self.loop is not None
+        if message["t"] == "execute":
+            task = self.loop.create_task(self._execute_async(message))
+        else:
+            task = self.loop.create_task(self._finalize_async())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    tasks: set[Any] = set()  # noqa: RUF012
+
+    async def _execute_async(self, message: dict[str, Any]) -> None:
+        times = [time.monotonic_ns()]
+        given: list[InferenceRequest] = []
+        try:
+            given = self._requests(message)
+            message["blob"] = message["requests"] = None
+            times.append(time.monotonic_ns())
+            responses = await self.model.execute(given)
+            times.append(time.monotonic_ns())
+            answers, rows = self._answer(given, responses)
+        except BaseException as error:
+            self._batch_failed(message["batch"], given, error, times)
+        else:
+            self._batch_done(message["batch"], answers, rows, times)
+
+    async def _finalize_async(self) -> None:
+        try:
+            if hasattr(self.model, "finalize"):
+                await _awaited(self.model.finalize)
+            self.send({"t": "finalized"}, [])
+        except BaseException as error:
+            self.send({"t": "failed", "text": failure_text(self.name, error)}, [])
+        self._exit()
+
+
+async def _awaited(function: Any) -> Any:
+    result = function()
+    return await result if inspect.isawaitable(result) else result
+
+
+def main(descriptor: int) -> None:
+    """Runs the process on the socket of that number."""
+    Child(socket.socket(fileno=descriptor)).run()

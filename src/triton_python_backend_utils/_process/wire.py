@@ -1,0 +1,265 @@
+"""The wire between the server and the process of an isolated model.
+
+The problem: requests and responses cross a process border; large tensors must not be pushed
+through a socket, and memory must neither leak nor be reused while an array still looks at it. The
+choice: a Unix socket carries framed JSON with small tensors behind it; large tensors lie in
+anonymous shared memory whose descriptors travel over the same socket.
+
+Rules:
+ 1. A frame is two little-endian 32-bit lengths (JSON, blob), the JSON object, the blob.
+ 2. A segment belongs to the side that made it. The other side maps it and says "free" when the
+    last array over it is gone; only then is it used again.
+ 3. Segments have no names: when both processes are gone, so is the memory, whatever happened.
+ 4. Freed segments are kept for reuse up to IDLE_BYTES; beyond that they are dropped on both sides.
+ 5. send() may be called from any thread; receive() by one. Finalizers never block: what they free
+    is announced by whoever holds the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+INLINE_BYTES = 32 << 10  # tensors up to this size travel in the frame
+SMALLEST_SEGMENT = 64 << 10
+IDLE_BYTES = 64 << 20
+FRAME = struct.Struct("<II")
+
+
+def _memory(size: int) -> int:
+    """A descriptor of `size` bytes of anonymous shared memory."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp()
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Segment:
+    """One piece of shared memory."""
+
+    def __init__(self, id: int, fd: int, size: int) -> None:
+        self.id = id
+        self.size = size
+        self._map = mmap.mmap(fd, size)
+        self.array = np.frombuffer(self._map, dtype=np.uint8)
+
+
+class Lease:
+    """The right to look at a received tensor's memory; when it is gone the owner may reuse it."""
+
+    def __init__(self, wire: Wire, segment: Segment, size: int) -> None:
+        self._wire = wire
+        self._segment = segment
+        self.nbytes = size
+        self.address = int(segment.array.__array_interface__["data"][0])
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self.nbytes,), "data": (self.address, False)}
+
+    def __del__(self) -> None:
+        self._wire.free(self._segment.id)
+
+
+class Wire:
+    """One end of the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._freed: deque[int] = deque()
+        self._next = 0
+        self._idle: dict[int, list[Segment]] = {}
+        self._idle_bytes = 0
+        self._used: dict[int, Segment] = {}
+        self._theirs: dict[int, Segment] = {}
+        self._fds: deque[int] = deque()
+        self._pool = threading.Lock()
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Sends a message. `rows` are its tensors as tensor_row() made them, parts of `message`.
+
+        Raises OSError when the other side is gone.
+        """
+        with self._lock:
+            blobs, at = [], 0
+            for row in rows:
+                data = row.pop("data")
+                if len(data) <= INLINE_BYTES:
+                    row["at"] = [at, len(data)]
+                    blobs.append(data)
+                    at += len(data)
+                else:
+                    segment = self._take(len(data))
+                    segment.array[: len(data)] = data
+                    row["seg"] = [segment.id, len(data)]
+            self._write(message, blobs, at)
+        self._announce()
+
+    def _take(self, size: int) -> Segment:
+        room = SMALLEST_SEGMENT
+        while room < size:
+            room *= 2
+        with self._pool:
+            idle = self._idle.get(room)
+            if idle:
+                segment = idle.pop()
+                self._idle_bytes -= room
+                self._used[segment.id] = segment
+                return segment
+        fd = _memory(room)
+        try:
+            self._next += 1
+            segment = Segment(self._next, fd, room)
+            self._used[segment.id] = segment
+            self._write({"t": "segment", "id": segment.id, "size": room}, [], 0, fd)
+        finally:
+            os.close(fd)
+        return segment
+
+    def _write(self, message: dict[str, Any], blobs: list[Any], blob_bytes: int, fd: int = -1) -> None:
+        freed = []
+        while self._freed:
+            freed.append(self._freed.popleft())
+        if freed:
+            message["free"] = freed
+        text = json.dumps(message, separators=(",", ":")).encode()
+        head = FRAME.pack(len(text), blob_bytes) + text
+        sent = 0
+        if fd >= 0:
+            sent = socket.send_fds(self._sock, [head], [fd])
+        self._sock.sendall(head[sent:])
+        if blobs:
+            self._sock.sendall(b"".join(bytes(blob) for blob in blobs))
+
+    def free(self, id: int) -> None:
+        """The last array over a received segment is gone. Never blocks on the lock."""
+        self._freed.append(id)
+        self._announce()
+
+    def _announce(self) -> None:
+        while self._freed and self._lock.acquire(blocking=False):
+            try:
+                self._write({"t": "free"}, [], 0)
+            except OSError:  # the other side is gone, and its memory with it
+                self._freed.clear()
+            finally:
+                self._lock.release()
+
+    # ------------------------------------------------------------ receiving
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message, with its tensors' memory in row["buffer"]; None at the end."""
+        while True:
+            head = self._read(FRAME.size)
+            if head is None:
+                return None
+            text_bytes, blob_bytes = FRAME.unpack(head)
+            text = self._read(text_bytes)
+            blob = self._read(blob_bytes)
+            if text is None or blob is None:
+                return None
+            message: dict[str, Any] = json.loads(bytes(text))
+            for id in message.pop("free", ()):
+                self._reuse(id)
+            kind = message["t"]
+            if kind == "segment":
+                fd = self._fds.popleft()
+                try:
+                    self._theirs[message["id"]] = Segment(message["id"], fd, message["size"])
+                finally:
+                    os.close(fd)
+            elif kind == "drop":
+                self._theirs.pop(message["id"], None)
+            elif kind != "free":
+                message["blob"] = blob
+                return message
+
+    def _read(self, size: int) -> bytearray | None:
+        buffer = bytearray(size)
+        view, have = memoryview(buffer), 0
+        while have < size:
+            try:
+                n, ancillary, _, _ = self._sock.recvmsg_into([view[have:]], 256)
+            except OSError:
+                return None
+            for _, _, data in ancillary:
+                for i in range(0, len(data) - 3, 4):
+                    self._fds.append(int.from_bytes(data[i : i + 4], "little"))
+            if n == 0:
+                return None
+            have += n
+        return buffer
+
+    def _reuse(self, id: int) -> None:
+        dropped = False
+        with self._pool:
+            segment = self._used.pop(id, None)
+            if segment is None:
+                return
+            if self._idle_bytes + segment.size <= IDLE_BYTES:
+                self._idle.setdefault(segment.size, []).append(segment)
+                self._idle_bytes += segment.size
+            else:
+                dropped = True
+        if dropped:
+            threading.Thread(target=self._drop, args=(id,), daemon=True).start()
+
+    def _drop(self, id: int) -> None:
+        try:
+            self.send({"t": "drop", "id": id}, [])
+        except OSError:
+            pass
+
+    def memory(self, row: dict[str, Any], blob: bytearray) -> Any:
+        """A received tensor's memory: a Lease, or a writable memoryview of its own bytes."""
+        if "seg" in row:
+            id, size = row["seg"]
+            return Lease(self, self._theirs[id], size)
+        at, size = row["at"]
+        return memoryview(blob)[at : at + size]
+
+    def statistics(self) -> dict[str, int]:
+        """Segments of ours in use and idle, and theirs that are mapped."""
+        with self._pool:
+            return {
+                "used": len(self._used),
+                "idle": sum(len(v) for v in self._idle.values()),
+                "theirs": len(self._theirs),
+            }
+
+    def close(self) -> None:
+        """Closes the socket and forgets the segments; arrays that are still held stay valid."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+        with self._pool:
+            self._idle.clear()
+            self._used.clear()
+            self._theirs.clear()
+            self._idle_bytes = 0
+
+
+def tensor_row(name: str, dtype: int, shape: Any, data: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tensor of a message that is to be sent; `data` is a flat uint8 array or bytes."""
+    row = {"n": name, "d": dtype, "s": list(shape), "data": data}
+    rows.append(row)
+    return row
