@@ -12,6 +12,7 @@ Rules (spec/observed.md 7):
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -25,6 +26,7 @@ from neptrio.transport.http_infer import JSON, Headers
 from neptrio.transport.routes import Route
 
 EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+WAITING_BYTES = 1 << 20  # of responses that the client has not taken; above it the model's sender waits
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
     "generates various number of responses"
@@ -36,14 +38,23 @@ class ResponseQueue(Responder):
 
     def __init__(self) -> None:
         self._responses: deque[InferResponse] = deque()
+        self._waiting_bytes = 0
+        self._room: list[Callable[[], None]] = []
         self._changed = trio.Event()
         self.final = False
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if not response.null:
             self._responses.append(response)
+            self._waiting_bytes += _size(response)
         self.final = self.final or final
         self._changed.set()
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        if self._waiting_bytes <= WAITING_BYTES or request.cancelled:
+            return False
+        self._room.append(callback)
+        return True
 
     async def next(self) -> InferResponse | None:
         """The next response, None after the last."""
@@ -52,7 +63,17 @@ class ResponseQueue(Responder):
                 return None
             self._changed = trio.Event()
             await self._changed.wait()
-        return self._responses.popleft()
+        response = self._responses.popleft()
+        self._waiting_bytes -= _size(response)
+        if self._waiting_bytes <= WAITING_BYTES:
+            room, self._room = self._room, []
+            for callback in room:
+                callback()
+        return response
+
+
+def _size(response: InferResponse) -> int:
+    return 1024 + sum(tensor.nbytes for tensor in response.outputs or ())
 
 
 def _payload(response: InferResponse) -> tuple[bytes, bool]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -334,6 +336,31 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None
     client.stop_stream(cancel_requests=True)
     client.close()
     wait_for(server, "large was told")
+    wait_for_idle(server, "repeat")
+
+
+def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProcess) -> None:
+    before, ended = resident(server), server.log().count("endless ends")
+    host, _, port = server.http.partition(":")
+    body = json.dumps({"IN": [1], "how": "endless"}).encode()
+    head = f"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        seen, still = -1, 0
+        deadline = time.monotonic() + 30
+        while still < 5:
+            assert time.monotonic() < deadline
+            infer(server, "single", how="returned")
+            now = resident(server)
+            still = still + 1 if abs(now - seen) < 1 << 20 else 0
+            seen = now
+        assert seen - before < 64 << 20
+        assert server.log().count("endless ends") == ended
+    deadline = time.monotonic() + 30
+    while server.log().count("endless ends") == ended:
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.005)
     wait_for_idle(server, "repeat")
 
 
