@@ -116,6 +116,9 @@ class Server:
                     await self._drain()
                     fronts.cancel_scope.cancel()
             finally:
+                for listener in (self.http_listener, self.grpc_listener, self.metrics_listener):
+                    if listener is not None:
+                        listener.close()  # the fronts close theirs earlier; not so when a start fails
                 with trio.CancelScope(shield=True) as scope:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
