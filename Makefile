@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test lint format proto bench bench-peers clean wheel wheel-test
+.PHONY: help build run test soak lint format proto bench bench-peers clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -35,6 +35,9 @@ run: build ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 80
 test: build lint ## Set up, lint, type-check and run every test
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: build ## Run 200 clients for 60 s on 4 models with random cancels and errors; the accounts must close
+	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 
 lint: build ## Check formatting, lint rules and types
 	@$(BIN)/ruff format --check .
