@@ -24,6 +24,10 @@ class InferenceService:
         """The ready model version. Raises NotFound, Unavailable or InvalidArgument."""
         return self._repository.lookup(name, version)
 
+    def inflight(self) -> int:
+        """Accepted requests that are not answered, over all models that serve."""
+        return sum(int(model.inflight) for model in self._repository.ready_models())
+
     def submit(self, request: InferRequest) -> None:
         """Accepts a decoded request; its responder hears of the outcome. Raises TritonError if refused."""
         model = request.model

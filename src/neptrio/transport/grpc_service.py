@@ -9,6 +9,8 @@ from neptrio._proto.inference import (
     InferBatchStatistics,
     InferResponseStatistics,
     InferStatistics,
+    LogSettingsResponse,
+    LogSettingsResponseSettingValue,
     MemoryUsage,
     ModelConfig,
     ModelConfigResponse,
@@ -34,6 +36,14 @@ from neptrio.transport.grpc_reflection import ReflectionV1, ReflectionV1Alpha
 
 def _durations(message: type, values: dict[str, dict[str, int]]) -> Any:
     return message(**{key: StatisticDuration(**value) for key, value in values.items()})
+
+
+def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
+    if isinstance(value, bool):
+        return LogSettingsResponseSettingValue(bool_param=value)
+    if isinstance(value, int):
+        return LogSettingsResponseSettingValue(uint32_param=value)
+    return LogSettingsResponseSettingValue(string_param=value)
 
 
 class InferenceHandlers(GrpcInferenceServiceBase):
@@ -69,6 +79,14 @@ class InferenceHandlers(GrpcInferenceServiceBase):
     async def model_statistics(self, message: Any) -> ModelStatisticsResponse:
         plain = self._services.statistics.model_statistics(message.name, message.version)
         return ModelStatisticsResponse(model_stats=[_model_statistics(m) for m in plain["model_stats"]])
+
+    async def log_settings(self, message: Any) -> LogSettingsResponse:
+        changes: dict[str, Any] = {}
+        for key, value in message.settings.items():
+            given = (value.bool_param, value.uint32_param, value.string_param)
+            changes[key] = next((v for v in given if v is not None), None)
+        settings = self._services.logging.update(changes, "grpc")
+        return LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
 
     async def repository_index(self, message: Any) -> RepositoryIndexResponse:
         if message.repository_name:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from neptrio.transport.link import accept_loop
 log = logging.getLogger("neptrio.rest")
 
 MAX_HTTP2_STREAMS = 1000
+LEFT_BEHIND_SECONDS = 1.0  # for hypercorn's tasks to end once their connection is closed
 MAX_APP_BODY_EVENTS = 64  # hypercorn events waiting for the app, per request
 
 
@@ -45,10 +47,14 @@ class RestStatistics:
 
 
 class PrefixedStream(trio.abc.Stream):
-    """A socket stream some of whose input was read already."""
+    """A socket stream some of whose input was read already, and which tells when it is closed.
 
-    def __init__(self, stream: trio.SocketStream, prefix: bytes) -> None:
+    hypercorn may leave tasks behind when it closes a connection on an error; on_close ends them.
+    """
+
+    def __init__(self, stream: trio.SocketStream, prefix: bytes, on_close: Callable[[], None]) -> None:
         self._stream = stream
+        self._on_close = on_close
         self._prefix = prefix
         self.socket = stream.socket
 
@@ -69,6 +75,7 @@ class PrefixedStream(trio.abc.Stream):
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
+        self._on_close()
         await self._stream.aclose()
 
 
@@ -154,12 +161,15 @@ class RestServer:
             sock.close()
 
     async def _hypercorn(self, sock: socket.socket, prefix: bytes) -> None:
-        stream: Any = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        if prefix:
-            stream = PrefixedStream(stream, prefix)
+        scope = trio.CancelScope()
+
+        def closed() -> None:
+            scope.deadline = min(scope.deadline, trio.current_time() + LEFT_BEHIND_SECONDS)
+
+        plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        stream: Any = PrefixedStream(plain, prefix, closed)
         if self._tls is not None:
             stream = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        scope = trio.CancelScope()
         self._hypercorn_scopes.add(scope)
         server: Any = TCPServer(self._wrapped, self._config, self._context, {}, stream)
         try:
@@ -188,6 +198,17 @@ class RestServer:
         await self._context.terminated.set()
         for connection in list(self._connections):
             connection.drain()
+        quiet_since: float | None = None
         while self._connections or self._hypercorn_scopes:
             self._changed = trio.Event()
-            await self._changed.wait()
+            with trio.move_on_after(0.1):
+                await self._changed.wait()
+            # hypercorn can keep a connection whose streams were dropped: once nothing is under way
+            # and answers had their time to leave, what is left of it is ended
+            if self._connections or self._services.inference.inflight():
+                quiet_since = None
+            elif quiet_since is None:
+                quiet_since = trio.current_time()
+            elif trio.current_time() - quiet_since > LEFT_BEHIND_SECONDS:
+                for scope in self._hypercorn_scopes:
+                    scope.cancel()

@@ -1,0 +1,137 @@
+"""What hypercorn serves: HTTP/2 by prior knowledge, h2c upgrades, TLS; and what must stay within it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Http1, Http2
+from tests.support.server import ServerProcess
+from tests.transport.rest.conftest import in_flight
+from tests.transport.rest.test_http1 import GOOD
+
+INFER = "/v2/models/simple/infer"
+SLOW = "/v2/models/slow/infer"
+
+
+def serves(server: ServerProcess) -> None:
+    """The server answers on every front and holds nothing."""
+    with Http2(server.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+    with Http1(server.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+    while in_flight(server):
+        pass  # what was cancelled while it executed leaves when its execution ends
+
+
+def test_many_streams_at_once(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        streams = [client.start("POST", INFER, GOOD) for _ in range(200)]
+        for stream in streams:
+            assert client.finish(stream).status == 200
+
+
+def test_a_client_that_drops_open_streams(lean_server: ServerProcess) -> None:
+    for _ in range(10):
+        client = Http2(lean_server.http)
+        for _ in range(20):
+            client.start("POST", SLOW, GOOD)
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    serves(lean_server)
+
+
+def test_streams_that_are_reset(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        for _ in range(100):
+            stream = client.start("POST", SLOW, GOOD)
+            client.connection.reset_stream(stream)
+            client.flush()
+        assert client.request("POST", INFER, GOOD).status == 200
+    serves(lean_server)
+
+
+def test_a_body_over_the_limit(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        stream = client.connection.get_next_available_stream_id()
+        fields = [(":method", "POST"), (":path", INFER), (":scheme", "http"), (":authority", "x")]
+        client.connection.send_headers(stream, [*fields, ("content-length", str((64 << 20) + 1))])
+        client.flush()
+        while stream not in client.replies:
+            client.pump()
+        assert client.replies[stream].status == 413
+
+
+def test_an_upgrade_to_h2c(lean_server: ServerProcess) -> None:
+    with Http1(lean_server.http) as client:
+        client.send(
+            b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+            b"HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+        )
+        assert client._file.readline() == b"HTTP/1.1 101 \r\n"
+        while client._file.readline() != b"\r\n":
+            pass
+        assert client._file.read(9)[3] == 4  # a SETTINGS frame
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def tls_server(http_repository: Path, certificate: tuple[Path, Path]) -> Iterator[ServerProcess]:
+    flags = (f"--http-tls-cert={certificate[0]}", f"--http-tls-key={certificate[1]}")
+    with ServerProcess(http_repository, *flags) as process:
+        yield process
+
+
+@pytest.mark.parametrize("protocol", ["http/1.1", "h2"])
+def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol: str) -> None:
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    context.set_alpn_protocols([protocol])
+    client: Http1 | Http2 = (Http1 if protocol == "http/1.1" else Http2)(tls_server.http, context)
+    with client:
+        for _ in range(2):
+            reply = client.request("POST", INFER, GOOD)
+            assert reply.status == 200 and json.loads(reply.body)["model_name"] == "simple"
+
+
+def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tuple[Path, Path]) -> None:
+    with Http1(tls_server.http) as client:
+        client.send(b"GET / HTTP/1.1\r\n\r\n")
+        client.sock.settimeout(10)
+        try:
+            while client.sock.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    with Http1(tls_server.http, context) as client:
+        assert client.request("GET", "/v2/health/live").status == 200
