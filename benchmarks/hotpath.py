@@ -1,0 +1,187 @@
+"""CPU time per request of the hot paths, without a network: bytes in, bytes out, one process.
+
+A connection object is fed request bytes over and over; what it answers is read from the other end
+of a socket pair. Prints microseconds of CPU per request, and with --count N does just N requests
+of one form (for callgrind, see benchmarks/instructions.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from benchmarks.requests import Workload, grpc_message, http_binary, http_json
+from neptrio.server import Server
+from neptrio.settings import Settings
+
+CONFIG = """
+backend: "identity" max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
+"""
+A = np.arange(16, dtype=np.int32).reshape(1, 16)
+WORK = Workload("identity", (("INPUT0", A), ("INPUT1", A + 1)), A + 1)
+
+
+def http_request(body: bytes, length: int | None) -> bytes:
+    """A whole HTTP/1.1 request."""
+    head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n"
+    if length is not None:
+        head += b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % length
+    else:
+        head += b"Content-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int) -> None:
+    """`count` requests over a lean HTTP/1.1 connection."""
+    from neptrio.transport.http1 import Http1Connection
+
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    app: Any = None
+    connection = Http1Connection(ours, server.services, app, nursery)
+    turn = server.loop.turn
+    for _ in range(count):
+        connection._feed(request)
+        turn.end()
+        if not (await _receive(theirs)).startswith(b"HTTP/1.1 200"):
+            raise AssertionError("a request failed")
+    theirs.close()
+    ours.close()
+
+
+async def _receive(sock: socket.socket) -> bytes:
+    """What has arrived; almost always there already."""
+    while True:
+        try:
+            return sock.recv(1 << 20)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+
+
+class _Client:
+    """The client's half of an HTTP/2 connection, on h2, with the frames of `batch` calls prepared."""
+
+    def __init__(self, path: bytes, message: bytes) -> None:
+        import h2.config
+        import h2.connection
+
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+        self.h2.initiate_connection()
+        self.h2.increment_flow_control_window(1 << 30)
+        self.path = path
+        self.message = b"\0" + len(message).to_bytes(4, "big") + message
+        self.stream_id = -1
+
+    def head(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", self.path),
+            (b":authority", b"127.0.0.1:8001"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", b"hotpath"),
+        ]
+
+    def calls(self, n: int) -> list[bytes]:
+        """The bytes of n calls, each its own chunk."""
+        made = []
+        for _ in range(n):
+            self.stream_id += 2
+            self.h2.send_headers(self.stream_id, self.head())
+            # data frames by hand: h2 would wait for window updates
+            head = self.h2.data_to_send()
+            frame = len(self.message).to_bytes(3, "big") + b"\0\1" + self.stream_id.to_bytes(4, "big")
+            made.append(head + frame + self.message)
+        return made
+
+
+async def unary(
+    server: Server, nursery: trio.Nursery, message: bytes, count: int, timed: list[float]
+) -> None:
+    """`count` ModelInfer calls on one connection, 32 at a time."""
+    from neptrio.transport.grpc import GrpcConnection, GrpcServer
+
+    front = GrpcServer(server.services, socket.socket())
+    client = _Client(b"/inference.GRPCInferenceService/ModelInfer", message)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        theirs.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+        ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+    connection = GrpcConnection(ours, front, nursery)
+    turn = server.loop.turn
+    connection._session.receive(client.h2.data_to_send())
+    chunks = client.calls(count)
+    answered = 0
+    begin = time.process_time()
+    for i in range(0, count, 32):
+        while answered < i:
+            answered += (await _receive(theirs)).count(b"OUTPUT1")
+        connection._session.receive(b"".join(chunks[i : i + 32]))
+        turn.want_flush(connection)
+        turn.end()
+        answered += (await _receive(theirs)).count(b"OUTPUT1")
+    timed.append(time.process_time() - begin)
+    if server.services.inference.lookup("identity", "").counters.snapshot()["inference_stats"]["fail"][
+        "count"
+    ]:
+        raise AssertionError("a call failed")
+    theirs.close()
+    connection._session.connection_lost()
+    ours.close()
+
+
+async def measure(server: Server, form: str, count: int) -> float:
+    """Microseconds of CPU per request."""
+    async with trio.open_nursery() as nursery:
+        timed: list[float] = []
+        if form == "unary":
+            await unary(server, nursery, grpc_message(WORK), count, timed)
+        else:
+            body, length, _ = http_binary(WORK) if form == "binary" else http_json(WORK)
+            begin = time.process_time()
+            await http(server, nursery, http_request(body, length), count)
+            timed.append(time.process_time() - begin)
+        nursery.cancel_scope.cancel()
+    return timed[0] / count * 1e6
+
+
+async def run(forms: list[str], count: int, rounds: int) -> None:
+    """Starts a server without fronts and measures."""
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp) / "identity"
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(CONFIG)
+        server = Server(
+            Settings(model_repository=(Path(tmp),), allow_http=False, allow_grpc=False, allow_metrics=False)
+        )
+        ready = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve, ready.set)
+            await ready.wait()
+            for form in forms:
+                await measure(server, form, min(count, 2000))
+                best = min([await measure(server, form, count) for _ in range(rounds)])
+                print(f"{form:8} {best:6.2f} us of CPU per request", flush=True)
+            server.stop()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--forms", default="binary,json,unary")
+    parser.add_argument("--count", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    trio.run(run, options.forms.split(","), options.count, options.rounds)
