@@ -95,11 +95,11 @@ def test_the_start_up_text(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:
         rows = [line.split("|")[1:-1] for line in server.log().splitlines() if line.startswith("|")]
         cells = {row[0].strip(): [c.strip() for c in row[1:]] for row in rows}
-        assert cells["Model"] == ["Version", "State", "Reason"]
-        assert cells["good"] == ["3", "READY", ""]
+        assert cells["Model"] == ["Version", "State", "Runs on", "Reason"]
+        assert cells["good"] == ["3", "READY", "1 x CPU", ""]
         assert cells["bad"][1] == "UNAVAILABLE" and "config.pbtxt" in server.log()
         assert "did you mean 'max_batch_size'?" in " ".join(server.log().split())
-        assert "'nonesuch'" in cells["nothing"][2]
+        assert "'nonesuch'" in cells["nothing"][3]
         assert server.http and server.grpc and server.metrics
         assert "(HTTP/2 session: " in server.log()
         assert "accelerators: " in server.log()

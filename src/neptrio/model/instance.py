@@ -192,7 +192,9 @@ class Instance:
         self._under_way.remove(batch)
         self.executions += 1
         if self.backend.native:
-            self._mean_ns += (batch.compute_end - batch.compute_start - self._mean_ns) * 0.1
+            # clipped: a preempted execution must not send a fast model to its thread for long
+            took = min(batch.compute_end - batch.compute_start, 5 * INLINE_LIMIT_NS)
+            self._mean_ns += (took - self._mean_ns) * 0.1
         if self._pool.on_finished is not None:
             self._pool.on_finished(batch)
         if self.turnstile is not None:
