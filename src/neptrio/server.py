@@ -35,6 +35,7 @@ from neptrio.service.inference import InferenceService
 from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
 from neptrio.service.repository import RepositoryService
+from neptrio.service.sequences import SequencesService
 from neptrio.service.statistics import StatisticsService
 from neptrio.settings import Settings
 from neptrio.timers import Timers
@@ -67,6 +68,7 @@ class Server:
             metadata=MetadataService(settings, self.repository),
             statistics=StatisticsService(self.repository),
             repository=RepositoryService(settings, self.repository),
+            sequences=SequencesService(self.repository),
             completions=self.completions,
             logging=LoggingService(settings),
             cache=parse_config(settings.cache_config) if settings.cache_config else None,

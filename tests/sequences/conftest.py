@@ -33,7 +33,7 @@ def write_models(repository: Path) -> None:
         repository,
         "slow",
         sequence_config(
-            "direct { }", 1, extra='parameters { key: "execute_delay_ms" value { string_value: "150" } }'
+            "direct { }", 1, extra='parameters { key: "execute_delay_ms" value { string_value: "1500" } }'
         ),
     )
     write_model(

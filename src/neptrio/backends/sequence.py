@@ -76,6 +76,7 @@ class SequenceInstance(BackendInstance):
     def __init__(self, backend: SequenceBackend) -> None:
         config = backend.context.config
         self._backend = backend
+        self.expected_ns = float(backend.delay_ns)
         self._input = config.input[0].name
         self._output = config.output[0].name
         self._shows = [o.name for o in config.output[1:]]

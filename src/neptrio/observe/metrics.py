@@ -276,6 +276,12 @@ class Metrics:
         accepted = Family("neptrio_accepted_requests", "Requests accepted and not yet answered", "gauge")
         inflight = Family("neptrio_inflight_bytes", "Bytes of the accepted requests' input tensors", "gauge")
         sequences = Family("neptrio_live_sequences", "Open sequences", "gauge")
+        slots = Family("neptrio_sequence_slots", "Sequence slots of all instances, by use", "gauge")
+        backlog = Family(
+            "neptrio_sequence_backlog",
+            "What waits for a sequence slot: sequences and their requests",
+            "gauge",
+        )
         for model, labels in models:
             now = live(model)
             for state in ("queued", "prepared", "executing"):
@@ -284,7 +290,12 @@ class Metrics:
             inflight.sample(labels, now.inflight_bytes)
             if model.config.WhichOneof("scheduling_choice") == "sequence_batching":
                 sequences.sample(labels, now.sequences)
-        return [requests, accepted, inflight, sequences]
+                table = model.scheduler.statistics().table
+                slots.sample(with_label(labels, "state", "used"), table.slots_used)
+                slots.sample(with_label(labels, "state", "free"), table.slots - table.slots_used)
+                backlog.sample(with_label(labels, "kind", "sequences"), table.backlog_sequences)
+                backlog.sample(with_label(labels, "kind", "requests"), table.backlog_requests)
+        return [requests, accepted, inflight, sequences, slots, backlog]
 
     async def _batches(self, models: Models) -> list[Family]:
         sizes = Family(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from neptrio.service.inference import InferenceService
     from neptrio.service.metadata import MetadataService
     from neptrio.service.repository import RepositoryService
+    from neptrio.service.sequences import SequencesService
     from neptrio.service.statistics import StatisticsService
     from neptrio.settings import Settings
 
@@ -26,6 +27,7 @@ class Services:
     metadata: MetadataService
     statistics: StatisticsService
     repository: RepositoryService
+    sequences: SequencesService
     completions: Any = None  # the CompletionQueue: model threads reach the trio thread through it
     shared_memory: Any = None
     trace: Any = None

@@ -13,6 +13,7 @@ from neptrio.codec.compression import too_large
 from neptrio.codec.json_infer import dump_json, load_json
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.service import Services
+from neptrio.service.sequences import parse_id
 from neptrio.service.statistics import Detail
 from neptrio.transport import routes
 from neptrio.transport.http_generate import HttpGenerate
@@ -156,6 +157,13 @@ class RestApp:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))
         statistics = self._services.statistics.model_statistics(route.model, route.version, detail)
         return 200, JSON, [dump_json(statistics)]
+
+    async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.sequences.list(route.model, route.version))]
+
+    async def _sequence_end(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        sequence_id = parse_id(route.sequence, scope["query_string"].decode("latin-1"))
+        return 200, JSON, [dump_json(self._services.sequences.end(route.model, route.version, sequence_id))]
 
     async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if scope["method"] == "GET":

@@ -301,6 +301,8 @@ class StreamInfer(Call):
         self._connection = connection
         self._order: deque[_Entry] = deque()
         self._open: dict[InferRequest, _Entry] = {}
+        # sequences that were started here and end with the stream: sequence -> its scheduler
+        self.sequences: dict[Any, Any] = {}
         self._waiting: deque[tuple[bytes, bool]] = deque()  # messages not looked at yet
         self._input_bytes = 0
         self._inflating = False
@@ -415,10 +417,17 @@ class StreamInfer(Call):
             return
         if self.input_ended:
             self.stop_clock()
+            self._end_sequences()
             self.finish(OK_TRAILERS)
         elif self._draining and not self.mid_message:
             self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)
         self._connection.want_flush()
+
+    def _end_sequences(self) -> None:
+        """Models that ask for it have the sequences of a stream that is over ended."""
+        while self.sequences:
+            sequence, scheduler = self.sequences.popitem()
+            scheduler.disconnected(sequence)
 
     def on_half_close(self) -> None:
         self._settle()
@@ -536,4 +545,5 @@ class StreamInfer(Call):
                 self._connection.inflating.release(entry.inflated)
             if request.model is not None:
                 self._connection.services.inference.cancel(request)
+        self._end_sequences()
         self._wake()

@@ -17,6 +17,8 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("infer", _MODEL + "/infer", ("POST",)),
         ("generate", _MODEL + "/generate", ("POST",)),
         ("generate_stream", _MODEL + "/generate_stream", ("POST",)),
+        ("sequences", _MODEL + "/sequences", ("GET",)),
+        ("sequence_end", _MODEL + "/sequences/(?P<sequence>[^/]+)/end", ("POST",)),
         ("live", "/v2/health/live", ("GET",)),
         ("ready", "/v2/health/ready", ("GET",)),
         ("statistics", "/v2/models/stats", ("GET",)),
@@ -50,6 +52,7 @@ class Route:
     version: str = ""
     repository: str = ""
     allowed: bool = True
+    sequence: str = ""
 
 
 _cache: dict[tuple[str, str], Route | None] = {}
@@ -83,5 +86,6 @@ def _match(method: str, path: str) -> Route | None:
                 groups.get("version") or "",
                 groups.get("repository") or "",
                 method in methods,
+                groups.get("sequence") or "",
             )
     return None

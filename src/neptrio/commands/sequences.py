@@ -1,0 +1,96 @@
+"""The sequences of a model: which are live, where they are, how long they have been idle; and --end.
+
+Asks a running server over HTTP (our sequences extension).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+HELP = "list a model's live sequences, or end one"
+COLUMNS = ("id", "state", "instance", "slot", "age", "idle", "queued", "executing")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `neptrio sequences`."""
+    parser.add_argument("model", help="the model's name")
+    parser.add_argument(
+        "--url", default="localhost:8000", help="the server's HTTP address (default: localhost:8000)"
+    )
+    parser.add_argument("--version", default="", help="the model's version (default: the latest)")
+    parser.add_argument("--end", metavar="ID", help="end this sequence; what it has sent already still runs")
+    parser.add_argument(
+        "--type", choices=("uint", "string"), help="the type of ID (default: uint if it is all digits)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
+
+
+def _seconds(microseconds: int) -> str:
+    return f"{microseconds / 1e6:.3f}s"
+
+
+def table(answer: dict[str, Any]) -> str:
+    """The listing as text."""
+    rows = [
+        (
+            json.dumps(row["id"]),
+            row["state"],
+            row["instance"] or "-",
+            str(row["slot"]) if row["slot"] >= 0 else "-",
+            _seconds(row["age_us"]),
+            _seconds(row["idle_us"]),
+            str(row["queued"]),
+            str(row["executing"]),
+        )
+        for row in answer["sequences"]
+    ]
+    widths = [max([len(head), *(len(row[i]) for row in rows)]) for i, head in enumerate(COLUMNS)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [COLUMNS, *rows]
+    ]
+    lines.append(
+        f"{answer['live']} live, {answer['slots_used']} of {answer['slots']} slots used, "
+        f"{answer['backlog']} in the backlog with {answer['backlog_requests']} requests"
+    )
+    return "\n".join(lines)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Asks and prints; 1 when the server refuses or cannot be reached."""
+    path = f"/v2/models/{quote(options.model, safe='')}"
+    if options.version:
+        path += f"/versions/{options.version}"
+    path += "/sequences"
+    if options.end is not None:
+        path += f"/{quote(options.end, safe='')}/end"
+        if options.type:
+            path += f"?type={options.type}"
+    request = Request(f"http://{options.url}{path}", method="GET" if options.end is None else "POST")
+    try:
+        with urlopen(request, timeout=30) as reply:
+            answer = json.load(reply)
+    except HTTPError as error:
+        with error:
+            try:
+                text = json.load(error)["error"]
+            except (ValueError, KeyError, TypeError):
+                text = str(error)
+        print(f"error: {text}", file=sys.stderr)
+        return 1
+    except (URLError, OSError) as error:
+        print(f"error: cannot reach {options.url}: {getattr(error, 'reason', error)}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    elif options.end is not None:
+        print(f"ended {json.dumps(answer['id'])}, {answer['requests_left']} accepted requests still run")
+    else:
+        print(table(answer))
+    return 0

@@ -1,0 +1,72 @@
+"""Our sequences extension: see a model's sequences and end one (docs/sequences.md).
+
+GET  v2/models/M[/versions/V]/sequences
+POST v2/models/M[/versions/V]/sequences/ID/end     ?type=uint or ?type=string when ID is all digits
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from neptrio._cext.request import monotonic_ns
+from neptrio.errors import InvalidArgument, NotFound
+from neptrio.repository.manager import RepositoryManager
+
+
+def parse_id(segment: str, query: str = "") -> int | str:
+    """A path segment as a typed id: digits are an integer unless the query says type=string.
+
+    Raises InvalidArgument.
+    """
+    kind = parse_qs(query).get("type", [""])[-1]
+    text = unquote(segment)
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
+    if kind not in ("", "uint", "string"):
+        raise InvalidArgument(f"type of a sequence id must be uint or string, got '{kind}'")
+    if kind == "uint" and (number is None or number >= 1 << 64):
+        raise InvalidArgument(f"'{text}' is no sequence id of type uint: expected an integer below 2^64")
+    return text if kind == "string" or number is None or number >= 1 << 64 else number
+
+
+class SequencesService:
+    """Lists and ends sequences."""
+
+    def __init__(self, repository: RepositoryManager) -> None:
+        self._repository = repository
+
+    def _scheduler(self, name: str, version: str) -> Any:
+        model = self._repository.lookup(name, version)
+        if not hasattr(model.scheduler, "end_sequence"):
+            raise InvalidArgument(
+                f"model '{model.name}' has no sequences: it is not configured for sequence_batching"
+            )
+        return model, model.scheduler
+
+    def list(self, name: str, version: str) -> dict[str, Any]:
+        """The model's sequences, oldest first, and what its slots and backlog hold.
+
+        Raises NotFound, Unavailable or InvalidArgument.
+        """
+        model, scheduler = self._scheduler(name, version)
+        table = scheduler.statistics().table
+        return {
+            "model_name": model.name,
+            "model_version": model.version,
+            "live": table.live,
+            "slots": table.slots,
+            "slots_used": table.slots_used,
+            "backlog": table.backlog_sequences,
+            "backlog_requests": table.backlog_requests,
+            "sequences": [asdict(row) for row in scheduler.sequences(monotonic_ns())],
+        }
+
+    def end(self, name: str, version: str, sequence_id: int | str) -> dict[str, Any]:
+        """Evicts a live sequence; its accepted requests still run. Raises NotFound if there is none."""
+        model, scheduler = self._scheduler(name, version)
+        left = scheduler.end_sequence(sequence_id)
+        if left is None:
+            kind = "string" if isinstance(sequence_id, str) else "uint"
+            raise NotFound(f"model '{model.name}' has no live sequence with the {kind} id {sequence_id}")
+        return {"id": sequence_id, "reason": "evicted", "requests_left": left}
