@@ -1,7 +1,8 @@
 """Prepares examples/model_repository: makes the files that are not kept in git.
 
-The file-type model comes out of the PyPI package `magika`, which `make` installs without its
-dependencies (pyproject.toml, extra `examples`); the package itself is never imported.
+The file-type model comes out of the PyPI package `magika`, the speech detection model out of
+`silero-vad`, which `make` installs without their dependencies (pyproject.toml, extra `examples`); the
+packages themselves are never imported.
 """
 
 from __future__ import annotations
@@ -51,9 +52,25 @@ def prepare_file_type(repository: Path = REPOSITORY) -> None:
     (repository / "file_type" / "file_types.json").write_text(json.dumps(about, indent=1) + "\n")
 
 
+def prepare_speech_detection(repository: Path = REPOSITORY) -> None:
+    """speech_detection: model.onnx, the one for 16 kHz. Raises FileNotFoundError without the package."""
+    found = importlib.util.find_spec("silero_vad")
+    if found is None or not found.submodule_search_locations:
+        raise FileNotFoundError(
+            "the package 'silero-vad' is not installed (its ONNX model is the example 'speech_detection'): run 'make "
+            "build', or 'pip install --no-deps' the version that pyproject.toml names in the extra 'examples'"
+        )
+    source = Path(next(iter(found.submodule_search_locations))) / "data" / "silero_vad_openvino_16k.onnx"
+    target = repository / "speech_detection" / "1" / "model.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.stat().st_size != source.stat().st_size:
+        shutil.copyfile(source, target)
+
+
 def main() -> int:
     try:
         prepare_file_type()
+        prepare_speech_detection()
     except FileNotFoundError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
