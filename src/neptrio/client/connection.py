@@ -1,0 +1,225 @@
+"""The client's end of an HTTP/2 connection that carries gRPC calls, on trio and h2.
+
+Rules:
+ 1. One task reads the socket; calls write under a lock, so frames of one call leave in order.
+ 2. When the connection is gone, every call that is open and every new one raises ConnectionLost.
+ 3. Received data is acknowledged as it is read: a call that does not read its messages keeps them in
+    memory, it does not stop the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from urllib.parse import unquote
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import trio
+
+SERVICE = "/inference.GRPCInferenceService/"
+RECEIVE_BYTES = 256 << 10
+WINDOW = 16 << 20
+
+
+class ConnectionLost(Exception):
+    """The connection to the server is gone; nothing more comes of the calls on it."""
+
+
+class Call:
+    """One gRPC call: send() framed messages, receive() until None, then `status` and `message`."""
+
+    def __init__(self, connection: Connection, stream_id: int) -> None:
+        self.status: int | None = None
+        self.message = ""
+        self._connection = connection
+        self._stream_id = stream_id
+        self._buffer = bytearray()
+        self._push, self._pull = trio.open_memory_channel[bytes](math.inf)
+
+    async def send(self, message: bytes, end: bool = False) -> None:
+        """Sends a message. Raises ConnectionLost, also when the server has ended the call."""
+        if self.status is not None:
+            raise ConnectionLost(f"the server has ended the call: {self.message or self.status}")
+        data = b"\0" + len(message).to_bytes(4, "big") + message
+        await self._connection.send(self._stream_id, data, end)
+
+    async def finish(self) -> None:
+        """No more messages will be sent."""
+        await self._connection.send(self._stream_id, b"", True)
+
+    async def receive(self) -> bytes | None:
+        """The next message, None at the end. Raises ConnectionLost."""
+        try:
+            return await self._pull.receive()
+        except trio.EndOfChannel:
+            if self.status is None:
+                raise ConnectionLost(self._connection.reason) from None
+            return None
+
+    async def cancel(self) -> None:
+        """Gives the call up."""
+        await self._connection.reset(self._stream_id)
+
+    def on_data(self, data: bytes) -> None:
+        """Called by the reader."""
+        self._buffer += data
+        while len(self._buffer) >= 5:
+            size = int.from_bytes(self._buffer[1:5], "big")
+            if len(self._buffer) < 5 + size:
+                return
+            self._push.send_nowait(bytes(self._buffer[5 : 5 + size]))
+            del self._buffer[: 5 + size]
+
+    def on_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Called by the reader for headers and trailers."""
+        found = dict(headers)
+        if b"grpc-status" in found:
+            self.status = int(found[b"grpc-status"])
+            self.message = unquote(found.get(b"grpc-message", b"").decode())
+        elif found.get(b":status", b"200") != b"200":
+            self.status, self.message = (
+                2,
+                f"the server answered with HTTP status {found[b':status'].decode()}",
+            )
+
+    def close(self) -> None:
+        """Called by the reader: nothing more comes."""
+        self._push.close()
+
+
+class Connection:
+    """See the module's text. Made by open_client; run() is its reader."""
+
+    def __init__(self, stream: trio.SocketStream, authority: str) -> None:
+        self.reason = "the connection is closed"
+        self._stream = stream
+        self._authority = authority
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        self._calls: dict[int, Call] = {}
+        self._lock = trio.Lock()
+        self._window = trio.Event()
+        self._lost = False
+
+    async def start(self) -> None:
+        """The connection preface."""
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(WINDOW)
+        await self._flush()
+
+    async def call(self, method: str) -> Call:
+        """Opens a call. Raises ConnectionLost."""
+        self._check()
+        stream_id = self._h2.get_next_available_stream_id()
+        call = self._calls[stream_id] = Call(self, stream_id)
+        self._h2.send_headers(
+            stream_id,
+            [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", SERVICE + method),
+                (":authority", self._authority),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+            ],
+        )
+        self._h2.increment_flow_control_window(WINDOW, stream_id)
+        await self._flush()
+        return call
+
+    def _check(self) -> None:
+        if self._lost:
+            raise ConnectionLost(self.reason)
+
+    async def _flush(self) -> None:
+        async with self._lock:
+            data = self._h2.data_to_send()
+            if data:
+                try:
+                    await self._stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    self._lose(f"the connection to {self._authority} broke: {error}")
+                    raise ConnectionLost(self.reason) from None
+
+    async def send(self, stream_id: int, data: bytes, end: bool) -> None:
+        """Sends data as the windows allow. Raises ConnectionLost."""
+        view = memoryview(data)
+        try:
+            while True:
+                self._check()
+                room = min(
+                    self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size, len(view)
+                )
+                if len(view) and room <= 0:
+                    self._window = trio.Event()
+                    await self._window.wait()
+                    continue
+                last = room == len(view)
+                self._h2.send_data(stream_id, bytes(view[:room]), end_stream=end and last)
+                await self._flush()
+                if last:
+                    return
+                view = view[room:]
+        except (h2.exceptions.StreamClosedError, h2.exceptions.NoSuchStreamError):
+            raise ConnectionLost("the server has ended the call") from None
+
+    async def reset(self, stream_id: int) -> None:
+        """Resets a stream that is still open."""
+        if stream_id in self._calls and not self._lost:
+            self._calls.pop(stream_id).close()
+            try:
+                self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+            except h2.exceptions.ProtocolError:
+                return
+            await self._flush()
+
+    def _lose(self, reason: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self.reason = reason
+        self._window.set()
+        for call in self._calls.values():
+            call.close()
+        self._calls.clear()
+
+    async def run(self) -> None:
+        """Reads until the connection ends."""
+        try:
+            while True:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    self._lose(f"{self._authority} closed the connection")
+                    return
+                for event in self._h2.receive_data(data):
+                    self._handle(event)
+                await self._flush()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h2.exceptions.ProtocolError) as error:
+            self._lose(f"the connection to {self._authority} broke: {error}")
+        except ConnectionLost:
+            pass
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, h2.events.ConnectionTerminated):
+            self._window.set()
+            return
+        call = self._calls.get(getattr(event, "stream_id", None) or 0)
+        if isinstance(event, h2.events.DataReceived):
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            if call is not None:
+                call.on_data(event.data)
+        elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
+            self._window.set()
+        elif call is None:
+            return
+        elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+            call.on_headers(event.headers)
+        elif isinstance(event, h2.events.StreamEnded):
+            self._calls.pop(event.stream_id).close()
+            self._window.set()
+        elif isinstance(event, h2.events.StreamReset):
+            call.status, call.message = 1, f"the server reset the call (HTTP/2 error {event.error_code})"
+            self._calls.pop(event.stream_id).close()
+            self._window.set()
