@@ -36,8 +36,9 @@ test: build lint ## Set up, lint, type-check and run every test
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest $(ARGS)
 
-soak: build ## Run 200 clients for 60 s on 4 models with random cancels and errors; the accounts must close
+soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
+	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_sequence_slots.py tests/sequences/test_soak.py $(ARGS)
 
 lint: build ## Check formatting, lint rules and types
 	@$(BIN)/ruff format --check .
