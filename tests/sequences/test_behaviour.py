@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +416,28 @@ def test_arrays_stay_separate(server: ServerProcess) -> None:
         for sequence in (1, 2):
             stream.send("oldest", sequence, "e", np.arange(sequence * 3))
             assert stream.receive()["OUTPUT"] == [2 * i for i in range(sequence * 3)]
+
+
+def test_gauges(server: ServerProcess) -> None:
+    with Stream(server) as stream:
+        stream.send("free", 1, "s", 1)
+        stream.receive()
+        stream.send("free", 2, "s", 1)
+        wait_for(lambda: listing(server, "free")["backlog"] == 1)
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=20) as reply:
+            lines = [line for line in reply.read().decode().splitlines() if 'model="free"' in line]
+        found = {}
+        for line in lines:
+            name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
+            kind = re.search(r'(?:state|kind)="(\w+)"', labels)
+            found[name, kind[1] if kind else ""] = float(value)
+        assert found["neptrio_live_sequences", ""] == 2
+        assert found["neptrio_sequence_slots", "used"] == 1 and found["neptrio_sequence_slots", "free"] == 0
+        assert (
+            found["neptrio_sequence_backlog", "sequences"]
+            == found["neptrio_sequence_backlog", "requests"]
+            == 1
+        )
+        stream.send("free", 1, "e", 1)
+        for _ in range(2):
+            stream.receive()
