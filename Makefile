@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test soak lint format proto bench bench-peers clean wheel wheel-test
+.PHONY: help build run test test-gpu bench-gpu soak lint format proto bench bench-peers clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -39,6 +39,12 @@ test: build lint ## Set up, lint, type-check and run every test
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_sequence_slots.py tests/sequences/test_soak.py $(ARGS)
+
+test-gpu: build ## Run the tests that need a GPU (skipped, saying why, where there is none)
+	@$(BIN)/python -m pytest -m gpu -rs tests/backends/kernel/test_gpu.py $(ARGS)
+
+bench-gpu: build ## Measure kernel models on a GPU and print Markdown (benchmarks/gpu.md)
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 lint: build ## Check formatting, lint rules and types
 	@$(BIN)/ruff format --check .

@@ -657,6 +657,10 @@ cdef class DeviceBatch(Batch):
         free(self.c.exports)
         free(self.c.addresses)
 
+    def times(self) -> tuple:
+        """Start, end of input, start of output and end of the execution, in nanoseconds."""
+        return tuple(self.c.times)
+
     cpdef object deliver(self):
         self.compute_start = self.c.times[0]
         self.input_end = self.c.times[1]
@@ -899,6 +903,46 @@ cdef class DeviceBuilder:
             made.responses[j] = InferResponse(outputs) if error is None else InferResponse(None, error)
             row += r.batch_size
         return 0
+
+
+def time_bare(DeviceBatch batch not None, int rounds, bint copies) -> list:
+    """Nanoseconds of each of `rounds` repetitions of a prepared batch's work, without anything of the
+    server around it: kernels and one wait, with `copies` also the transfers. For benchmarks."""
+    cdef DeviceWork* w = &batch.c
+    cdef DeviceRun* run = &w.runs[0]
+    cdef Queue* q = w.queue
+    cdef Slot* s
+    cdef int i, r
+    cdef int64_t start
+    cdef list times = []
+    if w.n_runs != 1:
+        raise ValueError("the batch must be a single run")
+    check(cu.cuCtxSetCurrent(q.context), "making the context current")
+    check(stage(w, run), "staging")
+    check(launch_run(w, run), "launching")
+    check(finish(w, run), "waiting")
+    s = &q.slots[run.slot]
+    for i in range(rounds):
+        start = now_ns()
+        with nogil:
+            if copies:
+                r = stage(w, run)
+                if r == 0:
+                    r = launch_run(w, run)
+                if r == 0:
+                    r = finish(w, run)
+            else:
+                r = kernels(w, run, s)
+                if r == 0:
+                    r = cu.cuEventRecord(s.done, q.compute)
+                while r == 0:
+                    r = cu.cuEventQuery(s.done)
+                    if r != cu.CUDA_ERROR_NOT_READY:
+                        break
+                    r = 0
+        check(r, "measuring")
+        times.append(now_ns() - start)
+    return times
 
 
 cdef bint same_rows(tuple a, tuple b):

@@ -110,6 +110,10 @@ cdef class KernelBatch(Batch):
         free(self.c.slots)
         free(self.c.arguments)
 
+    def times(self) -> tuple:
+        """Start, end of input, start of output and end of the execution, in nanoseconds."""
+        return tuple(self.c.times)
+
     cpdef object deliver(self):
         cdef int i
         cdef KernelPlan plan

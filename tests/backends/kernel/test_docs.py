@@ -1,0 +1,57 @@
+"""docs/kernels.md and the example repository, taken at their word."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as httpclient
+
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_from_a_cu_file_to_an_answer(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    blocks = [
+        "\n".join(line[3:] for line in block.split("\n"))
+        for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    ]
+    source, config, commands = blocks[:3]
+    body = re.search(r"-d '(.*)'", commands)
+    assert body is not None
+    write_model(tmp_path, "scale", config, {"1/model.cu": source})
+    with ServerProcess(tmp_path) as server:
+        connection = http.client.HTTPConnection(server.http)
+        connection.request("POST", "/v2/models/scale/infer", body.group(1))
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["outputs"][0]["data"] == [2.5, 5.0, 7.5]
+        connection.close()
+        assert '"data":[2.5,5.0,7.5]' in text
+
+
+def test_simple_of_the_example_repository(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "model_repository" / "simple"
+    write_model(
+        tmp_path,
+        "simple",
+        (example / "config.pbtxt").read_text(),
+        {"1/model.cu": (example / "1" / "model.cu").read_text()},
+    )
+    with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
+        assert re.search(r"\| simple +\| 1 +\| READY \| 1 x (CPU|GPU 0) ", server.log())
+        a = np.arange(128, dtype=np.int32).reshape(8, 16)
+        b = np.full((8, 16), 1 << 30, dtype=np.int32)
+        inputs = []
+        for name, values in (("INPUT0", a), ("INPUT1", b)):
+            inputs.append(httpclient.InferInput(name, [8, 16], "INT32"))
+            inputs[-1].set_data_from_numpy(values)
+        result = client.infer("simple", inputs)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), a + b)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), a - b)
