@@ -777,6 +777,11 @@ cdef int put_output_head(Tensor t) except -1:
     return 0
 
 
+cdef inline Py_ssize_t wire_size(Tensor t) noexcept:
+    """Bytes a tensor takes in raw_output_contents: none when it is in a registered device region."""
+    return 0 if t.memory_kind == 2 else t.nbytes
+
+
 def encode_response(InferResponse response not None, bint streamed=False, bint final=True):
     """A response as one gRPC message: a list of buffers with the 5-byte prefix in front.
 
@@ -785,7 +790,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
     """
     cdef Tensor t
     cdef Out frame
-    cdef Py_ssize_t body, inner, wrap = 0
+    cdef Py_ssize_t body, inner, size, wrap = 0
     cdef str message = None
     cdef list segments = []
     cdef bytes encoded_error = b""
@@ -799,7 +804,8 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
     inner = scratch.n
     if response.outputs and response.error is None:
         for t in response.outputs:
-            inner += 1 + varint_size(t.nbytes) + t.nbytes
+            size = wire_size(t)
+            inner += 1 + varint_size(size) + size
     body = inner
     if streamed:
         body = 1 + varint_size(inner) + inner
@@ -827,11 +833,12 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
             for t in response.outputs:
                 need(&frame, 16)
                 put_varint(&frame, 6 << 3 | 2)
-                put_varint(&frame, t.nbytes)
-                if t.nbytes <= INLINE_TENSOR:
-                    need(&frame, t.nbytes)
-                    memcpy(frame.data + frame.n, t.ptr, t.nbytes)
-                    frame.n += t.nbytes
+                size = wire_size(t)
+                put_varint(&frame, size)
+                if size <= INLINE_TENSOR:
+                    need(&frame, size)
+                    memcpy(frame.data + frame.n, t.ptr, size)
+                    frame.n += size
                 else:
                     segments.append(frame.data[: frame.n])
                     segments.append(t)

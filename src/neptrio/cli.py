@@ -76,6 +76,14 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         metavar="NAME:COUNT[:DEVICE]",
         help="how much of a resource there is, on every device or on one; may be repeated")  # fmt: skip
 
+    add = p.add_argument_group("shared memory").add_argument
+    add(
+        "--allow-client-shm",
+        type=flags.boolean,
+        default=False,
+        help="let clients register CUDA memory regions",
+    )
+
     add = p.add_argument_group("HTTP/REST").add_argument
     add("--allow-http", type=flags.boolean, default=True, help="serve HTTP")
     add("--http-address", default="0.0.0.0", help="the address to listen on")

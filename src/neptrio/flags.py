@@ -36,7 +36,6 @@ MISSING: dict[str, tuple[str, str | None]] = {
     "--trace-dir": ("tracing", None),
     "--cuda-memory-pool-byte-size": ("a CUDA memory pool", None),
     "--cuda-virtual-address-size": ("growable CUDA memory", None),
-    "--allow-client-shm": ("shared memory", "false"),
     "--host-policy": ("host policies", None),
     "--repoagent-directory": ("repository agents", None),
     "--allow-sagemaker": ("the SageMaker endpoint", "false"),

@@ -36,6 +36,7 @@ from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
 from neptrio.service.repository import RepositoryService
 from neptrio.service.sequences import SequencesService
+from neptrio.service.shared_memory import SharedMemoryService
 from neptrio.service.statistics import StatisticsService
 from neptrio.settings import Settings
 from neptrio.timers import Timers
@@ -70,6 +71,7 @@ class Server:
             repository=RepositoryService(settings, self.repository),
             sequences=SequencesService(self.repository),
             completions=self.completions,
+            shared_memory=SharedMemoryService(settings),
             logging=LoggingService(settings),
             cache=parse_config(settings.cache_config) if settings.cache_config else None,
         )

@@ -29,6 +29,8 @@ class Settings:
     rate_limit: str = "off"
     rate_limit_resource: tuple[tuple[str, int | None, int], ...] = ()  # name, device (-1 global), count
 
+    allow_client_shm: bool = False
+
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000

@@ -11,6 +11,7 @@ import trio
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec.compression import too_large
 from neptrio.codec.json_infer import dump_json, load_json
+from neptrio.codec.shared_memory import cuda_registration
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.service import Services
 from neptrio.service.sequences import parse_id
@@ -171,6 +172,25 @@ class RestApp:
         document = load_json(await self._body(scope, receive))
         changes = document if isinstance(document, dict) else {}
         return 200, JSON, [dump_json(self._services.logging.update(changes))]
+
+    async def _cuda_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        return 200, JSON, [dump_json(memory.cuda.status(route.region))]
+
+    async def _cuda_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        document = load_json(await self._body(scope, receive))
+        raw_handle, device_id, byte_size = cuda_registration(document)
+        memory.cuda.register(route.region, raw_handle, device_id, byte_size)
+        return 200, JSON, []
+
+    async def _cuda_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.cuda.unregister(route.region)
+        return 200, JSON, []
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from neptrio._proto.inference import (
+    CudaSharedMemoryRegisterResponse,
+    CudaSharedMemoryStatusResponse,
+    CudaSharedMemoryStatusResponseRegionStatus,
+    CudaSharedMemoryUnregisterResponse,
     GrpcInferenceServiceBase,
     InferBatchStatistics,
     InferResponseStatistics,
@@ -87,6 +91,26 @@ class InferenceHandlers(GrpcInferenceServiceBase):
             changes[key] = next((v for v in given if v is not None), None)
         settings = self._services.logging.update(changes, "grpc")
         return LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
+
+    async def cuda_shared_memory_status(self, message: Any) -> CudaSharedMemoryStatusResponse:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        rows = memory.cuda.status(message.name)
+        return CudaSharedMemoryStatusResponse(
+            regions={row["name"]: CudaSharedMemoryStatusResponseRegionStatus(**row) for row in rows}
+        )
+
+    async def cuda_shared_memory_register(self, message: Any) -> CudaSharedMemoryRegisterResponse:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.cuda.register(message.name, message.raw_handle, message.device_id, message.byte_size)
+        return CudaSharedMemoryRegisterResponse()
+
+    async def cuda_shared_memory_unregister(self, message: Any) -> CudaSharedMemoryUnregisterResponse:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.cuda.unregister(message.name)
+        return CudaSharedMemoryUnregisterResponse()
 
     async def repository_index(self, message: Any) -> RepositoryIndexResponse:
         if message.repository_name:

@@ -24,6 +24,9 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("statistics", "/v2/models/stats", ("GET",)),
         ("statistics", _MODEL + "/stats", ("GET",)),
         ("logging", "/v2/logging", ("GET", "POST")),
+        ("cuda_shm_status", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/status", ("GET",)),
+        ("cuda_shm_register", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/register", ("POST",)),
+        ("cuda_shm_unregister", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/unregister", ("POST",)),
         ("model_ready", _MODEL + "/ready", ("GET",)),
         ("model_config", _MODEL + "/config", ("GET",)),
         ("repository_index", r"/v2/repository(?:/(?P<repository>[^/]+))?/index", ("POST",)),
@@ -51,6 +54,7 @@ class Route:
     model: str = ""
     version: str = ""
     repository: str = ""
+    region: str = ""
     allowed: bool = True
     sequence: str = ""
 
@@ -85,6 +89,7 @@ def _match(method: str, path: str) -> Route | None:
                 groups.get("model") or "",
                 groups.get("version") or "",
                 groups.get("repository") or "",
+                groups.get("region") or "",
                 method in methods,
                 groups.get("sequence") or "",
             )

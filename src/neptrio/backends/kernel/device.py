@@ -249,7 +249,7 @@ class DeviceInstance(BackendInstance):
         self._order: dict[str, int] = {}
         self._limits: list[tuple[int, int]] = []
         spec = backend.spec
-        memory = getattr(backend.context.services, "cuda_memory", None)
+        memory = getattr(backend.context.services, "shared_memory", None)
         self._builder = DeviceBuilder(
             [t.name for t in spec.inputs],
             [t.optional for t in spec.inputs],
@@ -257,7 +257,7 @@ class DeviceInstance(BackendInstance):
             ordinal,
             self._plan,
             self._broke,
-            memory.output_place if memory is not None else None,
+            memory.cuda.output_place if memory is not None else None,
         )
 
     def initialize(self) -> None:

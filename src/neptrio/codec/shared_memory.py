@@ -1,0 +1,32 @@
+"""Bodies of the shared memory extensions' REST verbs."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from neptrio.errors import InvalidArgument
+
+
+def cuda_registration(document: Any) -> tuple[bytes, int, int]:
+    """(raw handle, device, size) of a registration's body. Raises InvalidArgument naming the field."""
+    if not isinstance(document, dict):
+        raise InvalidArgument("Shared memory register request must be a JSON object")
+    handle = document.get("raw_handle")
+    if not isinstance(handle, dict) or "b64" not in handle:
+        raise InvalidArgument("Shared memory register request has no 'raw_handle' field")
+    try:
+        raw = base64.b64decode(handle["b64"], validate=True)
+    except (ValueError, TypeError):
+        raise InvalidArgument("'raw_handle' of a shared memory register request must be base64") from None
+    numbers = []
+    for field in ("device_id", "byte_size"):
+        value = document.get(field)
+        if value is None:
+            raise InvalidArgument(f"Shared memory register request has no '{field}' field")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+            raise InvalidArgument(
+                f"'{field}' of a shared memory register request must be an integer of 0 or more"
+            )
+        numbers.append(value)
+    return raw, numbers[0], numbers[1]
