@@ -108,6 +108,8 @@ def extensions() -> list[Extension]:
                 print("cuda-python or cuda.h not found: kernel models will run on the host only")
                 continue
             include_dirs.append(headers)
+            if not (Path(headers) / "cudaProfiler.h").is_file():
+                include_dirs.append(str(ROOT / "cext" / "stubs"))
         found.append(
             Extension(
                 f"neptrio._cext.{name}",
