@@ -52,6 +52,11 @@ def write_models(repository: Path) -> None:
     )
     write_model(
         repository,
+        "delay_shapes",
+        sequence_config("direct { max_queue_delay_microseconds: 60000000 minimum_slot_utilization: 1.0 }", 2),
+    )
+    write_model(
+        repository,
         "delay_oldest",
         sequence_config(
             "oldest { max_candidate_sequences: 8 preferred_batch_size: [ 3 ] "

@@ -75,11 +75,11 @@ def test_direct_pads_lower_slots_with_null_requests(server: ServerProcess) -> No
 
 def test_different_shapes_do_not_share_a_batch(server: ServerProcess) -> None:
     with Stream(server) as stream:
-        stream.send("delay_direct", 1, "se", [1, 2])
-        stream.send("delay_direct", 2, "se", [1, 2, 3])
+        stream.send("delay_shapes", 1, "se", [1, 2])
+        stream.send("delay_shapes", 2, "se", [1, 2, 3])
         assert stream.receive()["OUTPUT"] == [1, 2]
         # the second waits for company in its own shape; another sequence of that shape brings it
-        stream.send("delay_direct", 3, "se", [4, 5, 6])
+        stream.send("delay_shapes", 3, "se", [4, 5, 6])
         got = [stream.receive()["OUTPUT"] for _ in range(2)]
     assert got == [[1, 2, 3], [4, 5, 6]]
 
