@@ -8,6 +8,29 @@ from typing import Any
 from neptrio.errors import InvalidArgument
 
 
+def system_registration(document: Any) -> tuple[str, int, int]:
+    """(key, offset, size) of a registration's body. Raises InvalidArgument naming the field."""
+    if not isinstance(document, dict):
+        raise InvalidArgument("Shared memory register request must be a JSON object")
+    key = document.get("key")
+    if key is None:
+        raise InvalidArgument("Shared memory register request has no 'key' field")
+    if not isinstance(key, str):
+        raise InvalidArgument("Unable to parse 'key': attempt to access JSON non-string as string")
+    return key, _number({"offset": 0, **document}, "offset"), _number(document, "byte_size")
+
+
+def _number(document: dict[str, Any], field: str) -> int:
+    value = document.get(field)
+    if value is None:
+        raise InvalidArgument(f"Shared memory register request has no '{field}' field")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InvalidArgument(
+            f"'{field}' of a shared memory register request must be an integer of 0 or more"
+        )
+    return value
+
+
 def cuda_registration(document: Any) -> tuple[bytes, int, int]:
     """(raw handle, device, size) of a registration's body. Raises InvalidArgument naming the field."""
     if not isinstance(document, dict):
@@ -19,14 +42,4 @@ def cuda_registration(document: Any) -> tuple[bytes, int, int]:
         raw = base64.b64decode(handle["b64"], validate=True)
     except (ValueError, TypeError):
         raise InvalidArgument("'raw_handle' of a shared memory register request must be base64") from None
-    numbers = []
-    for field in ("device_id", "byte_size"):
-        value = document.get(field)
-        if value is None:
-            raise InvalidArgument(f"Shared memory register request has no '{field}' field")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise InvalidArgument(
-                f"'{field}' of a shared memory register request must be an integer of 0 or more"
-            )
-        numbers.append(value)
-    return raw, numbers[0], numbers[1]
+    return raw, _number(document, "device_id"), _number(document, "byte_size")

@@ -6,16 +6,20 @@ Off unless the server was started with --allow-client-shm=true, as in tritonserv
 from __future__ import annotations
 
 from neptrio._cext.request import Tensor
-from neptrio.errors import Unsupported
+from neptrio.errors import NotFound, Unsupported
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
+from neptrio.service.system_shared_memory import SystemSharedMemory
 from neptrio.settings import Settings
+
+DEVICE_MEMORY = 2  # Tensor.memory_kind
 
 
 class SharedMemoryService:
-    """Registered regions. `cuda` holds those in device memory."""
+    """Registered regions: `system` in /dev/shm, `cuda` in device memory."""
 
     def __init__(self, settings: Settings) -> None:
         self._allowed = settings.allow_client_shm
+        self.system = SystemSharedMemory()
         self.cuda = CudaSharedMemory()
 
     def check_allowed(self) -> None:
@@ -31,4 +35,24 @@ class SharedMemoryService:
     ) -> Tensor:
         """An input that lies in a region. Raises NotFound, InvalidArgument or Unsupported."""
         self.check_allowed()
+        if self.system.has(region):
+            return self.system.input_tensor(name, dtype, shape, region, offset, size)
         return self.cuda.input_tensor(name, dtype, shape, region, offset, size)
+
+    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
+        """Puts an output into a region; returns it as it leaves in the response, without data.
+
+        Raises NotFound, InvalidArgument, Internal or Unsupported. Outputs in device regions were
+        written by the model's instance already, or cannot be.
+        """
+        self.check_allowed()
+        if self.system.has(region):
+            self.system.write_output(tensor, region, offset, size)
+        elif not self.cuda.has(region):
+            raise NotFound(f"Unable to find shared memory region: '{region}'")
+        elif tensor.memory_kind != DEVICE_MEMORY:
+            raise Unsupported(
+                f"output '{tensor.name}' is made in host memory: only models that run on a GPU can write to the "
+                f"CUDA shared memory region '{region}'"
+            )
+        return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")

@@ -11,7 +11,7 @@ import trio
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec.compression import too_large
 from neptrio.codec.json_infer import dump_json, load_json
-from neptrio.codec.shared_memory import cuda_registration
+from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.service import Services
 from neptrio.service.sequences import parse_id
@@ -172,6 +172,24 @@ class RestApp:
         document = load_json(await self._body(scope, receive))
         changes = document if isinstance(document, dict) else {}
         return 200, JSON, [dump_json(self._services.logging.update(changes))]
+
+    async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        return 200, JSON, [dump_json(memory.system.status(route.region))]
+
+    async def _system_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        document = load_json(await self._body(scope, receive))
+        memory.system.register(route.region, *system_registration(document))
+        return 200, JSON, []
+
+    async def _system_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.system.unregister(route.region)
+        return 200, JSON, []
 
     async def _cuda_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         memory = self._services.shared_memory

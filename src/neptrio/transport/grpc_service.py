@@ -5,11 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from neptrio._proto.inference import (
-    CudaSharedMemoryRegisterResponse,
-    CudaSharedMemoryStatusResponse,
-    CudaSharedMemoryStatusResponseRegionStatus,
-    CudaSharedMemoryUnregisterResponse,
-    GrpcInferenceServiceBase,
     InferBatchStatistics,
     InferResponseStatistics,
     InferStatistics,
@@ -36,6 +31,7 @@ from neptrio.errors import InvalidArgument, Unsupported
 from neptrio.service import Services
 from neptrio.transport.grpc_health import HealthHandlers
 from neptrio.transport.grpc_reflection import ReflectionV1, ReflectionV1Alpha
+from neptrio.transport.grpc_shared_memory import SharedMemoryHandlers
 
 
 def _durations(message: type, values: dict[str, dict[str, int]]) -> Any:
@@ -50,7 +46,7 @@ def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
     return LogSettingsResponseSettingValue(string_param=value)
 
 
-class InferenceHandlers(GrpcInferenceServiceBase):
+class InferenceHandlers(SharedMemoryHandlers):
     """GRPCInferenceService, all but ModelInfer and ModelStreamInfer (transport.grpc_calls)."""
 
     def __init__(self, services: Services) -> None:
@@ -91,26 +87,6 @@ class InferenceHandlers(GrpcInferenceServiceBase):
             changes[key] = next((v for v in given if v is not None), None)
         settings = self._services.logging.update(changes, "grpc")
         return LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
-
-    async def cuda_shared_memory_status(self, message: Any) -> CudaSharedMemoryStatusResponse:
-        memory = self._services.shared_memory
-        memory.check_allowed()
-        rows = memory.cuda.status(message.name)
-        return CudaSharedMemoryStatusResponse(
-            regions={row["name"]: CudaSharedMemoryStatusResponseRegionStatus(**row) for row in rows}
-        )
-
-    async def cuda_shared_memory_register(self, message: Any) -> CudaSharedMemoryRegisterResponse:
-        memory = self._services.shared_memory
-        memory.check_allowed()
-        memory.cuda.register(message.name, message.raw_handle, message.device_id, message.byte_size)
-        return CudaSharedMemoryRegisterResponse()
-
-    async def cuda_shared_memory_unregister(self, message: Any) -> CudaSharedMemoryUnregisterResponse:
-        memory = self._services.shared_memory
-        memory.check_allowed()
-        memory.cuda.unregister(message.name)
-        return CudaSharedMemoryUnregisterResponse()
 
     async def repository_index(self, message: Any) -> RepositoryIndexResponse:
         if message.repository_name:

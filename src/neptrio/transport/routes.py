@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_SYSTEM_SHM = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
 # (verb, pattern, methods); the first pattern that matches wins
 TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (verb, re.compile(pattern + r"\Z"), methods)
@@ -24,6 +25,9 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("statistics", "/v2/models/stats", ("GET",)),
         ("statistics", _MODEL + "/stats", ("GET",)),
         ("logging", "/v2/logging", ("GET", "POST")),
+        ("system_shm_status", _SYSTEM_SHM + "/status", ("GET",)),
+        ("system_shm_register", _SYSTEM_SHM + "/register", ("POST",)),
+        ("system_shm_unregister", _SYSTEM_SHM + "/unregister", ("POST",)),
         ("cuda_shm_status", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/status", ("GET",)),
         ("cuda_shm_register", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/register", ("POST",)),
         ("cuda_shm_unregister", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/unregister", ("POST",)),
