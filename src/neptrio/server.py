@@ -44,6 +44,7 @@ from neptrio.transport.grpc import GrpcServer
 from neptrio.transport.http2_session import implementation
 from neptrio.transport.link import listen
 from neptrio.transport.metrics import MetricsServer
+from neptrio.transport.poller import Poller
 from neptrio.transport.rest import RestServer
 from neptrio.turn import Turn
 
@@ -59,7 +60,7 @@ class Server:
         limiter = None
         if settings.rate_limit == "execution_count":
             limiter = RateLimiter(turn, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
-        self.loop = LoopServices(turn, Timers(turn), limiter)
+        self.loop = LoopServices(turn, Timers(turn), limiter, Poller(turn))
         self.completions = CompletionQueue()
         self.repository = RepositoryManager(settings, self.loop, self.completions)
         self.services = Services(
@@ -105,6 +106,7 @@ class Server:
         async with trio.open_nursery() as core:
             await core.start(self.loop.turn.run)
             await core.start(self.loop.timers.run)
+            await core.start(self.loop.poller.run)
             await core.start(self._completions)
             try:
                 async with trio.open_nursery() as fronts:

@@ -35,6 +35,7 @@ class LoopServices:
     turn: Turn
     timers: Timers
     rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
+    poller: Any = None  # transport.poller.Poller: reads for all connections
 
 
 class Scheduler(ABC):

@@ -235,23 +235,30 @@ class GrpcConnection:
             return
         buffer = bytearray(RECEIVE_BYTES)
         view = memoryview(buffer)
-        while not session.dead and not self._link.broken:
-            await trio.lowlevel.wait_readable(sock)
+
+        def receive() -> bool:
             try:
                 n = sock.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
-                continue
+                return True
             if n == 0:
-                return
-            self._take(view[:n])
+                return False
+            self._feed(view[:n])
+            return not session.dead and not self._link.broken
+
+        if not session.dead and not self._link.broken:
+            await self.services.loop.poller.read(sock, receive)
 
     def _take(self, data: Any) -> None:
+        self._feed(data)
+        self._turn.end()
+
+    def _feed(self, data: Any) -> None:
         self._received_at = now = self.now()
         self._session.receive(data, now)
         if self._draining and self._session.pings_acked > self._drain_acked:
             self._finish_drain()
         self._turn.want_flush(self)
-        self._turn.end()
         if self._session.dead and self._session.failure is not None:
             log.debug("connection from %s ended: %s", self.peer, self._session.failure)
 

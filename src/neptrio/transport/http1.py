@@ -234,6 +234,7 @@ class Http1Connection(RequestHead):
         self._max_body = services.settings.http_max_input_size
         self._nursery = nursery
         self._turn = services.loop.turn
+        self._poller = services.loop.poller
         self._link = Link(sock, nursery)
         self._link.on_drained = self._drained
         self._exchanges: deque[Exchange] = deque()
@@ -511,12 +512,7 @@ class Http1Connection(RequestHead):
                         await self._room.wait()
                         self._room = None
                         continue
-                    await trio.lowlevel.wait_readable(self.sock)
-                    if self._direct is None:
-                        self._receive()
-                    else:
-                        self._receive_direct()
-                    self._turn.end()
+                    await self._poller.read(self.sock, self._take)
                 await self._last_answers()
         except HandOver as signal:
             hand_over = signal
@@ -544,6 +540,14 @@ class Http1Connection(RequestHead):
                 raise HandOver(first)
             if not PREFACE.startswith(first):
                 return first
+
+    def _take(self) -> bool:
+        """Reads once; False when reading must pause or is over."""
+        if self._direct is None:
+            self._receive()
+        else:
+            self._receive_direct()
+        return not self.closing and not self.ended and self._has_room()
 
     def _receive(self) -> None:
         try:
