@@ -119,7 +119,12 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         observer(request, response, final)
     if not response.null:
         request.responses += 1
-    request.responder.respond(request, response, final)
+    if request.trace is not None:
+        request.trace.answering(response, final)
+        request.responder.respond(request, response, final)
+        request.trace.answered(final)
+    else:
+        request.responder.respond(request, response, final)
     if final:
         request.scheduler_data = None
         request.batch = None

@@ -150,6 +150,22 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--log-error", type=flags.boolean, default=True, help="log errors")
     add("--log-format", choices=("default", "ISO8601"), default="default", help="the form of a log line")
     add("--log-file", default="", help="append the log to this file instead of standard error")
+
+    add = p.add_argument_group("tracing").add_argument
+    add("--trace-config", action="append", default=[], metavar="MODE,KEY=VALUE",
+        help="level=OFF, TIMESTAMPS or TENSORS (repeat it for both), rate=N: every Nth request, count=N: so "
+        "many traces, -1 = all; triton,file=PATH; triton,log-frequency=N: a file per N traces")  # fmt: skip
+    add("--trace-file", default="", help=argparse.SUPPRESS)
+    add("--trace-level", action="append", default=[], help=argparse.SUPPRESS)
+    add("--trace-rate", default="", help=argparse.SUPPRESS)
+    add("--trace-count", default="", help=argparse.SUPPRESS)
+    add("--trace-log-frequency", default="", help=argparse.SUPPRESS)
+    add("--trace-dir", type=Path, help="where trace_file may be set to over the network "
+        "(default: the trace file's folder, or the working directory)")  # fmt: skip
+    add("--allow-trace-file-update", type=flags.boolean, default=True,
+        help="false: trace_file is the command line's for good")  # fmt: skip
+    add("--trace-tensor-bytes", type=flags.positive, default=1 << 20,
+        help="how much of a tensor is traced")  # fmt: skip
     return p
 
 

@@ -26,6 +26,8 @@ from neptrio._cext.mailbox import CompletionQueue
 from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
+from neptrio.observe.trace_settings import TraceTable, start_values
+from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.response_cache import parse_config
 from neptrio.scheduling.base import LoopServices
@@ -38,6 +40,7 @@ from neptrio.service.repository import RepositoryService
 from neptrio.service.sequences import SequencesService
 from neptrio.service.shared_memory import SharedMemoryService
 from neptrio.service.statistics import StatisticsService
+from neptrio.service.trace import TraceService
 from neptrio.settings import Settings
 from neptrio.timers import Timers
 from neptrio.transport.grpc import GrpcServer
@@ -63,16 +66,20 @@ class Server:
         self.loop = LoopServices(turn, Timers(turn), limiter, Poller(turn))
         self.completions = CompletionQueue()
         self.repository = RepositoryManager(settings, self.loop, self.completions)
+        inference = InferenceService(self.repository)
+        table = TraceTable(start_values(settings))
+        self.tracer = Tracer(table, turn, self.completions, inference, settings.trace_tensor_bytes)
         self.services = Services(
             settings=settings,
             loop=self.loop,
-            inference=InferenceService(self.repository),
+            inference=inference,
             metadata=MetadataService(settings, self.repository),
             statistics=StatisticsService(self.repository),
             repository=RepositoryService(settings, self.repository),
             sequences=SequencesService(self.repository),
             completions=self.completions,
             shared_memory=SharedMemoryService(settings),
+            trace=TraceService(settings, self.repository, self.tracer),
             logging=LoggingService(settings),
             cache=parse_config(settings.cache_config) if settings.cache_config else None,
         )
@@ -129,6 +136,7 @@ class Server:
                 with trio.CancelScope(shield=True) as scope:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
+                    await self.tracer.close()
                 self.timed_out = self.timed_out or scope.cancelled_caught
             core.cancel_scope.cancel()
         self.completions.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neptrio.observe.trace_settings import start_values
 from neptrio.response_cache import parse_config
 
 
@@ -75,11 +76,22 @@ class Settings:
     log_format: str = "default"
     log_file: str = ""
 
+    trace_config: tuple[str, ...] = ()  # MODE,KEY=VALUE or KEY=VALUE
+    trace_file: str = ""
+    trace_level: tuple[str, ...] = ()
+    trace_rate: str = ""  # texts: observe.trace_settings parses them as it does those of the network
+    trace_count: str = ""
+    trace_log_frequency: str = ""
+    trace_dir: Path | None = None
+    allow_trace_file_update: bool = True
+    trace_tensor_bytes: int = 1 << 20
+
     def __post_init__(self) -> None:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("--http-tls-cert=FILE and --http-tls-key=FILE belong together")
         if self.cache_config:
             parse_config(self.cache_config)
+        start_values(self)
         tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
         if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):
             raise ValueError("TLS on the gRPC port needs --grpc-server-cert=FILE and --grpc-server-key=FILE")

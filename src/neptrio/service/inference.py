@@ -8,6 +8,7 @@ from neptrio._cext.batch import accept, refuse
 from neptrio._cext.request import InferRequest, monotonic_ns
 from neptrio._cext.validate import validate
 from neptrio.model.reshape import reshape_inputs
+from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.stamps import Stamp
 
@@ -19,6 +20,8 @@ class InferenceService:
 
     def __init__(self, repository: RepositoryManager) -> None:
         self._repository = repository
+        self.tracing = False  # kept by the tracer: True while a request may have to be traced
+        self.tracer: Tracer | None = None
 
     def lookup(self, name: str, version: str) -> Any:
         """The ready model version. Raises NotFound, Unavailable or InvalidArgument."""
@@ -37,11 +40,15 @@ class InferenceService:
         if model.input_reshapes is not None:
             reshape_inputs(request, model.input_reshapes)
         request.stamp(REQUEST_START)
+        if self.tracing and self.tracer is not None:
+            self.tracer.begin(request)
         accept(request)
         try:
             model.scheduler.enqueue(request)
-        except BaseException:
+        except BaseException as error:
             refuse(request)
+            if request.trace is not None:
+                request.trace.refused(error)
             raise
 
     def cancel(self, request: InferRequest) -> None:

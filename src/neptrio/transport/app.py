@@ -41,6 +41,8 @@ class _Waiter(Responder):
         self.response: InferResponse | None = None
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if request.trace is not None:
+            request.trace.defer()  # the answer is encoded and sent by the task that waits
         if not response.null:
             self.response = response
         if final:
@@ -124,13 +126,21 @@ class RestApp:
             await wait_or_cancel(self._services, infer.request, waiter.event, receive)
         except TritonError as error:
             return error.code.http, JSON, error_body(error)
-        response = waiter.response
-        if response is None:
-            response = InferResponse(None, Internal("the model ended the request without a response"))
-        status, headers, parts = infer.encode(response)
-        if infer.encoding:
-            parts = await infer.compress_later(parts)
-        return status, headers, parts
+        except BaseException:
+            if infer.request.trace is not None:
+                infer.request.trace.left()
+            raise
+        try:
+            response = waiter.response
+            if response is None:
+                response = InferResponse(None, Internal("the model ended the request without a response"))
+            status, headers, parts = infer.encode(response)
+            if infer.encoding:
+                parts = await infer.compress_later(parts)
+            return status, headers, parts
+        finally:
+            if infer.request.trace is not None:
+                infer.request.trace.left()
 
     # ------------------------------------------------------------ control routes
 
@@ -209,6 +219,17 @@ class RestApp:
         memory.check_allowed()
         memory.cuda.unregister(route.region)
         return 200, JSON, []
+
+    async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        trace = self._services.trace
+        if scope["method"] == "GET":
+            return 200, JSON, [dump_json(trace.settings(route.model))]
+        document = load_json(await self._body(scope, receive))
+        given = document if isinstance(document, dict) else {}
+        return 200, JSON, [dump_json(await trace.update(given, route.model))]
+
+    async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.trace.recent())]
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)

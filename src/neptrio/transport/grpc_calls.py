@@ -27,9 +27,10 @@ from grpclib.const import Status
 
 from neptrio._cext.grpc_stream import GrpcStream
 from neptrio._cext.infer_wire import decode_request, encode_response
-from neptrio._cext.request import InferRequest, InferResponse, Responder
+from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.codec.outputs import select
 from neptrio.errors import Code, TritonError, Unavailable, Unsupported
+from neptrio.stamps import Stamp
 from neptrio.transport import grpc_compression as compression
 from neptrio.transport.grpc_status import (
     OK_TRAILERS,
@@ -40,6 +41,9 @@ from neptrio.transport.grpc_status import (
 )
 
 log = logging.getLogger("neptrio.grpc")
+
+RECV_START = int(Stamp.RECV_START)
+RECV_END = int(Stamp.RECV_END)
 
 # A stream reads no further while it holds more than this. The counts are far above what a client
 # with a window of its own needs: a sequence's END must never wait behind other sequences' STARTs.
@@ -144,6 +148,7 @@ class UnaryInfer(Call):
         self._compressed = False
         self._request: InferRequest | None = None
         self._inflated = 0
+        self._began_ns = monotonic_ns() if connection.services.inference.tracing else 0
 
     def on_message(self, message: bytes, compressed: bool) -> None:
         if self._message is not None:
@@ -183,6 +188,9 @@ class UnaryInfer(Call):
             request.model = model
             request.context = self
             request.responder = RESPONDER
+            if services.inference.tracing:
+                request.stamp(RECV_START, self._began_ns)
+                request.stamp(RECV_END)
             self._request = request
             services.inference.submit(request)
         except TritonError as error:
@@ -309,6 +317,7 @@ class StreamInfer(Call):
         self._draining = False
         self._deflating: deque[list[Any]] = deque()
         self._writable: list[Callable[[], None]] = []
+        self._began_ns = monotonic_ns() if connection.services.inference.tracing else 0
         # metadata `triton_grpc_error: true`: the first error ends the stream with its status
         self._strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
         self._encoding: bytes | None = None
@@ -379,6 +388,11 @@ class StreamInfer(Call):
             entry.ordered = not request.model.decoupled
             request.context = self
             request.responder = RESPONDER
+            if services.inference.tracing:
+                # of a stream, waiting for a message begins when the one before it was complete
+                request.stamp(RECV_START, self._began_ns)
+                request.stamp(RECV_END)
+                self._began_ns = request.timestamp(RECV_END)
             self._add(entry)
             added = True
             services.inference.submit(request)

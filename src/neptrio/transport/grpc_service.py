@@ -26,6 +26,8 @@ from neptrio._proto.inference import (
     ServerMetadataResponse,
     ServerReadyResponse,
     StatisticDuration,
+    TraceSettingResponse,
+    TraceSettingResponseSettingValue,
 )
 from neptrio.errors import InvalidArgument, Unsupported
 from neptrio.service import Services
@@ -87,6 +89,16 @@ class InferenceHandlers(SharedMemoryHandlers):
             changes[key] = next((v for v in given if v is not None), None)
         settings = self._services.logging.update(changes, "grpc")
         return LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
+
+    async def trace_setting(self, message: Any) -> TraceSettingResponse:
+        given = {key: list(setting.value) for key, setting in message.settings.items()}
+        settings = await self._services.trace.update(given, message.model_name, "grpc")
+        return TraceSettingResponse(
+            settings={
+                key: TraceSettingResponseSettingValue(value=value if isinstance(value, list) else [value])
+                for key, value in settings.items()
+            }
+        )
 
     async def repository_index(self, message: Any) -> RepositoryIndexResponse:
         if message.repository_name:

@@ -22,9 +22,12 @@ from neptrio.codec import generate
 from neptrio.codec.json_infer import dump_json
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.service import Services
+from neptrio.stamps import Stamp
 from neptrio.transport.http_infer import JSON, Headers
 from neptrio.transport.routes import Route
 
+RECV_START = int(Stamp.RECV_START)
+RECV_END = int(Stamp.RECV_END)
 EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 WAITING_BYTES = 1 << 20  # of responses that the client has not taken; above it the model's sender waits
 NOT_ONE = (
@@ -97,12 +100,14 @@ class HttpGenerate:
             if name == b"content-encoding" and value.strip() not in (b"", b"identity"):
                 raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         self.request = InferRequest()
+        self.request.stamp(RECV_START)
         self.request.model_name = route.model
         self.request.model_version = route.version
         self.request.model = services.inference.lookup(route.model, route.version)
 
     async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
         """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""
+        self.request.stamp(RECV_END)
         generate.decode(self.request, body)
         queue = ResponseQueue()
         self.request.responder = queue

@@ -24,6 +24,8 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("ready", "/v2/health/ready", ("GET",)),
         ("statistics", "/v2/models/stats", ("GET",)),
         ("statistics", _MODEL + "/stats", ("GET",)),
+        ("trace_setting", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", ("GET", "POST")),
+        ("trace_recent", "/v2/trace/recent", ("GET",)),
         ("logging", "/v2/logging", ("GET", "POST")),
         ("system_shm_status", _SYSTEM_SHM + "/status", ("GET",)),
         ("system_shm_register", _SYSTEM_SHM + "/register", ("POST",)),

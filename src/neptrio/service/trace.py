@@ -1,0 +1,59 @@
+"""The trace extension: settings can be read and changed while the server runs, for all or one model.
+
+Source: the trace extension's text, spec/observed.md 11; decisions of spec/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.observe.trace_settings import check_file, directory, parse_changes, reply
+from neptrio.observe.tracer import Tracer
+from neptrio.repository.manager import RepositoryManager
+from neptrio.settings import Settings
+
+
+class TraceService:
+    """GET and POST v2[/models/M]/trace/setting, and TraceSetting."""
+
+    def __init__(self, settings: Settings, repository: RepositoryManager, tracer: Tracer) -> None:
+        self._repository = repository
+        self._tracer = tracer
+        self._allow_file = settings.allow_trace_file_update
+        self._folder = directory(settings)
+
+    def settings(self, model: str = "") -> dict[str, Any]:
+        """The settings in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
+        self._known(model)
+        return reply(self._tracer.table.scope(model))
+
+    async def update(
+        self, given: Mapping[str, Any], model: str = "", protocol: str = "http"
+    ) -> dict[str, Any]:
+        """Applies all changes or none; returns the settings. Raises InvalidArgument, Unsupported.
+
+        What was traced under the old settings is on disk when it returns.
+        """
+        if "trace_file" in given and not self._allow_file:
+            check_file("", self._folder, False)
+        self._known(model)
+        changes = parse_changes(given, protocol)
+        file = changes.get("trace_file")
+        if file is not None:
+            check_file(file, self._folder, True)
+        if changes:
+            await self._tracer.update(changes, model)
+        return self.settings(model)
+
+    def recent(self, count: int = 100) -> list[dict[str, Any]]:
+        """The objects of the last traces that finished, oldest first (our extension)."""
+        return self._tracer.recent(count)
+
+    def _known(self, model: str) -> None:
+        if model:
+            try:
+                self._repository.lookup(model)
+            except TritonError:
+                raise InvalidArgument(f"Request for unknown model : {model}") from None

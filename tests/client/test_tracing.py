@@ -1,0 +1,378 @@
+"""Tracing as a user sees it: switched on over both protocols, read from the files."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+HTTP = ["HTTP_RECV_START", "HTTP_RECV_END"]
+GRPC = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"]
+REQUEST = ["REQUEST_START", "QUEUE_START"]
+COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
+ensemble_scheduling { step [
+  { model_name: "single" model_version: -1
+    input_map { key: "INPUT0" value: "IN" } output_map { key: "OUTPUT0" value: "middle" } },
+  { model_name: "single" model_version: -1
+    input_map { key: "INPUT0" value: "middle" } output_map { key: "OUTPUT0" value: "OUT" } }
+] }
+"""
+REPEAT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for i in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([i], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+REPEAT_CONFIG = """
+backend: "python" max_batch_size: 0 model_transaction_policy { decoupled: true }
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            tensor = pb_utils.Tensor("INPUT0", request.inputs()[0].as_numpy())
+            call = pb_utils.InferenceRequest(
+                model_name="single", requested_output_names=["OUTPUT0"], inputs=[tensor], trace=request.trace())
+            out = call.exec().output_tensors()[0].as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+        return answers
+"""
+FAILING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("no luck")
+"""
+ONE = """
+backend: "python" max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    write_model(repository, "identity", identity_config())
+    write_model(repository, "single", identity_config(pairs=1))
+    write_model(repository, "text", identity_config("TYPE_STRING", "2", 0, 1))
+    write_model(repository, "cached", identity_config(pairs=1, extra="response_cache { enable: true }"))
+    write_model(repository, "ensemble", ENSEMBLE)
+    write_model(repository, "repeat", REPEAT_CONFIG, {"1/model.py": REPEAT})
+    write_model(repository, "caller", ONE, {"1/model.py": CALLER})
+    write_model(repository, "failing", ONE, {"1/model.py": FAILING})
+    folder = tmp_path_factory.mktemp("traces")
+    with ServerProcess(repository, f"--trace-dir={folder}", "--cache-config=local,size=1000000") as process:
+        process.folder = folder  # type: ignore[attr-defined]
+        yield process
+
+
+@pytest.fixture
+def trace_file(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A path for the test's traces; every setting is cleared afterwards."""
+    folder: Path = server.folder  # type: ignore[attr-defined]
+    yield str(folder / request.node.name.replace("[", "-").rstrip("]"))
+    with httpclient.InferenceServerClient(server.http) as client:
+        cleared = dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file"))
+        client.update_trace_settings(None, cleared)
+        for model in ("single", "identity"):
+            client.update_trace_settings(model, cleared)
+
+
+def tensors(module: Any, name: str = "INPUT0") -> list[Any]:
+    tensor = module.InferInput(name, [1, 16], "INT32")
+    tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
+    return [tensor]
+
+
+def on(client: Any, path: str, level: tuple[str, ...] = ("TIMESTAMPS",), **more: str) -> None:
+    client.update_trace_settings(
+        None, {"trace_level": list(level), "trace_rate": "1", "trace_file": path, **more}
+    )
+
+
+def off(client: Any) -> None:
+    client.update_trace_settings(None, {"trace_level": ["OFF"]})
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(Path(path).read_bytes())
+    return found
+
+
+def names(trace: dict[str, Any]) -> list[str]:
+    times = [t["ns"] for t in trace["timestamps"]]
+    assert times == sorted(times) and times[0] > 0
+    return [t["name"] for t in trace["timestamps"]]
+
+
+def sent(front: str) -> list[str]:
+    return ["INFER_RESPONSE_COMPLETE", f"{front}_SEND_START", f"{front}_SEND_END"]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_settings_of_both_protocols(server: ServerProcess, trace_file: str, protocol: str) -> None:
+    module: Any = httpclient if protocol == "http" else grpcclient
+    plain = {} if protocol == "http" else {"as_json": True}
+
+    def values(settings: Any) -> dict[str, Any]:
+        if protocol == "http":
+            return dict(settings)
+        got = {key: item["value"] for key, item in settings["settings"].items()}
+        return {key: value if key == "trace_level" else value[0] for key, value in got.items()}
+
+    start = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0",
+             "trace_file": trace_file, "trace_mode": "triton"}  # fmt: skip
+    with module.InferenceServerClient(getattr(server, protocol)) as client:
+        assert values(client.update_trace_settings(None, {"trace_file": trace_file}, **plain)) == start
+        client.update_trace_settings("single", {"trace_rate": "7"})
+        client.update_trace_settings(None, {"trace_rate": "9", "trace_count": "4"})
+        assert values(client.get_trace_settings("single", **plain)) == {
+            **start,
+            "trace_rate": "7",
+            "trace_count": "4",
+        }
+        client.update_trace_settings("single", {"trace_rate": None})
+        assert values(client.get_trace_settings("single", **plain))["trace_rate"] == "9"
+        for model, settings, message in (
+            ("", {"trace_rate": "x"}, "Unable to parse 'trace_rate', got: x"),
+            ("nope", {"trace_rate": "1"}, "Request for unknown model : nope"),
+            ("", {"trace_file": "/etc/trace"}, "outside the trace directory"),
+            ("", {"log_frequency": "5", "trace_level": ["TENSORS"], "trace_rate": "0"},
+             "Attempting to set invalid trace setting :sample rate must be non-zero"),
+        ):  # fmt: skip
+            with pytest.raises(InferenceServerException, match=message) as info:
+                client.update_trace_settings(model, settings)
+            assert info.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+        assert values(client.get_trace_settings(**plain))["log_frequency"] == "0"  # all or nothing
+
+
+def test_http_request(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file)
+        client.infer("single", tensors(httpclient), request_id='my "id"')
+        off(client)
+    (trace,) = read(trace_file)
+    assert (
+        trace["model_name"] == "single" and trace["model_version"] == 1 and trace["request_id"] == 'my "id"'
+    )
+    assert "parent_id" not in trace and "error" not in trace
+    assert names(trace) == [*HTTP, *REQUEST, *COMPUTE, "REQUEST_END", *sent("HTTP")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_grpc_request(server: ServerProcess, trace_file: str, stream: bool) -> None:
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        on(client, trace_file)
+        if stream:
+            got: queue.Queue[Any] = queue.Queue()
+            client.start_stream(lambda result, error: got.put(error))
+            for _ in range(2):
+                client.async_stream_infer("single", tensors(grpcclient))
+            assert [got.get(timeout=20) for _ in range(2)] == [None, None]
+            client.stop_stream()
+        else:
+            client.infer("single", tensors(grpcclient))
+        off(client)
+    traces = read(trace_file)
+    assert len(traces) == (2 if stream else 1)
+    for trace in traces:
+        assert names(trace) == [*GRPC, *REQUEST, *COMPUTE, "REQUEST_END", *sent("GRPC")]
+
+
+def test_ensemble_is_one_trace_of_three_parts(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file, trace_count="2")
+        for _ in range(3):
+            client.infer("ensemble", tensors(httpclient, "IN"))
+        assert client.get_trace_settings()["trace_count"] == "0"
+        off(client)
+    traces = read(trace_file + ".0")  # the count was used up
+    roots = [t for t in traces if "parent_id" not in t]
+    assert [t["model_name"] for t in roots] == ["ensemble", "ensemble"] and len(traces) == 6
+    for root in roots:
+        assert names(root) == [*HTTP, *REQUEST, "REQUEST_END", *sent("HTTP")]
+        steps = [t for t in traces if t.get("parent_id") == root["id"]]
+        assert [names(t) for t in steps] == [[*REQUEST, *COMPUTE, "REQUEST_END"]] * 2
+        assert all(t["id"] > root["id"] and t["model_name"] == "single" for t in steps)
+
+
+def test_bls_call_is_a_child(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file)
+        client.infer("caller", tensors(httpclient, "IN"))
+        off(client)
+    root, child = read(trace_file)
+    assert (root["model_name"], child["model_name"]) == ("caller", "single")
+    assert child["parent_id"] == root["id"] < child["id"]
+    assert names(child) == [*REQUEST, *COMPUTE, "REQUEST_END"]
+
+
+def test_decoupled_responses_one_by_one(server: ServerProcess, trace_file: str) -> None:
+    got: queue.Queue[Any] = queue.Queue()
+    tensor = grpcclient.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([1], np.int32))
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        on(client, trace_file)
+        client.start_stream(lambda result, error: got.put(error))
+        client.async_stream_infer("repeat", [tensor], enable_empty_final_response=True)
+        assert [got.get(timeout=20) for _ in range(4)] == [None] * 4
+        client.stop_stream()
+        off(client)
+    (trace,) = read(trace_file)
+    found = names(trace)
+    assert [found.count(name) for name in (*sent("GRPC"), "REQUEST_END")] == [3, 3, 3, 1]
+
+
+def test_failed_and_cached_requests(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file)
+        with pytest.raises(InferenceServerException, match="no luck"):
+            client.infer("failing", tensors(httpclient, "IN"))
+        client.infer("cached", tensors(httpclient))
+        client.infer("cached", tensors(httpclient))
+        with pytest.raises(InferenceServerException):
+            client.infer("nope", tensors(httpclient))  # never accepted: no trace
+        off(client)
+    failed, missed, hit = read(trace_file)
+    assert "no luck" in failed["error"]
+    assert names(failed) == [*HTTP, *REQUEST, *COMPUTE, "REQUEST_END", *sent("HTTP")]
+    assert names(missed) == names(failed)
+    assert names(hit) == [*HTTP, *REQUEST, "REQUEST_END", *sent("HTTP")]
+
+
+def test_tensors(server: ServerProcess, trace_file: str) -> None:
+    text = httpclient.InferInput("INPUT0", [2], "BYTES")
+    text.set_data_from_numpy(np.array([b'say "hi"', b"a,b"], dtype=np.object_))
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file, ("TENSORS",))
+        client.infer("single", tensors(httpclient))
+        client.infer("text", [text])
+        off(client)
+    objects = read(trace_file)
+    assert [o.get("activity") for o in objects] == [
+        None,
+        "TENSOR_QUEUE_INPUT",
+        "TENSOR_BACKEND_INPUT",
+        "TENSOR_BACKEND_OUTPUT",
+    ] * 2
+    assert all("timestamps" not in o for o in objects)
+    assert objects[3]["tensor"] == {
+        "name": "OUTPUT0",
+        "data": ",".join(map(str, range(16))),
+        "shape": "1,16",
+        "dtype": "INT32",
+    }
+    assert objects[5]["tensor"]["data"] == '"say \\"hi\\"","a,b"' and objects[5]["tensor"]["shape"] == "2"
+
+
+def test_rate_and_files_by_log_frequency(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file, trace_rate="2", log_frequency="2")
+        for i in range(10):
+            client.infer(
+                "identity", [*tensors(httpclient), *tensors(httpclient, "INPUT1")], request_id=str(i + 1)
+            )
+        off(client)
+    found = [[t["request_id"] for t in read(f"{trace_file}.{i}")] for i in range(3)]
+    assert found == [["2", "4"], ["6", "8"], ["10"]]  # the last at the change of settings
+    assert not Path(trace_file).exists()
+
+
+def test_model_without_tracing_stays_out(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file)
+        client.update_trace_settings("single", {"trace_level": ["OFF"]})
+        client.infer("single", tensors(httpclient))
+        client.infer("cached", tensors(httpclient))
+        off(client)
+    assert [t["model_name"] for t in read(trace_file)] == ["cached"]
+
+
+def test_count_is_exact_under_concurrency(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http, concurrency=8) as client:
+        on(client, trace_file, trace_count="17")
+        for call in [client.async_infer("single", tensors(httpclient)) for _ in range(60)]:
+            call.get_result()
+        assert client.get_trace_settings()["trace_count"] == "0"
+        off(client)
+    assert len(read(trace_file + ".0")) == 17
+
+
+def run_server(tmp_path: Path, *flags: str) -> ServerProcess:
+    write_model(tmp_path / "models", "single", identity_config(pairs=1))
+    return ServerProcess(tmp_path / "models", *flags)
+
+
+def test_killed_server_leaves_valid_files(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    server = run_server(tmp_path, f"--trace-config=triton,file={path}", "--trace-config=level=TIMESTAMPS",
+                        "--trace-config=rate=1", "--trace-config=triton,log-frequency=3")  # fmt: skip
+    with server, httpclient.InferenceServerClient(server.http) as client:
+        for _ in range(100):
+            client.infer("single", tensors(httpclient))
+        server.stop(signal.SIGKILL)
+    files = sorted(tmp_path.glob("trace.json.?"), key=str) + sorted(tmp_path.glob("trace.json.??"), key=str)
+    assert all(len(read(str(file))) == 3 for file in files)
+
+
+def test_shutdown_writes_what_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    older = (f"--trace-file={path}", "--trace-level=TIMESTAMPS", "--trace-rate=1")
+    with run_server(tmp_path, *older) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            for _ in range(5):
+                client.infer("single", tensors(httpclient))
+        assert not path.exists()
+        assert server.stop() == 0
+    assert len(read(str(path))) == 5
+
+
+def test_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    flags = (f"--trace-config=triton,file={folder}/t", "--trace-config=level=TIMESTAMPS",
+             "--trace-config=rate=1", "--trace-config=triton,log-frequency=1")  # fmt: skip
+    with run_server(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
+        folder.rmdir()
+        for _ in range(20):
+            client.infer("single", tensors(httpclient))
+        server.stop()
+        assert server.log().count("tracing is disabled: cannot write trace file") == 1
+
+
+def test_file_update_can_be_forbidden(tmp_path: Path) -> None:
+    with run_server(tmp_path, "--allow-trace-file-update=false") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            with pytest.raises(InferenceServerException, match="can not be updated through network") as info:
+                client.update_trace_settings(None, {"trace_file": None})
+            assert info.value.status() == "501"

@@ -1,0 +1,278 @@
+"""The inheritance table of trace settings against a slow independent model of it, and its texts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neptrio.errors import InvalidArgument, Unsupported
+from neptrio.observe.trace_settings import (
+    DEFAULTS,
+    FIELDS,
+    Scope,
+    TraceTable,
+    check_file,
+    parse_changes,
+    reply,
+    start_values,
+)
+from neptrio.settings import Settings
+
+START = {**DEFAULTS, "trace_file": "/t/start", "trace_count": 7}
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "trace_level": ((), ("TIMESTAMPS",), ("TENSORS",), ("TIMESTAMPS", "TENSORS")),
+    "trace_rate": (0, 1, 5),
+    "trace_count": (-1, 0, 3),
+    "log_frequency": (0, 2),
+    "trace_file": ("/t/a", "/t/b"),
+}
+
+
+class SlowTable:
+    """Keeps layers of plain values and looks every field up each time it is asked."""
+
+    def __init__(self, start: dict[str, Any]) -> None:
+        self.start = start
+        self.layers: dict[str, dict[str, Any]] = {"": {}}
+        self.inherited_count: dict[str, int] = {"": start["trace_count"]}  # of scopes without their own
+
+    def effective(self, model: str, layers: Any = None, counts: Any = None) -> dict[str, Any]:
+        layers = self.layers if layers is None else layers
+        counts = self.inherited_count if counts is None else counts
+        found = {}
+        for field in FIELDS:
+            chain = [layers.get(model, {}), layers[""], self.start]
+            found[field] = next(layer[field] for layer in chain if field in layer)
+        scope = model if model in layers else ""
+        if "trace_count" not in layers[scope]:
+            found["trace_count"] = counts[scope]
+        return found
+
+    def update(self, model: str, changes: dict[str, Any]) -> None:
+        layers = {name: dict(layer) for name, layer in self.layers.items()}
+        counts = dict(self.inherited_count)
+        layer = layers.setdefault(model, {})
+        for field, value in changes.items():
+            layer.pop(field, None)
+            if value is not None:
+                layer[field] = value
+        if model and not layer:
+            del layers[model]
+            counts.pop(model, None)
+        if not model:
+            counts[""] = self.start["trace_count"]
+        above = layers[""].get("trace_count", counts[""])
+        for name in layers:
+            if name and (name == model or not model):
+                counts[name] = above
+        touched = [model] if model else list(layers)
+        for name in touched:
+            if name and name not in layers:
+                continue
+            values = self.effective(name, layers, counts)
+            given = changes.get("trace_count") is not None and name == model
+            if values["trace_level"] and (
+                values["trace_rate"] == 0
+                or not values["trace_file"]
+                or (given and values["trace_count"] == 0)
+            ):
+                raise ValueError(name)
+        self.layers, self.inherited_count = layers, counts
+
+    def take(self, model: str) -> None:
+        """A trace is taken in the scope of `model`."""
+        scope = model if model in self.layers else ""
+        where = self.layers[scope] if "trace_count" in self.layers[scope] else self.inherited_count
+        key = "trace_count" if where is self.layers[scope] else scope
+        if where[key] > 0:
+            where[key] -= 1
+
+
+def compare(table: TraceTable, slow: SlowTable) -> None:
+    for model in ("", "a", "b"):
+        assert table.scope(model).values() == slow.effective(model)
+    assert set(table.models) == {name for name in slow.layers if name}
+
+
+def step(table: TraceTable, slow: SlowTable, model: str, changes: dict[str, Any]) -> None:
+    before = {m: table.scope(m) for m in ("", "a", "b")}
+    try:
+        slow.update(model, changes)
+    except ValueError:
+        with pytest.raises(InvalidArgument, match="Attempting to set invalid trace setting :"):
+            table.update(changes, model)
+        assert before == {m: table.scope(m) for m in before}  # nothing has changed
+    else:
+        table.update(changes, model)
+    compare(table, slow)
+
+
+def test_every_pair_of_single_field_updates() -> None:
+    single = [
+        (model, {field: value})
+        for model in ("", "a")
+        for field, values in CHOICES.items()
+        for value in (None, *values)
+    ]
+    for first, second in itertools.product(single, repeat=2):
+        table, slow = TraceTable(START), SlowTable(START)
+        step(table, slow, *first)
+        step(table, slow, *second)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_updates_and_traces(seed: int) -> None:
+    dice = random.Random(seed)
+    table, slow = TraceTable(START), SlowTable(START)
+    for _ in range(150):
+        if dice.random() < 0.3:
+            model = dice.choice(("", "a", "b"))
+            scope = table.scope(model)
+            if scope.level and scope.left and scope.rate:
+                while not scope.sample():
+                    pass
+                slow.take(model)
+            compare(table, slow)
+            continue
+        fields = dice.sample(FIELDS, dice.randint(0, 5))
+        changes = {f: dice.choice((None, *CHOICES[f])) for f in fields}
+        step(table, slow, dice.choice(("", "a", "b")), changes)
+
+
+def scope(**values: Any) -> Scope:
+    return Scope({}, {**DEFAULTS, "trace_level": ("TIMESTAMPS",), "trace_file": "x", **values})
+
+
+def test_the_rate_th_request_is_traced() -> None:
+    made = scope(trace_rate=3)
+    assert [made.sample() for _ in range(7)] == [False, False, True, False, False, True, False]
+
+
+def test_count_runs_down_to_zero_and_stops() -> None:
+    made = scope(trace_rate=2, trace_count=2)
+    assert [made.sample() for _ in range(8)].count(True) == 2
+    assert made.left == 0 and made.seen == 0  # nothing is counted when no trace is left
+
+
+def test_off_counts_nothing() -> None:
+    made = scope(trace_level=(), trace_rate=1)
+    assert not made.sample() and made.seen == 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("trace_rate", "abc", "Unable to parse 'trace_rate', got: abc"),
+        ("trace_rate", "5x", "Unable to parse 'trace_rate', got: 5x"),
+        ("trace_rate", "4294967296",
+         "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 4294967296"),
+        ("log_frequency", "-1",
+         "Unable to parse 'log_frequency', value is out of range [ 0, 4294967295 ], got: -1"),
+        ("trace_count", "9" * 40,
+         f"Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: {'9' * 40}"),
+        ("trace_level", ["OFF", "TIMESTAMPS"], "Expect only one trace level 'OFF' is specified"),
+        ("trace_level", ["OFF", "OFF"], "Expect only one trace level 'OFF' is specified"),
+    ],
+)  # fmt: skip
+def test_texts(protocol: str, key: str, text: Any, message: str) -> None:
+    value = text if protocol == "http" or isinstance(text, list) else [text]
+    with pytest.raises(InvalidArgument) as info:
+        parse_changes({key: value}, protocol)
+    assert str(info.value) == message
+
+
+def test_texts_of_one_protocol() -> None:
+    for given, protocol, message in (
+        ({"trace_count": "-2"}, "http", "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
+        ({"trace_count": ["-2"]}, "grpc", "Unable to parse 'trace_count'. Expecting value >= -1, got: -2"),
+        ({"trace_rate": ["1", "2"]}, "grpc", "expect only 1 value for 'trace_rate'"),
+        ({"trace_rate": 5}, "http", "attempt to access JSON non-string as string"),
+        ({"trace_level": "OFF"}, "http", "attempt to access JSON non-array as array"),
+        ({"trace_level": [1]}, "http", "attempt to access JSON non-string as string"),
+    ):
+        with pytest.raises(InvalidArgument) as info:
+            parse_changes(given, protocol)
+        assert str(info.value) == message
+
+
+def test_what_clears_and_what_is_ignored() -> None:
+    for empty in (None, "", []):
+        assert parse_changes({"trace_rate": empty}, "http") == {"trace_rate": None}
+    assert parse_changes({"trace_file": []}, "grpc") == {"trace_file": None}
+    assert parse_changes({"trace_level": []}, "grpc") == {"trace_level": None}
+    assert parse_changes({"trace_level": ["FOO"], "trace_mode": "x", "other": 1}, "http") == {}
+    given = {"trace_level": ["TENSORS", "TIMESTAMPS", "TENSORS"]}
+    assert parse_changes(given, "http") == {"trace_level": ("TIMESTAMPS", "TENSORS")}
+
+
+def test_reply_has_the_protocols_order() -> None:
+    assert list(reply(TraceTable(DEFAULTS).globals).items()) == [
+        ("trace_level", ["OFF"]),
+        ("trace_rate", "1000"),
+        ("trace_count", "-1"),
+        ("log_frequency", "0"),
+        ("trace_file", ""),
+        ("trace_mode", "triton"),
+    ]
+
+
+def test_trace_file_stays_in_the_directory(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "link").symlink_to(outside)
+    folder = str(inside)
+    check_file(f"{folder}/t.json", folder, True)
+    for path, reason in (
+        (f"{outside}/t", "is outside the trace directory"),
+        (f"{folder}/../out/t", "is outside the trace directory"),
+        (f"{folder}/link/t", "is outside the trace directory"),
+        (folder + "x/t", "is outside the trace directory"),
+        (f"{folder}/none/t", "does not exist"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            check_file(path, folder, True)
+    with pytest.raises(Unsupported, match="can not be updated through network protocol"):
+        check_file(f"{folder}/t", folder, False)
+
+
+def test_command_line() -> None:
+    values = start_values(
+        Settings(trace_config=("triton,file=/t/x", "level=TIMESTAMPS", "level=TENSORS", "rate=2",
+                               "count=9", "triton,log-frequency=4", "mode=triton"))
+    )  # fmt: skip
+    assert values == {
+        "trace_level": ("TIMESTAMPS", "TENSORS"),
+        "trace_rate": 2,
+        "trace_count": 9,
+        "log_frequency": 4,
+        "trace_file": "/t/x",
+    }
+    older = Settings(
+        trace_file="f", trace_level=("MAX",), trace_rate="3", trace_count="4", trace_log_frequency="5"
+    )
+    assert list(start_values(older).values()) == [("TIMESTAMPS",), 3, 4, 5, "f"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trace_config": ("mode=opentelemetry",)}, "does not have trace mode opentelemetry"),
+        ({"trace_config": ("opentelemetry,url=x",)}, "does not have trace mode opentelemetry"),
+        ({"trace_config": ("mode=x",)}, "unknown mode 'x'"),
+        ({"trace_config": ("speed=1",)}, "unknown setting 'speed'"),
+        ({"trace_config": ("level",)}, "expected MODE,KEY=VALUE"),
+        ({"trace_config": ("level=LOUD",)}, "unknown trace level 'LOUD'"),
+        ({"trace_config": ("level=TIMESTAMPS",)}, "trace file name is not given"),
+        ({"trace_config": ("rate=x",)}, "Unable to parse 'trace_rate', got: x"),
+        ({"trace_config": ("rate=1",), "trace_rate": "1"}, "use only one of them"),
+    ],
+)
+def test_refused_command_lines(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**given)
