@@ -42,6 +42,7 @@ def test_both_value_forms_and_repeated_flags() -> None:
             "--http-port",
             "9000",
             "--grpc-port=9001",
+            "--model-control-mode=explicit",
             "--load-model=x",
             "--load-model",
             "y",

@@ -44,8 +44,11 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add = p.add_argument_group("model repository").add_argument
     add("--model-repository", "--model-store", type=Path, action="append", default=[],
         help="a folder of models; may be repeated")  # fmt: skip
-    add("--model-control-mode", choices=("none", "explicit"), default="none",
-        help="none: every model is loaded at start; explicit: models come and go by request")  # fmt: skip
+    add("--model-control-mode", choices=("none", "poll", "explicit"), default="none",
+        help="none: every model is loaded at start; poll: changed folders are taken up as well; explicit: "
+        "models come and go by request")  # fmt: skip
+    add("--repository-poll-secs", type=flags.not_negative, default=15,
+        help="how often mode poll looks at the folders, 0 = never again")  # fmt: skip
     add("--load-model", action="append", default=[],
         help="a model to load at start in mode explicit, '*' for all; may be repeated")  # fmt: skip
     add(

@@ -115,6 +115,7 @@ class Server:
             await core.start(self.loop.timers.run)
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
+            await core.start(self.repository.run)
             try:
                 async with trio.open_nursery() as fronts:
                     self._listen()
@@ -125,6 +126,8 @@ class Server:
                         fronts.cancel_scope.cancel()
                     for front in self.fronts:
                         await fronts.start(front.run)
+                    if self.settings.model_control_mode == "poll" and self.settings.repository_poll_secs:
+                        fronts.start_soon(self.repository.poll)
                     started()
                     await self.stopping.wait()
                     await self._drain()
@@ -138,6 +141,7 @@ class Server:
                     await self.repository.unload_all()
                     await self.tracer.close()
                 self.timed_out = self.timed_out or scope.cancelled_caught
+                self.abandoned = self.abandoned or self.repository.left_behind > 0
             core.cancel_scope.cancel()
         self.completions.close()
 
@@ -168,6 +172,7 @@ class Server:
         self.repository.flush()
         self.stopping.set()
         self._loading.cancel()
+        self.repository.close()
 
     async def _drain(self) -> None:
         """No new connections, open requests answered; the deadline covers the unloading too."""

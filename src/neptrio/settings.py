@@ -16,6 +16,7 @@ class Settings:
     id: str = "triton"
     model_repository: tuple[Path, ...] = ()
     model_control_mode: str = "none"
+    repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
     strict_readiness: bool = True
     exit_on_error: bool = True
@@ -89,6 +90,10 @@ class Settings:
     def __post_init__(self) -> None:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("--http-tls-cert=FILE and --http-tls-key=FILE belong together")
+        if self.load_model and self.model_control_mode != "explicit":
+            raise ValueError("--load-model belongs to --model-control-mode=explicit")
+        if "*" in self.load_model and len(set(self.load_model)) > 1:
+            raise ValueError("--load-model=* loads every model, other names beside it have no use")
         if self.cache_config:
             parse_config(self.cache_config)
         start_values(self)

@@ -89,6 +89,7 @@ class Model(ModelCore):
             MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)
         except BaseException:
             self.pool.clear()
+            self.backend.unload()
             raise
         errors: list[BaseException] = []
         async with trio.open_nursery() as nursery:
@@ -99,7 +100,7 @@ class Model(ModelCore):
             raise errors[0]
         try:
             await warm_up(self)
-        except BaseException:
+        except Exception:  # when cancelled, the caller stops the model: that may take long
             with trio.CancelScope(shield=True):
                 await self.stop()
             raise
@@ -148,6 +149,10 @@ class Model(ModelCore):
         with trio.move_on_after(READY_SECONDS):
             return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
         return False
+
+    def withdraw(self) -> None:
+        """Takes no newcomers from now on; drain() and stop() follow."""
+        self._serving = self.ready = False
 
     async def drain(self) -> None:
         """Returns once no accepted request is left."""

@@ -1,20 +1,33 @@
-"""What lies in a model repository: model folders and their version folders."""
+"""What lies in a model repository: model folders, their version folders, and whether they changed."""
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from neptrio.errors import InvalidArgument
+
+# relative path -> (mtime in ns, size) of a file, (0, -1) of a folder
+Fingerprint = Mapping[str, tuple[int, int]]
+DUPLICATE = "model appears in two or more repositories"
+DEEPEST = 32  # folders below a model's; links may lead in circles
 
 
 def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
     """Model name -> the folders of that name, over all repositories, sorted by name."""
     found: dict[str, list[Path]] = {}
-    for repository in repositories:
-        if not repository.is_dir():
-            raise InvalidArgument(f"failed to open model repository '{repository}': no such folder")
-        for entry in repository.iterdir():
-            if entry.is_dir() and not entry.name.startswith("."):
+    for repository in dict.fromkeys(repositories):
+        try:
+            entries = list(repository.iterdir())
+        except OSError as error:
+            raise InvalidArgument(
+                f"failed to open model repository '{repository}': "
+                f"{'no such folder' if not repository.is_dir() else error}"
+            ) from None
+        for entry in entries:
+            if not entry.name.startswith(".") and entry.is_dir():
                 found.setdefault(entry.name, []).append(entry)
     return dict(sorted(found.items()))
 
@@ -27,6 +40,35 @@ def versions(model_dir: Path) -> list[int]:
         if name.isascii() and name.isdigit() and not (len(name) > 1 and name[0] == "0") and entry.is_dir():
             found.append(int(name))
     return sorted(found)
+
+
+def fingerprint(model_dir: Path) -> dict[str, tuple[int, int]]:
+    """What tells whether a model's folder changed; compiled Python beside the sources does not count.
+
+    A change is any difference: also an older file copied over a newer one is seen.
+    """
+    found: dict[str, tuple[int, int]] = {}
+
+    def walk(folder: str, below: str, depth: int) -> None:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == "__pycache__":
+                    continue
+                name = f"{below}{entry.name}"
+                try:
+                    info = entry.stat()
+                except OSError:  # a dangling link, or gone meanwhile
+                    found[name] = (0, -2)
+                    continue
+                if stat.S_ISDIR(info.st_mode):
+                    found[name + "/"] = (0, -1)
+                    if depth < DEEPEST:
+                        walk(entry.path, name + "/", depth + 1)
+                else:
+                    found[name] = (info.st_mtime_ns, info.st_size)
+
+    walk(str(model_dir), "", 0)
+    return found
 
 
 def wanted(config: object, available: list[int]) -> list[int]:

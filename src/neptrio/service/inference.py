@@ -34,8 +34,10 @@ class InferenceService:
     def submit(self, request: InferRequest) -> None:
         """Accepts a decoded request; its responder hears of the outcome. Raises TritonError if refused."""
         model = request.model
-        if model is None:
-            model = request.model = self._repository.lookup(request.model_name, request.model_version)
+        if model is None or not model.ready:  # it may have been replaced while the request arrived
+            step = request.parent is not None and request.parent.composing
+            lookup = self._repository.lookup_step if step else self._repository.lookup
+            model = request.model = lookup(request.model_name, request.model_version)
         validate(request, model)
         if model.input_reshapes is not None:
             reshape_inputs(request, model.input_reshapes)

@@ -20,6 +20,10 @@ class RepositoryService:
         """The $repository_index_response."""
         return self._repository.index(ready)
 
+    def progress(self, name: str) -> dict[str, Any]:
+        """Versions, the load under way and the last error (our extension). Raises NotFound."""
+        return self._repository.progress(name)
+
     def _explicit(self, repository_name: str) -> None:
         if repository_name:
             raise Unsupported("'repository_name' specification is not supported")
@@ -27,7 +31,7 @@ class RepositoryService:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def load(self, name: str, parameters: dict[str, Any], repository_name: str = "") -> None:
-        """Loads or reloads; returns when the model serves. Raises the load's error."""
+        """Loads or reloads; returns when the model serves (at once with `async`). Raises the load's error."""
         self._explicit(repository_name)
         await self._repository.load(name, parameters)
 

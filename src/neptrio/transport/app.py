@@ -248,6 +248,9 @@ class RestApp:
         await self._services.repository.load(route.model, parameters, route.repository)
         return 200, JSON, []
 
+    async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.repository.progress(route.model))]
+
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         try:

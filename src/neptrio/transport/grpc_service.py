@@ -121,6 +121,12 @@ class InferenceHandlers(SharedMemoryHandlers):
                         f"invalid value type for load parameter '{key}', expected bytes_param."
                     )
                 parameters[key] = value.bytes_param
+            elif key == "async":
+                if value.bool_param is None:
+                    raise InvalidArgument(
+                        "invalid value type for load parameter 'async', expected bool_param."
+                    )
+                parameters[key] = value.bool_param
             else:
                 raise InvalidArgument(f"unrecognized load parameter '{key}'.")
         await self._services.repository.load(message.model_name, parameters, message.repository_name)

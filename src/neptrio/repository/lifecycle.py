@@ -1,0 +1,192 @@
+"""The lifecycle of model versions, as a table, and what an operation on one model means for others.
+
+The problem: models are loaded, reloaded and unloaded while they serve, several operations at a
+time, on models that depend on each other; and an operator must always be able to say what state
+a version is in and why. The choice: a version's state moves only by the table below, which the
+manager (repository.manager) executes. Nothing here waits, reads files or knows a clock.
+
+Rules (spec/rules.md E4, spec/observed.md 14):
+ 1. A load makes the new version beside the old one (RELOADING serves), then swaps. A load that
+    fails leaves a version that served READY.
+ 2. Unloading takes effect at once: the version serves nobody new, and is UNLOADING until its last
+    accepted request is answered (RETIRED).
+ 3. A version that failed to load keeps its reason, also through an unload.
+ 4. An unload outdates every load of the model that began before it; loads of one model run one
+    after the other.
+ 5. An ensemble serves only while its steps' models do: it is withdrawn with them, and comes back
+    with them as long as it is wanted (asked for and not itself unloaded since).
+ 6. A model loaded only because an ensemble needs it is removed with its last wanted ensemble when
+    unload_dependents asks for it; one that was asked for by name stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+UNLOADED = "unloaded"
+OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
+
+
+class State(Enum):
+    """Where a version is. The value is what the repository index shows."""
+
+    NEW = "UNKNOWN"
+    LOADING = "LOADING"
+    READY = "READY"
+    RELOADING = "READY "  # serves while its successor loads
+    UNLOADING = "UNLOADING"
+    FAILED = "UNAVAILABLE"
+    UNLOADED = "UNAVAILABLE "
+
+    @property
+    def shown(self) -> str:
+        """The state's name in the index."""
+        return self.value.rstrip()
+
+    @property
+    def serves(self) -> bool:
+        """Requests are accepted."""
+        return self in (State.READY, State.RELOADING)
+
+
+class Event(Enum):
+    """What can happen to a version."""
+
+    BEGIN = "a load begins"
+    SUCCEED = "the load is done"
+    FAIL = "the load failed"
+    ABANDON = "the load was outdated by a newer operation"
+    WITHDRAW = "it is taken out of service"
+    RETIRED = "its last request is answered"
+
+
+_S, _E = State, Event
+# (state, event) -> state; a pair that is missing cannot happen
+TABLE: Mapping[tuple[State, Event], State] = {
+    (_S.NEW, _E.BEGIN): _S.LOADING,
+    (_S.FAILED, _E.BEGIN): _S.LOADING,
+    (_S.UNLOADED, _E.BEGIN): _S.LOADING,
+    (_S.UNLOADING, _E.BEGIN): _S.LOADING,
+    (_S.READY, _E.BEGIN): _S.RELOADING,
+    (_S.LOADING, _E.SUCCEED): _S.READY,
+    (_S.RELOADING, _E.SUCCEED): _S.READY,
+    (_S.LOADING, _E.FAIL): _S.FAILED,
+    (_S.RELOADING, _E.FAIL): _S.READY,
+    (_S.LOADING, _E.ABANDON): _S.UNLOADED,
+    (_S.RELOADING, _E.ABANDON): _S.READY,
+    (_S.READY, _E.WITHDRAW): _S.UNLOADING,
+    (_S.RELOADING, _E.WITHDRAW): _S.UNLOADING,
+    # withdrawn while its load runs on or has failed: nothing served
+    (_S.LOADING, _E.WITHDRAW): _S.UNLOADED,
+    (_S.FAILED, _E.WITHDRAW): _S.FAILED,
+    (_S.UNLOADED, _E.WITHDRAW): _S.UNLOADED,
+    (_S.UNLOADING, _E.WITHDRAW): _S.UNLOADING,
+    (_S.NEW, _E.WITHDRAW): _S.UNLOADED,
+    # a predecessor may end when its version has long moved on
+    (_S.UNLOADING, _E.RETIRED): _S.UNLOADED,
+    (_S.LOADING, _E.RETIRED): _S.LOADING,
+    (_S.READY, _E.RETIRED): _S.READY,
+    (_S.RELOADING, _E.RETIRED): _S.RELOADING,
+    (_S.FAILED, _E.RETIRED): _S.FAILED,
+    (_S.UNLOADED, _E.RETIRED): _S.UNLOADED,
+    # the load ended after its version had been withdrawn
+    (_S.UNLOADING, _E.FAIL): _S.UNLOADING,
+    (_S.UNLOADING, _E.ABANDON): _S.UNLOADING,
+    (_S.UNLOADED, _E.FAIL): _S.FAILED,
+    (_S.UNLOADED, _E.ABANDON): _S.UNLOADED,
+}
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows. Raises KeyError for what cannot happen."""
+    return TABLE[state, event]
+
+
+def reason_after(state: State, event: Event, old: str, given: str) -> str:
+    """The reason of the state that follows: why it failed, that it was unloaded, or nothing."""
+    new = after(state, event)
+    if new is State.UNLOADED:
+        return UNLOADED
+    if new is State.FAILED:
+        return given if event is Event.FAIL else old
+    return ""
+
+
+def keeps_ready(state: State, reason: str) -> bool:
+    """Strict readiness: False while a version loads, unloads or has failed."""
+    return state.serves or (state is State.UNLOADED and reason == UNLOADED)
+
+
+# ------------------------------------------------------------ models that depend on each other
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the plans below need to know of a model."""
+
+    children: tuple[str, ...] = ()  # the models of its steps, "" for a plain model
+    wanted: bool = False  # asked for, or needed by an ensemble that is
+    explicit: bool = False  # asked for by name
+
+
+def above(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
+    """The ensembles that need `name`, directly or not; those nearest to it last.
+
+    In this order an ensemble is withdrawn before the models of its steps.
+    """
+    found: list[str] = []
+
+    def visit(child: str) -> None:
+        for other in sorted(models):
+            if child in models[other].children and other not in found and other != name:
+                found.append(other)
+                visit(other)
+
+    visit(name)
+    ordered: list[str] = []
+    left = list(found)
+    while left:
+        free = [m for m in left if not any(m in models[o].children for o in left if o != m)]
+        for m in free or left:  # a cycle cannot serve, but must not hang
+            ordered.append(m)
+            left.remove(m)
+            if not free:
+                break
+    return tuple(ordered)
+
+
+def orphans(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
+    """The models to unload with the ensemble `name` and unload_dependents: implicit ones that no
+    other wanted model needs, recursively, parents before children."""
+    gone = {name}
+    found: list[str] = []
+
+    def visit(parent: str) -> None:
+        for child in models[parent].children if parent in models else ():
+            standing = models.get(child)
+            if standing is None or standing.explicit or child in gone:
+                continue
+            if any(child in m.children and m.wanted and n not in gone for n, m in models.items()):
+                continue
+            gone.add(child)
+            found.append(child)
+            visit(child)
+
+    visit(name)
+    return tuple(found)
+
+
+def would_wait_for_itself(waits: Mapping[str, Iterable[str]], waiter: str, target: str) -> bool:
+    """True when `target`'s load waits, directly or not, for `waiter`'s."""
+    seen: set[str] = set()
+    todo = [target]
+    while todo:
+        name = todo.pop()
+        if name == waiter:
+            return True
+        if name not in seen:
+            seen.add(name)
+            todo += waits.get(name, ())
+    return False

@@ -1,0 +1,238 @@
+"""From a model's folder to models that could serve: everything of a load that can fail or take long.
+
+Rules:
+ 1. Files are read on loader threads (--model-load-thread-count); nothing here touches what serves.
+ 2. A load that is cancelled leaves its thread behind: what the thread still makes is dropped when
+    it ends, and another thread may take its place, so that a stuck model never blocks other loads.
+ 3. Every failure is a TritonError with the model's own words and traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from neptrio._cext.mailbox import CompletionQueue
+from neptrio.backends import registry
+from neptrio.backends.base import Backend, LoadContext
+from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.model import config as model_config
+from neptrio.model import defaults, validate_config
+from neptrio.model.config import ConfigSource
+from neptrio.model.model import Model
+from neptrio.observe.memory import MemoryProbe
+from neptrio.repository import override, scan
+from neptrio.repository.override import Folder, LoadParameters
+from neptrio.scheduling.base import LoopServices
+from neptrio.settings import Settings
+
+log = logging.getLogger("neptrio.repository")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's folder as a load found it."""
+
+    model_dir: Path
+    source: ConfigSource  # name and backend settled, otherwise as it was given
+    fingerprint: scan.Fingerprint
+    versions: list[int]  # that the version policy selects, ascending
+    folder: Folder | None = None  # of a file override
+
+
+class PollFailure(Exception):
+    """The folder or its configuration cannot be taken; the message says why."""
+
+    fingerprint: scan.Fingerprint | None = None  # of the folder, before it was read
+
+
+class Loader:
+    """Reads folders and makes models. Lives on the trio thread, works on loader threads."""
+
+    def __init__(self, settings: Settings, loop: LoopServices, completions: CompletionQueue) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._completions = completions
+        self._memory = MemoryProbe()
+        self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
+        self.services: Any = None
+        self.left_behind = 0  # threads of cancelled loads that have not ended
+
+    async def fingerprint(self, name: str) -> scan.Fingerprint | None:
+        """The state of the model's folder now; None when there is none, or not exactly one."""
+
+        def look() -> scan.Fingerprint | None:
+            folders = scan.model_dirs(self._settings.model_repository).get(name, [])
+            try:
+                return scan.fingerprint(folders[0]) if len(folders) == 1 else None
+            except OSError:
+                return None
+
+        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+
+    async def find(self, name: str, parameters: LoadParameters) -> Found:
+        """The folder to load from. Raises PollFailure, or InvalidArgument for broken base64."""
+        found: Found = await self._on_thread(lambda: self._find(name, parameters), _forget)
+        return found
+
+    def _find(self, name: str, parameters: LoadParameters) -> Found:
+        folder: Folder | None = None
+        state: scan.Fingerprint | None = None
+        files = override.decode(parameters.files)
+        try:
+            folders = scan.model_dirs(self._settings.model_repository).get(name, [])
+            if files:
+                folder = override.write(files)
+                model_dir = folder.path
+            elif len(folders) > 1:
+                raise PollFailure(scan.DUPLICATE)
+            elif not folders:
+                raise PollFailure("")
+            else:
+                model_dir = folders[0]
+            state = scan.fingerprint(model_dir)
+            if parameters.config is not None:
+                source = ConfigSource(
+                    model_config.parse_json(parameters.config, "load parameter 'config'"),
+                    "load parameter 'config'",
+                    parameters.config,
+                )
+            elif files:
+                raise PollFailure("files were given without the parameter 'config'")
+            else:
+                source = model_config.read(model_dir, self._settings.model_config_name)
+            defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
+            versions = scan.wanted(source.config, scan.versions(model_dir))
+            return Found(model_dir, source, state, versions, folder)
+        except Exception as error:
+            _release(folder)
+            if isinstance(error, (PollFailure, TritonError, OSError)):
+                failure = PollFailure(str(error))
+            else:
+                log.exception("reading the folder of model '%s' failed", name)
+                failure = PollFailure(f"{type(error).__name__}: {error}")
+            failure.fingerprint = state
+            raise failure from None
+
+    async def build(self, name: str, version: int, found: Found, made: list[Model]) -> Model:
+        """A started model, not serving yet. It is in `made` from the moment it holds anything."""
+        own = model_config.new_config()
+        own.CopyFrom(found.source.config)
+        context = LoadContext(
+            name, version, found.model_dir, found.model_dir / str(version), own, self._settings, self.services
+        )
+
+        def read() -> Backend:
+            backend_class = registry.find_for(own, self._settings)
+            if not self._settings.disable_auto_complete_config:
+                backend_class.auto_complete(context)
+            defaults.fill(own, backend_class)
+            validate_config.check(found.source, own, found.model_dir)
+            backend = backend_class(context)
+            backend.load()
+            return backend
+
+        try:
+            with self._memory.measure() as measured:
+                backend = await self._on_thread(read, lambda late: late.unload())
+                model = Model(context, backend, self._loop, self._completions)
+                made.append(model)
+                try:
+                    await model.start()
+                except Exception:  # it has stopped itself
+                    made.remove(model)
+                    raise
+            model.measured(measured)
+        except TritonError:
+            raise
+        except Exception as error:
+            log.exception("loading %s version %d failed", name, version)
+            raise Internal(f"{type(error).__name__}: {error}") from error
+        return model
+
+    async def _on_thread(self, work: Any, late: Any) -> Any:
+        """work() on a loader thread. When the caller is cancelled meanwhile, late(result) follows it."""
+        token = trio.lowlevel.current_trio_token()
+        lock = threading.Lock()
+        outcome: list[Any] = []
+        abandoned = False
+
+        def run() -> Any:
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as caught:
+                error = caught
+            with lock:
+                outcome.append(result)
+                if not abandoned:
+                    if error is not None:
+                        raise error
+                    return result
+            _drop(result, late)
+            try:
+                token.run_sync_soon(self._thread_ended)
+            except trio.RunFinishedError:
+                pass
+            return None
+
+        await self._limiter.acquire_on_behalf_of(run)
+        try:
+            return await trio.to_thread.run_sync(run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+        except trio.Cancelled:
+            with lock:
+                if not outcome:
+                    abandoned = True
+                    self.left_behind += 1
+            if outcome:
+                _drop(outcome[0], late)
+            raise
+        finally:
+            self._limiter.release_on_behalf_of(run)
+
+    def _thread_ended(self) -> None:
+        self.left_behind -= 1
+
+
+def _drop(result: Any, late: Any) -> None:
+    if result is not None:
+        try:
+            late(result)
+        except Exception:
+            log.exception("dropping what an outdated load made failed")
+
+
+def _release(folder: Folder | None) -> None:
+    if folder is not None:
+        folder.release()
+
+
+def _forget(found: Found) -> None:
+    _release(found.folder)
+
+
+def no_version(name: str) -> InvalidArgument:
+    """The error of a folder without a version to load."""
+    return InvalidArgument(
+        f"load failed for model '{name}': at least one version must be available under the version "
+        f"policy of model '{name}'\n"
+    )
+
+
+def version_failed(name: str, version: int, reason: str) -> InvalidArgument:
+    """The error of a load whose version did not come up."""
+    return InvalidArgument(
+        f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason};\n"
+    )
+
+
+def poll_failed(name: str, why: str) -> Internal:
+    """The error of a folder or configuration that cannot be taken."""
+    return Internal(
+        f"failed to load '{name}', failed to poll from model repository{f': {why}' if why else ''}"
+    )

@@ -1,0 +1,124 @@
+"""What a load call brings along: a configuration, files, or both (seed 004).
+
+Files are written to a temporary folder that takes the model folder's place; it lives as long as a
+model loaded from it. Nothing is ever written outside that folder: a path is relative, has no `..`
+and no component that a file system refuses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neptrio.errors import Internal, InvalidArgument
+
+FILE = "file:"
+LONGEST_COMPONENT = 255  # bytes, of every file system in use
+
+
+class Folder:
+    """The temporary folder of a file override; removed when the last holder lets go."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="neptrio-model-"))
+        self.holders = 0
+
+    def hold(self) -> None:
+        """One more model uses the folder."""
+        self.holders += 1
+
+    def release(self) -> None:
+        """One model less; the last one removes the folder."""
+        self.holders -= 1
+        if self.holders <= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class LoadParameters:
+    """The parameters of a load call. `config` is None when there was none."""
+
+    config: str | None = None
+    files: Mapping[str, bytes | str] = field(default_factory=dict)  # path -> content, str = base64
+    return_at_once: bool = False
+
+    @property
+    def overrides(self) -> bool:
+        """The model's folder is not taken as it is."""
+        return self.config is not None or bool(self.files)
+
+
+def parse(parameters: Mapping[str, Any]) -> LoadParameters:
+    """Checks the types of a load call's parameters. `file:` values are bytes or base64 text.
+
+    Raises InvalidArgument, or Internal for an unknown parameter (spec/rules.md E4.2).
+    """
+    config: str | None = None
+    files: dict[str, bytes | str] = {}
+    at_once = False
+    for key, value in parameters.items():
+        if key == "config":
+            if not isinstance(value, str):
+                raise InvalidArgument("Unable to parse 'config': attempt to access JSON non-string as string")
+            config = value
+        elif key.startswith(FILE):
+            if not isinstance(value, (str, bytes)):
+                raise InvalidArgument(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+            files[key.removeprefix(FILE)] = value
+        elif key == "async":
+            if not isinstance(value, bool):
+                raise InvalidArgument(
+                    "Unable to parse 'async': attempt to access JSON non-boolean as boolean"
+                )
+            at_once = value
+        else:
+            raise Internal("unexpected error on creating Triton parameter")
+    return LoadParameters(config, files, at_once)
+
+
+def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
+    """The files' contents. Raises InvalidArgument naming the parameter whose base64 is broken."""
+    decoded: dict[str, bytes] = {}
+    for path, value in files.items():
+        if isinstance(value, str):
+            try:
+                decoded[path] = base64.b64decode(value.encode("ascii"), validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidArgument(f"load parameter '{FILE}{path}' is not valid base64: {error}") from None
+        else:
+            decoded[path] = bytes(value)
+    return decoded
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """The components of a `file:` path. Raises InvalidArgument when it could leave the folder."""
+    parts = tuple(path.split("/"))
+    if not path or "\0" in path or "\\" in path or any(part in ("", ".") for part in parts):
+        raise InvalidArgument(f"'{FILE}{path}': expected {FILE}<version>/<file name>")
+    if ".." in parts:
+        raise InvalidArgument(f"'{FILE}{path}': must stay within model directory")
+    for part in parts:
+        if len(part.encode("utf-8", "surrogatepass")) > LONGEST_COMPONENT:
+            raise InvalidArgument(f"'{FILE}{path[:40]}...': a name is longer than {LONGEST_COMPONENT} bytes")
+    return parts
+
+
+def write(files: Mapping[str, bytes]) -> Folder:
+    """A folder with these files. Raises InvalidArgument or OSError; nothing is left behind then."""
+    places = [(parts_of(path), content) for path, content in files.items()]
+    folder = Folder()
+    try:
+        for parts, content in places:
+            target = folder.path.joinpath(*parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+    except (OSError, ValueError) as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise InvalidArgument(f"the files of the load call cannot be written: {error}") from None
+    return folder

@@ -1,0 +1,137 @@
+"""What the manager remembers: per model its versions, its last configuration, the load under way."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from neptrio.errors import TritonError
+from neptrio.model.config import ConfigSource
+from neptrio.model.model import Model
+from neptrio.repository import lifecycle
+from neptrio.repository.lifecycle import Event, Standing, State
+from neptrio.repository.override import Folder, LoadParameters
+from neptrio.repository.scan import Fingerprint
+
+log = logging.getLogger("neptrio.repository")
+
+
+@dataclass
+class Row:
+    """One version: a row of the index."""
+
+    state: State = State.NEW
+    reason: str = ""
+    model: Model | None = None  # what serves; None in every state that does not
+
+    def apply(self, event: Event, reason: str = "") -> None:
+        """Moves by the table of repository.lifecycle."""
+        self.reason = lifecycle.reason_after(self.state, event, self.reason, reason)
+        self.state = lifecycle.after(self.state, event)
+
+
+class Retirement:
+    """A model that serves nobody new: it answers what it accepted, then it is finalized."""
+
+    def __init__(self, version: int, model: Model) -> None:
+        self.version = version
+        self.model = model
+        self.drained = trio.Event()
+        self.done = trio.Event()
+
+
+class Operation:
+    """One load, from the call to its outcome."""
+
+    def __init__(self, number: int, record: Record, parameters: LoadParameters) -> None:
+        self.number = number
+        self.record = record
+        self.parameters = parameters
+        self.explicit = False
+        self.refresh = False  # an ensemble follows a change of its steps' models
+        self.phase = "waiting for its turn"
+        self.started = time.monotonic()
+        self.error: TritonError | None = None
+        self.scope = trio.CancelScope()
+        self.stopped_by: TritonError | None = None  # why it is being cancelled
+        self.released = trio.Event()  # the next load of this model may begin
+        self.done = trio.Event()
+        self.building: list[Model] = []  # made, not serving yet
+
+    def cancel(self, reason: TritonError) -> None:
+        """Ends the load; its caller is told `reason`."""
+        if self.stopped_by is None and not self.done.is_set():
+            self.stopped_by = reason
+            self.scope.cancel()
+
+
+@dataclass
+class Record:
+    """A model that is or was served, or was asked for."""
+
+    name: str
+    rows: dict[int, Row] = field(default_factory=dict)
+    wanted: bool = False
+    explicit: bool = False
+    children: tuple[str, ...] = ()
+    operations: list[Operation] = field(default_factory=list)  # the first has its turn
+    retiring: list[Retirement] = field(default_factory=list)
+    # of what serves: the configuration as it was given, the folder's state, what the call brought
+    source: ConfigSource | None = None
+    fingerprint: Fingerprint | None = None
+    override: str | None = None
+    folder: Folder | None = None
+    problem: str = ""  # why the folder could not be taken at the last try
+    polled: Fingerprint | None = None  # the folder's state at the last load, done or failed
+    last_error: str = ""
+    last_seconds: float = 0.0
+
+    @property
+    def serving(self) -> dict[int, Model]:
+        """The versions that accept requests, those whose instances are ill included."""
+        return {v: row.model for v, row in self.rows.items() if row.model is not None}
+
+    @property
+    def standing(self) -> Standing:
+        """What lifecycle's plans need to know."""
+        return Standing(self.children, self.wanted, self.explicit)
+
+    def index(self) -> Iterator[dict[str, Any]]:
+        """The model's rows of the repository index, by version."""
+        for version, row in sorted(self.rows.items()):
+            state, reason = row.state.shown, row.reason
+            if row.state.serves and row.model is not None and not row.model.ready:
+                state, reason = "UNAVAILABLE", row.model.reason  # broken, or being restarted
+            entry = {"name": self.name, "version": str(version), "state": state}
+            if reason:
+                entry["reason"] = reason
+            yield entry
+        if not self.rows and self.problem:
+            yield {"name": self.name, "state": "UNAVAILABLE", "reason": self.problem}
+
+    def progress(self) -> dict[str, Any]:
+        """What GET v2/repository/models/M shows (our extension)."""
+        plain: dict[str, Any] = {"name": self.name, "versions": []}
+        for entry in self.index():
+            shown = {key: value for key, value in entry.items() if key != "name"}
+            model = self.rows[int(entry["version"])].model if "version" in entry else None
+            if model is not None:
+                shown["load_duration_ns"] = int(model.load_duration_secs * 1e9)
+            plain["versions"].append(shown)
+        if self.operations:
+            operation = self.operations[0]
+            plain["loading"] = {
+                "phase": operation.phase,
+                "elapsed_ns": int((time.monotonic() - operation.started) * 1e9),
+                "waiting": len(self.operations) - 1,
+            }
+        if self.last_seconds:
+            plain["last_load_duration_ns"] = int(self.last_seconds * 1e9)
+        if self.last_error:
+            plain["last_error"] = self.last_error
+        return plain

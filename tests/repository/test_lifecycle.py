@@ -1,0 +1,99 @@
+"""The lifecycle table and the plans for models that depend on each other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from neptrio.repository import lifecycle
+from neptrio.repository.lifecycle import TABLE, UNLOADED, Event, Standing, State, after, reason_after
+
+LOADS = (Event.SUCCEED, Event.FAIL, Event.ABANDON)
+
+
+def test_every_state_is_reached_and_left() -> None:
+    reached = {State.NEW}
+    while True:
+        more = {TABLE[pair] for pair in TABLE if pair[0] in reached} - reached
+        if not more:
+            break
+        reached |= more
+    assert reached == set(State)
+    assert {state for state, _ in TABLE} == set(State)
+
+
+def test_whatever_happens_in_whatever_order_is_in_the_table() -> None:
+    """All sequences of six happenings as the manager lets them follow each other: one load at a time."""
+    happenings = ("begin", *LOADS, Event.WITHDRAW, Event.RETIRED)
+    seen = set()
+    for sequence in itertools.product(happenings, repeat=6):
+        state, loading, reason = State.NEW, False, ""
+        for happening in sequence:
+            if happening == "begin":
+                if loading:
+                    continue
+                event, loading = Event.BEGIN, True
+            elif happening in LOADS:
+                if not loading:
+                    continue
+                event, loading = happening, False
+            elif happening is Event.WITHDRAW and loading:
+                # an unload outdates the load first
+                state, reason = after(state, Event.ABANDON), reason_after(state, Event.ABANDON, reason, "why")
+                event, loading = Event.WITHDRAW, False
+            else:
+                event = happening
+                if event is Event.RETIRED and state is State.NEW:
+                    continue
+            served = state.serves
+            reason = reason_after(state, event, reason, "why")
+            state = after(state, event)
+            seen.add(state)
+            if served and event in (Event.BEGIN, Event.FAIL, Event.ABANDON, Event.RETIRED):
+                assert state.serves, "only a withdrawal takes a version out of service"
+            assert (reason == UNLOADED) == (state is State.UNLOADED)
+            assert (reason == "why") == (state is State.FAILED)
+            assert loading == (state in (State.LOADING, State.RELOADING))
+    assert seen == set(State) - {State.NEW} | ({State.NEW} & seen)
+
+
+@pytest.mark.parametrize("pair", [(State.NEW, Event.SUCCEED), (State.READY, Event.SUCCEED)])
+def test_what_cannot_happen_is_refused(pair: tuple[State, Event]) -> None:
+    with pytest.raises(KeyError):
+        after(*pair)
+
+
+def test_readiness_and_names() -> None:
+    assert [s.shown for s in State] == [
+        "UNKNOWN", "LOADING", "READY", "READY", "UNLOADING", "UNAVAILABLE", "UNAVAILABLE"]  # fmt: skip
+    assert [s for s in State if lifecycle.keeps_ready(s, UNLOADED if s is State.UNLOADED else "")] == [
+        State.READY, State.RELOADING, State.UNLOADED]  # fmt: skip
+
+
+MODELS = {
+    "a": Standing(wanted=True),
+    "b": Standing(wanted=True, explicit=True),
+    "inner": Standing(("a", "b"), wanted=True),
+    "outer": Standing(("inner", "a"), wanted=True, explicit=True),
+}
+
+
+def test_ensembles_go_before_the_models_of_their_steps() -> None:
+    assert lifecycle.above(MODELS, "a") == ("outer", "inner")
+    assert lifecycle.above(MODELS, "inner") == ("outer",)
+    assert lifecycle.above(MODELS, "outer") == ()
+    assert lifecycle.above({"x": Standing(("y",)), "y": Standing(("x",))}, "x") == ("y",)
+
+
+def test_orphans_are_implicit_and_needed_by_nobody_else() -> None:
+    assert lifecycle.orphans(MODELS, "outer") == ("inner", "a")
+    assert lifecycle.orphans(MODELS, "inner") == (), "outer needs a"
+    assert lifecycle.orphans(MODELS, "a") == ()
+    assert lifecycle.orphans({**MODELS, "outer": Standing(("inner", "a"))}, "inner") == ("a",)
+
+
+def test_waiting_in_a_circle_is_seen() -> None:
+    assert lifecycle.would_wait_for_itself({"b": ["c"], "c": ["a"]}, "a", "b")
+    assert not lifecycle.would_wait_for_itself({"b": ["c"], "c": ["d"]}, "a", "b")
+    assert lifecycle.would_wait_for_itself({}, "a", "a")
