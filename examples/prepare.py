@@ -17,7 +17,8 @@ REPOSITORY = Path(__file__).resolve().parent / "model_repository"
 
 
 def prepare_file_type(repository: Path = REPOSITORY) -> None:
-    """file_type: model.onnx, labels.txt and file_types.json. Raises FileNotFoundError without the package."""
+    """The steps of file_type: file_type_scores/1/model.onnx with labels.txt, file_type_ends/ends.json and
+    file_type_label/file_types.json. Raises FileNotFoundError without the package."""
     found = importlib.util.find_spec("magika")
     if found is None or not found.submodule_search_locations:
         raise FileNotFoundError(
@@ -26,20 +27,24 @@ def prepare_file_type(repository: Path = REPOSITORY) -> None:
         )
     package = Path(next(iter(found.submodule_search_locations)))
     source = sorted(package.glob("models/*/model.onnx"))[-1]
-    target = repository / "file_type" / "1" / "model.onnx"
+    target = repository / "file_type_scores" / "1" / "model.onnx"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or target.stat().st_size != source.stat().st_size:
         shutil.copyfile(source, target)
     settings = json.loads((source.parent / "config.min.json").read_text())
     kinds = json.loads((package / "config" / "content_types_kb.min.json").read_text())
     labels = settings["target_labels_space"]
-    (repository / "file_type" / "labels.txt").write_text("\n".join(labels) + "\n")
-    about = {
+    (repository / "file_type_scores" / "labels.txt").write_text("\n".join(labels) + "\n")
+    ends = {
         "beginning": settings["beg_size"],
         "end": settings["end_size"],
         "block": settings["block_size"],
         "padding": settings["padding_token"],
         "least_bytes": settings["min_file_size_for_dl"],
+    }
+    (repository / "file_type_ends" / "ends.json").write_text(json.dumps(ends, indent=1) + "\n")
+    types = {
+        "labels": labels,
         "threshold": settings["medium_confidence_threshold"],
         "thresholds": settings["thresholds"],
         "shown_as": settings["overwrite_map"],
@@ -49,7 +54,7 @@ def prepare_file_type(repository: Path = REPOSITORY) -> None:
             if name in labels or name in ("txt", "unknown", "empty")
         },
     }
-    (repository / "file_type" / "file_types.json").write_text(json.dumps(about, indent=1) + "\n")
+    (repository / "file_type_label" / "file_types.json").write_text(json.dumps(types, indent=1) + "\n")
 
 
 def prepare_speech_detection(repository: Path = REPOSITORY) -> None:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import urllib.request
 import wave
 import zipfile
 import zlib
@@ -94,7 +95,7 @@ def real_files(folder: Path) -> dict[Path, str]:
         ROOT / "LICENSE": "txt",
         ROOT / "CHANGELOG.md": "markdown",
         ROOT / "tools" / "system_libraries.sh": "shell",
-        EXAMPLES / "model_repository" / "file_type" / "1" / "model.onnx": "onnx",
+        EXAMPLES / "model_repository" / "file_type_scores" / "1" / "model.onnx": "onnx",
         folder / "image": "png",
         folder / "archive": "zip",
         folder / "tape": "tar",
@@ -116,9 +117,25 @@ def test_file_types(server: ServerProcess, tmp_path: Path) -> None:
     expected = real_files(tmp_path)
     with httpclient.InferenceServerClient(server.http) as client:
         types = load(EXAMPLES / "file_type.py").types_of(client, list(expected))
-    got = {path.name: name for path, (name, _) in zip(expected, types, strict=True)}
+        # each of the ensemble's steps has seen every file
+        for model in ("file_type", "file_type_ends", "file_type_scores", "file_type_label"):
+            stats = client.get_inference_statistics(model)["model_stats"][0]
+            assert stats["inference_count"] == len(expected), model
+    got = {path.name: name for path, (name, _, _) in zip(expected, types, strict=True)}
     assert got == {path.name: name for path, name in expected.items()}
-    assert all(0 < score <= 1.001 for _, score in types)
+    assert all(description and 0 < score <= 1.001 for _, description, score in types)
+
+
+def test_raw_bytes_in_and_a_label_out(server: ServerProcess) -> None:
+    """A plain POST of a file's bytes, without JSON and without a client library."""
+    url = f"http://{server.http}/v2/models/file_type/infer"
+    content = (ROOT / "Makefile").read_bytes()
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
+    with urllib.request.urlopen(urllib.request.Request(url, content, headers), timeout=30) as answer:
+        length = int(answer.headers["Inference-Header-Content-Length"])
+        result = httpclient.InferResult.from_response_body(answer.read(), header_length=length)
+    assert result.as_numpy("LABEL").tolist() == [[b"makefile"]]
+    assert 0 < result.as_numpy("SCORE")[0, 0] <= 1.001
 
 
 def test_the_command_prints_types(server: ServerProcess) -> None:
