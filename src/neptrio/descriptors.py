@@ -7,6 +7,7 @@ tritonclient (whose generated modules claim the default pool) never sees a confl
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -30,7 +31,15 @@ def pool() -> Any:
     return made
 
 
-@cache
+_making = threading.Lock()  # cache alone would let two loader threads make two pools, hence two classes
+
+
 def message_class(name: str) -> Any:
-    """The protobuf class of a full message name such as `inference.ModelConfig`."""
+    """The protobuf class of a full message name such as `inference.ModelConfig`. Any thread."""
+    with _making:
+        return _message_class(name)
+
+
+@cache
+def _message_class(name: str) -> Any:
     return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
