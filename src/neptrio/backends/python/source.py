@@ -70,7 +70,7 @@ class ModelSource:
     def unload(self) -> None:
         """Forgets the model's modules."""
         prefix = self.package + "."
-        for name in [n for n in sys.modules if n == self.package or n.startswith(prefix)]:
+        for name in [n for n in list(sys.modules) if n == self.package or n.startswith(prefix)]:
             del sys.modules[name]
 
     def _load(self, fullname: str, path: Path, package_folder: Path | None) -> types.ModuleType:
