@@ -177,7 +177,11 @@ class Instance:
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         """Tells the backend, on its thread, that a sequence it has worked on is over."""
         backend = self.backend
-        if backend.wants_sequence_end:
+        if not backend.wants_sequence_end:
+            return
+        if backend.overlapping:  # in line with begin(), or a successor of the same id might overtake it
+            backend.sequence_ended(sequence_id, reason)
+        else:
             self._mailbox.submit(_Call(lambda: backend.sequence_ended(sequence_id, reason), self._hook_done))
 
     def _hook_done(self, error: BaseException | None) -> None:

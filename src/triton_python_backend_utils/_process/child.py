@@ -369,6 +369,8 @@ class Child:
                     self._run_loop()
             elif kind == "execute":
                 self._execute(message)
+            elif kind == "sequence_end":
+                self._sequence_end(message)
             elif kind == "finalize":
                 self._guarded(self._finalize, message)
                 self._exit()
@@ -419,7 +421,7 @@ class Child:
             return self._initialize_async(model, message)
         if hasattr(model, "initialize"):
             model.initialize(message["args"])
-        return {"t": "initialized", "async": False}
+        return self._initialized(False)
 
     def _initialize_async(self, model: Any, message: dict[str, Any]) -> Any:
         loop = asyncio.new_event_loop()
@@ -428,10 +430,23 @@ class Child:
         async def initialize() -> dict[str, Any]:
             if hasattr(model, "initialize"):
                 await _awaited(lambda: model.initialize(message["args"]))
-            return {"t": "initialized", "async": True}
+            return self._initialized(True)
 
         self.loop = loop
         return initialize()
+
+    def _initialized(self, is_async: bool) -> dict[str, Any]:
+        hook = callable(getattr(self.model, "on_sequence_end", None))
+        return {"t": "initialized", "async": is_async, "sequence_end": hook}
+
+    def _sequence_end(self, message: dict[str, Any]) -> None:
+        try:
+            self.model.on_sequence_end(message["c"], message["reason"])
+        except Exception as error:
+            self._hook_failed(error)
+
+    def _hook_failed(self, error: BaseException) -> None:
+        print(f"the sequence end hook of {self.name} failed: {error!r}", file=sys.stderr, flush=True)
 
     def _finalize(self, message: dict[str, Any]) -> Any:
         if hasattr(self.model, "finalize"):
@@ -550,12 +565,23 @@ class Child:
         assert self.loop is not None
         if message["t"] == "execute":
             task = self.loop.create_task(self._execute_async(message))
+        elif message["t"] == "sequence_end":
+            task = self.loop.create_task(self._sequence_end_async(message))
+            self.hooks.add(task)
+            task.add_done_callback(self.hooks.discard)
         else:
             task = self.loop.create_task(self._finalize_async())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     tasks: set[Any] = set()  # noqa: RUF012
+    hooks: set[Any] = set()  # noqa: RUF012
+
+    async def _sequence_end_async(self, message: dict[str, Any]) -> None:
+        try:
+            await _awaited(lambda: self.model.on_sequence_end(message["c"], message["reason"]))
+        except Exception as error:
+            self._hook_failed(error)
 
     async def _execute_async(self, message: dict[str, Any]) -> None:
         times = [time.monotonic_ns()]
@@ -574,6 +600,8 @@ class Child:
 
     async def _finalize_async(self) -> None:
         try:
+            if self.hooks:
+                await asyncio.wait(self.hooks)
             if hasattr(self.model, "finalize"):
                 await _awaited(self.model.finalize)
             self.send({"t": "finalized"}, [])

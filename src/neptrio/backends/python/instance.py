@@ -288,6 +288,7 @@ class InProcessInstance(BackendInstance):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hooks: set[asyncio.Task[None]] = set()
 
     def initialize(self) -> None:
         _host.enter(self._runner.host)
@@ -362,9 +363,25 @@ class InProcessInstance(BackendInstance):
         if self._loop is None:
             hook(sequence_id, reason)
         else:
-            asyncio.run_coroutine_threadsafe(
-                self._call(lambda: hook(sequence_id, reason)), self._loop
-            ).result()
+            self._loop.call_soon_threadsafe(self._spawn_hook, lambda: hook(sequence_id, reason))
+
+    def _spawn_hook(self, hook: Callable[[], Any]) -> None:
+        task = asyncio.ensure_future(self._call_hook(hook))
+        self._hooks.add(task)
+        task.add_done_callback(self._hooks.discard)
+
+    async def _call_hook(self, hook: Callable[[], Any]) -> None:
+        try:
+            await self._call(hook)
+        except Exception as error:
+            log.error(
+                "the sequence end hook of %s failed: %s", self._runner.name, self._runner.failure(error)
+            )
+
+    async def _finalize_after_hooks(self) -> None:
+        if self._hooks:
+            await asyncio.wait(self._hooks)
+        await self._call(self._runner.finalize)
 
     def _run_loop(self) -> None:
         assert self._loop is not None
@@ -383,7 +400,7 @@ class InProcessInstance(BackendInstance):
     def _stop_loop(self) -> None:
         assert self._loop is not None
         try:
-            asyncio.run_coroutine_threadsafe(self._call(self._runner.finalize), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._finalize_after_hooks(), self._loop).result()
         finally:
             self._end_loop()
 

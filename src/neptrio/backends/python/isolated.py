@@ -183,6 +183,7 @@ class IsolatedInstance(BackendInstance):
             self._process = process
             self._started_at = time.monotonic()
         self.capacity = ASYNC_CAPACITY if answer["async"] else 1
+        self.wants_sequence_end = answer["sequence_end"]
         self.healthy = not process.ended.is_set()
         self.reason = ""
         if not self.healthy:  # it died between its answer and here
@@ -286,6 +287,11 @@ class IsolatedInstance(BackendInstance):
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
         else:
             process.post(lambda: self._send_batch(process, batch))
+
+    def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
+        process = self._process
+        if process is not None:  # a child that is gone has taken what it kept with it
+            process.post_message({"t": "sequence_end", "c": sequence_id, "reason": reason})
 
     def _fail(self, batch: Batch, error: TritonError) -> None:
         batch.error = error
