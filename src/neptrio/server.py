@@ -4,8 +4,8 @@
       models                         loaded before the listeners accept
         REST, gRPC, metrics          the fronts
 
-Shutdown runs the other way: not ready at once, no new connections, open requests answered,
-models unloaded, then the loop's own tasks end. A second signal ends the process at once.
+Shutdown runs the other way: not ready at once, no new sequences, running sequences ended by their
+clients or their idle time, no new connections, open requests answered, models unloaded, then the loop's own tasks end. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ from neptrio.transport.rest import RestServer
 from neptrio.turn import Turn
 
 log = logging.getLogger("neptrio.server")
+
+SEQUENCES_PERIOD = 0.05  # seconds between two looks at the sequences that hold up a shutdown
 
 
 class Server:
@@ -130,6 +132,7 @@ class Server:
                         fronts.start_soon(self.repository.poll)
                     started()
                     await self.stopping.wait()
+                    await self._sequences()
                     await self._drain()
                     fronts.cancel_scope.cancel()
             finally:
@@ -173,6 +176,16 @@ class Server:
         self.stopping.set()
         self._loading.cancel()
         self.repository.close()
+
+    async def _sequences(self) -> None:
+        """Running sequences go on while somebody is connected who could (spec/rules.md E1.17).
+
+        A tenth of the time is left for the rest of the shutdown: sequences that idle for longer than
+        the exit timeout end with it and make it no less clean.
+        """
+        with trio.move_on_after(0.9 * self.settings.exit_timeout_secs):
+            while self.repository.live_sequences() and any(front.connections for front in self.fronts):
+                await trio.sleep(SEQUENCES_PERIOD)
 
     async def _drain(self) -> None:
         """No new connections, open requests answered; the deadline covers the unloading too."""

@@ -285,7 +285,8 @@ def _instance_groups(c: _Check) -> None:
 
 def _warmup(c: _Check) -> None:
     inputs = {i.name: i for i in c.config.input}
-    controls = {i.name for i in c.config.sequence_batching.control_input}
+    batching = c.config.sequence_batching
+    controls = {i.name for i in batching.control_input} | {s.input_name for s in batching.state}
     for i, sample in enumerate(c.config.model_warmup):
         at = ("model_warmup", i)
         if sample.batch_size > max(1, c.config.max_batch_size):

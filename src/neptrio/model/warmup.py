@@ -4,6 +4,10 @@ Samples run one after the other, on all instances side by side. They go through 
 statistics and error path as requests, so what a first request would meet (lazy allocation, a
 kernel to compile, a broken input) is met here. A sample that fails fails the load.
 
+A sample of a sequence model is a sequence of one request per place of the batch: the control and state
+inputs that it does not give itself are those of START, END and READY with the ids 1, 2, ... and the
+initial state. It touches no slot and no sequence, and what it makes of the state is dropped.
+
 Source: spec/features.md A4, spec/observed.md 10.
 """
 
@@ -84,7 +88,10 @@ async def _run(
                 failures.append(error)
                 return
             requests.append(request)
-        for request in requests:
+        complete_sample = getattr(model.scheduler, "complete_sample", None)
+        for number, request in enumerate(requests):
+            if complete_sample is not None:
+                complete_sample(request, number)
             accept(request)
             request.stamp(Stamp.REQUEST_START)
             request.stamp(Stamp.QUEUE_START, request.timestamp(Stamp.REQUEST_START))
@@ -97,8 +104,9 @@ async def _run(
 
 
 def _check(request: InferRequest, model: Any) -> None:
-    """Validates as any request; the control inputs of a sequence model are the sample's own."""
-    controls = {control.name for control in model.config.sequence_batching.control_input}
+    """Validates as any request; the control and state inputs of a sequence model are the sample's own."""
+    batching = model.config.sequence_batching
+    controls = {c.name for c in batching.control_input} | {s.input_name for s in batching.state}
     inputs = request.inputs
     request.inputs = [tensor for tensor in inputs if tensor.name not in controls]
     validate(request, model)

@@ -610,6 +610,10 @@ class RepositoryManager:
             for operation in list(record.operations):
                 operation.cancel(Unavailable(EXITING))
 
+    def live_sequences(self) -> int:
+        """Sequences of all models that a request may continue."""
+        return sum(model.scheduler.live_sequences() for model in self.ready_models())
+
     async def unload_all(self) -> None:
         """Shutdown: drains and unloads everything."""
         self.close()

@@ -60,6 +60,10 @@ class Scheduler(ABC):
     def flush(self) -> None:
         """The server is about to exit: send what waits instead of waiting for company."""
 
+    def live_sequences(self) -> int:
+        """Sequences that a request may continue: a server that exits gives them time to end."""
+        return 0
+
     def stop(self) -> None:
         """No newcomers; what was accepted finishes."""
 

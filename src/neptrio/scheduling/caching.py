@@ -123,5 +123,8 @@ class CachingScheduler(Scheduler):
     def flush(self) -> None:
         self.inner.flush()
 
+    def live_sequences(self) -> int:
+        return self.inner.live_sequences()
+
     def stop(self) -> None:
         self.inner.stop()

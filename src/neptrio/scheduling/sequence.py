@@ -41,6 +41,7 @@ class SequenceStatistics(SchedulerStatistics):
     """What the sequence batcher holds now. `queued` counts slots and backlog."""
 
     table: SlotTableStatistics
+    null_requests: int  # so many places of batches had nobody's request (direct)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class SequenceScheduler(Scheduler):
     """Base of both strategies; subclasses form batches in `form(index, instance, now_ns)`."""
 
     offers = False  # whether the table is to list sequences that have something to issue
+    null_requests = 0
 
     def __init__(self, model: Any, pool: InstancePool, loop: LoopServices, config: SequenceConfig) -> None:
         self.config = config
@@ -81,6 +83,7 @@ class SequenceScheduler(Scheduler):
         self._made = self.controls.names | self.state.names
         self._server_ids = itertools.count(1)
         self._stopping = False
+        self.delay_ns = config.delay_ns  # 0 once the server is about to exit
         self._timer: Any = None
         self._timer_ns = 0
         # debugging aids of a Triton server: every instance waits until so many requests wait
@@ -135,7 +138,7 @@ class SequenceScheduler(Scheduler):
 
     def _new_id(self) -> int | str:
         for number in self._server_ids:
-            made: int | str = str(number) if self.controls.text_ids else number
+            made = self.controls.id_of(number)
             if made not in self.table.live:
                 return made
         raise AssertionError("unreachable")
@@ -235,6 +238,8 @@ class SequenceScheduler(Scheduler):
             super().reschedule(request)
         elif sequence is not None:
             request.release_flags = RESCHEDULE  # its batch is not back yet: _finished() does it
+        elif request.scheduler_data is None:  # a warm-up sample or a null request: once is enough
+            complete(request, InferResponse([]), True)
         else:
             self._requeue(request.scheduler_data, request)
 
@@ -316,6 +321,29 @@ class SequenceScheduler(Scheduler):
         self._act()
         self._loop.turn.soon()
 
+    def complete_sample(self, request: InferRequest, number: int) -> None:
+        """Adds the controls and states that place `number` of a warm-up sample does not give itself."""
+        given = {tensor.name for tensor in request.inputs}
+        sample = Sequence(self.controls.id_of(number + 1), 0)
+        request.scheduler = self
+        request.sequence_id = sample.id
+        request.sequence_start = request.sequence_end = True
+        own = request.inputs
+        request.inputs = []
+        self.controls.attach(request, sample)
+        request.inputs = own + [t for t in request.inputs + self.state.initial if t.name not in given]
+
+    def flush(self) -> None:
+        """The server is about to exit: nothing waits for company any more, and new sequences are refused."""
+        self.stop()
+        self.delay_ns = 0
+        self._holds = [0] * len(self._instances)
+        self._loop.turn.mark(self)
+        self._loop.turn.soon()
+
+    def live_sequences(self) -> int:
+        return len(self.table.live)
+
     def stop(self) -> None:
         """New sequences are refused; running ones may go on (E1.17)."""
         self._stopping = True
@@ -354,5 +382,8 @@ class SequenceScheduler(Scheduler):
     def statistics(self) -> SequenceStatistics:
         table = self.table.statistics()
         return SequenceStatistics(
-            queued=table.waiting + table.backlog_requests, executing=self._pool.executing, table=table
+            queued=table.waiting + table.backlog_requests,
+            executing=self._pool.executing,
+            table=table,
+            null_requests=self.null_requests,
         )

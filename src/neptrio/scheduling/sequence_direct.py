@@ -23,13 +23,15 @@ from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
 from neptrio.scheduling.sequence_tensors import NullRequests, same_inputs
 
 
-def delay_left(config: SequenceConfig, ready: int, oldest_ns: int, now_ns: int) -> int:
-    """Nanoseconds that a batch of `ready` requests, the oldest from `oldest_ns`, still has to wait."""
-    if config.delay_ns == 0 or config.minimum_slot_utilization == 0.0:
+def delay_left(delay_ns: int, utilization: float, slots: int, ready: int, oldest_ns: int, now_ns: int) -> int:
+    """Nanoseconds that a batch of `ready` requests, the oldest from `oldest_ns`, still has to wait.
+
+    A share of the slots is compared with the number that the configuration says: 0.3 is 3 of 10, though
+    neither the protobuf's 32-bit 0.3 nor 0.3 * 10 need be what it looks like.
+    """
+    if delay_ns == 0 or utilization == 0.0 or ready / slots >= utilization:
         return 0
-    if ready >= config.minimum_slot_utilization * config.slots:
-        return 0
-    return max(0, oldest_ns + config.delay_ns - now_ns)
+    return max(0, oldest_ns + delay_ns - now_ns)
 
 
 class DirectScheduler(SequenceScheduler):
@@ -49,7 +51,9 @@ class DirectScheduler(SequenceScheduler):
         if not ready:
             return
         oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in ready if s.waiting)
-        left = delay_left(self.config, len(ready), oldest, now_ns)
+        config = self.config
+        utilization = config.minimum_slot_utilization
+        left = delay_left(self.delay_ns, utilization, config.slots, len(ready), oldest, now_ns)
         if left:
             self._wait_until(now_ns + left)
             return
@@ -65,6 +69,7 @@ class DirectScheduler(SequenceScheduler):
             while len(batch) < sequence.slot:
                 batch.append(self._nulls.make(like, self.state.initial))
             batch.append(sequence)
+        self.null_requests = self._nulls.made
         requests = [self._issue(r, now_ns) if not isinstance(r, InferRequest) else r for r in batch]
-        reason = "full" if len(ready) == self.config.slots else "delay" if self.config.delay_ns else "idle"
+        reason = "full" if len(ready) == config.slots else "delay" if self.delay_ns else "idle"
         instance.submit(requests, reason, now_ns - oldest)

@@ -66,10 +66,10 @@ class OldestScheduler(SequenceScheduler):
             oldest = min(s.waiting[0].timestamp(QUEUE_START) for s in picked if s.waiting)
             age = now_ns - oldest
             size, reason = choose(
-                len(picked), closed, config.preferred_batch_sizes, age, config.delay_ns, max_size
+                len(picked), closed, config.preferred_batch_sizes, age, self.delay_ns, max_size
             )
             if not size:
-                self._wait_until(oldest + config.delay_ns)
+                self._wait_until(oldest + self.delay_ns)
                 return
             requests = []
             for sequence in picked[:size]:

@@ -57,10 +57,10 @@ class Controls:
         data = corrid_bytes(sequence_id, self._corrid.dtype)
         return Tensor(self._corrid.name, self._corrid.dtype, self._shape, data)
 
-    @property
-    def text_ids(self) -> bool:
-        """True when ids must be strings."""
-        return self._corrid is not None and self._corrid.dtype == datatypes.BYTES
+    def id_of(self, number: int) -> int | str:
+        """An id that the server makes: a string where ids must be strings."""
+        text = self._corrid is not None and self._corrid.dtype == datatypes.BYTES
+        return str(number) if text else number
 
     def check_id(self, request: InferRequest) -> None:
         """Raises InvalidArgument when the id's type is not that of CORRID; without one, any will do."""
@@ -117,6 +117,7 @@ class NullRequests:
         self._model = model
         self._controls = controls
         self._zeros: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
+        self.made = 0
 
     def make(self, like: list[Tensor], states: list[Tensor]) -> InferRequest:
         """A null request for a batch with inputs `like`."""
@@ -129,6 +130,7 @@ class NullRequests:
         request.inputs += self._controls.null
         request.inputs += states
         self._model.inflight += 1
+        self.made += 1
         return request
 
     def _zero(self, tensor: Tensor) -> Tensor:

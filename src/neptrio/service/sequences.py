@@ -50,13 +50,15 @@ class SequencesService:
         Raises NotFound, Unavailable or InvalidArgument.
         """
         model, scheduler = self._scheduler(name, version)
-        table = scheduler.statistics().table
+        statistics = scheduler.statistics()
+        table = statistics.table
         return {
             "model_name": model.name,
             "model_version": model.version,
             "live": table.live,
             "slots": table.slots,
             "slots_used": table.slots_used,
+            "null_requests": statistics.null_requests,
             "backlog": table.backlog_sequences,
             "backlog_requests": table.backlog_requests,
             "sequences": [asdict(row) for row in scheduler.sequences(monotonic_ns())],

@@ -430,6 +430,11 @@ class GrpcServer:
             if self._one_gone is not None:
                 self._one_gone.set()
 
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        return len(self._connections)
+
     async def drain(self) -> None:
         """Stops accepting, sends GOAWAY and lets open calls finish."""
         self._accepting.cancel()

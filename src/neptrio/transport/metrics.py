@@ -74,6 +74,11 @@ class MetricsServer:
             finally:
                 self._listener.close()
 
+    @property
+    def connections(self) -> int:
+        """None that could hold up a shutdown."""
+        return 0
+
     async def drain(self) -> None:
         """Nothing: scrapes go on until the fronts are down."""
 

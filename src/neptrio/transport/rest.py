@@ -192,6 +192,11 @@ class RestServer:
             self._changed.set()
             sock.close()
 
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        return len(self._connections) + len(self._hypercorn_scopes)
+
     async def drain(self) -> None:
         """Stops accepting and lets open connections finish their answers."""
         self._accepting.cancel()
