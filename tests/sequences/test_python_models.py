@@ -1,0 +1,314 @@
+"""Sequences of Python models: the end hook, rescheduling, states of any shape, warm-up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from tests.sequences.models import Stream, rest, tensors
+from tests.sequences.test_behaviour import listing, wait_for
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+# Writes what it hears of into a file of its folder; value 1 waits until the file `open` exists.
+MODEL = """
+import asyncio, json, os, time
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+    def note(self, text):
+        with open(os.path.join(self.folder, "notes"), "a") as file:
+            file.write(text + "\\n")
+
+    ASYNC def on_sequence_end(self, sequence_id, reason):
+        self.note(f"{sequence_id!r} {reason}")
+        if sequence_id == 13:
+            raise ValueError("thirteen")
+
+    def finalize(self):
+        self.note("finalized")
+
+    ASYNC def execute(self, requests):
+        out = []
+        for request in requests:
+            value = pb.get_input_tensor_by_name(request, "INPUT").as_numpy()
+            while value.flat[0] == 1 and not os.path.exists(os.path.join(self.folder, "open")):
+                SLEEP(0.001)
+            out.append(pb.InferenceResponse([pb.Tensor("OUTPUT", value)]))
+        return out
+"""
+CONFIG = """
+backend: "python" max_batch_size: 1
+input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+sequence_batching { max_sequence_idle_microseconds: 3600000000 oldest { max_candidate_sequences: 4 } }
+"""
+ISOLATED = 'parameters { key: "isolation" value: { string_value: "process" } }'
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["in-process", "isolated"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> None:
+    code = MODEL.replace("ASYNC ", "" if kind == "sync" else "async ")
+    code = code.replace("SLEEP", "time.sleep" if kind == "sync" else "await asyncio.sleep")
+    write_model(tmp_path, "m", CONFIG + (ISOLATED if isolated else ""), {"1/model.py": code})
+    notes = tmp_path / "m" / "notes"
+    expected: list[str] = []
+
+    def heard(line: str) -> None:
+        expected.append(line)
+        wait_for(lambda: notes.exists() and notes.read_text().splitlines() == expected)
+
+    with ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server:
+        with grpcclient.InferenceServerClient(server.grpc) as client, Stream(server) as stream:
+            stream.send("m", 2, "se", 5)
+            stream.receive()
+            heard("2 ended")
+            stream.send("m", "x", "s", 5)
+            stream.receive()
+            assert rest(server, "POST", "/v2/models/m/sequences/x/end")[0] == 200
+            heard("'x' evicted")
+            # a failing hook is logged and disturbs nobody
+            stream.send("m", 13, "se", 5)
+            stream.receive()
+            heard("13 ended")
+            wait_for(lambda: "sequence end hook of m" in server.log() and "thirteen" in server.log())
+            # cancelled while its predecessor runs: the sequence ends when that has run
+            stream.send("m", 3, "s", 1)
+            wait_for(lambda: [r["executing"] for r in listing(server, "m")["sequences"]] == [1])
+            call = client.async_infer("m", tensors(grpcclient, 5), lambda result, error: None, sequence_id=3)
+            wait_for(lambda: [r["queued"] for r in listing(server, "m")["sequences"]] == [1])
+            call.cancel()
+            wait_for(lambda: [r["queued"] for r in listing(server, "m")["sequences"]] == [0])
+            assert notes.read_text().splitlines() == expected, "told of the end while a request runs"
+            (tmp_path / "m" / "open").touch()
+            assert stream.receive()["OUTPUT"] == 1
+            heard("3 cancelled")
+            stream.send("m", 4, "s", 5)
+            stream.receive()
+        assert rest(server, "POST", "/v2/repository/models/m/unload", {})[0] == 200
+        expected.append("4 unloaded")
+        heard("finalized")
+
+
+ITERATIVE = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+    def execute(self, requests):
+        out = []
+        for request in requests:
+            want = int(pb.get_input_tensor_by_name(request, "INPUT").as_numpy().flat[0])
+            done = int(pb.get_input_tensor_by_name(request, "DONE").as_numpy().flat[0])
+            start = int(pb.get_input_tensor_by_name(request, "START").as_numpy().flat[0])
+            assert start == (done == 0 and request.flags() & 1), (start, done, request.flags())
+            while want == 1 and not os.path.exists(os.path.join(self.folder, "open")):
+                time.sleep(0.001)
+            out.append(None)
+            if done + 1 < max(want, 2):
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            else:
+                out[-1] = pb.InferenceResponse([pb.Tensor("OUTPUT", np.array([[done + 1]], np.int32))])
+        return out
+"""
+ITERATIVE_CONFIG = """
+backend: "python" max_batch_size: 4
+input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+sequence_batching { max_sequence_idle_microseconds: 200000 iterative_sequence: true
+  oldest { max_candidate_sequences: 4 }
+  control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }
+"""
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["in-process", "isolated"])
+def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) -> None:
+    """The model counts its own rounds by START, is rescheduled, and is forgotten when it idles too long."""
+    code = ITERATIVE.replace(
+        'done = int(pb.get_input_tensor_by_name(request, "DONE").as_numpy().flat[0])',
+        "done = self.rounds[request.correlation_id()] = "
+        "0 if request.flags() & 1 else self.rounds[request.correlation_id()] + 1",
+    ).replace("def initialize(self, args):\n", "def initialize(self, args):\n        self.rounds = {}\n")
+    config = ITERATIVE_CONFIG + (ISOLATED if isolated else "")
+    write_model(tmp_path, "m", config, {"1/model.py": code})
+    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+        wanted = [5, 2, 30, 3, 4, 2]  # more than there are slots
+        for value in wanted:
+            stream.send("m", 0, "", value)
+        assert [stream.receive()["OUTPUT"] for _ in wanted] == wanted
+        assert listing(server, "m")["slots_used"] == 0
+        stream.send("m", 77, "s", 1)  # its execution lasts for longer than the idle time
+        wait_for(lambda: [r["state"] for r in listing(server, "m")["sequences"]] == ["ending"])
+        (tmp_path / "m" / "open").touch()
+        with pytest.raises(InferenceServerException) as info:
+            stream.receive()
+        assert info.value.message() == (
+            "inference request for sequence 77 to model 'm' must specify the START flag on the first request of "
+            "the sequence"
+        )
+        assert listing(server, "m")["slots_used"] == 0
+        stream.send("m", 77, "s", 3)
+        assert stream.receive()["OUTPUT"] == 3
+
+
+GROWING = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        out = []
+        for request in requests:
+            value = pb.get_input_tensor_by_name(request, "INPUT").as_numpy()
+            past = pb.get_input_tensor_by_name(request, "PAST").as_numpy()
+            now = np.concatenate([past, value], axis=-1)
+            if value.flat[0] == -1:
+                out.append(pb.InferenceResponse(error=pb.TritonError("minus one")))
+                continue
+            tensors = [pb.Tensor("OUTPUT", now)]
+            if value.flat[0] == -2:
+                now = now[..., None]
+            if value.flat[0] != -3:
+                tensors.append(pb.Tensor("PRESENT", now))
+            out.append(pb.InferenceResponse(tensors))
+        return out
+"""
+
+
+def growing(size: int, initial: str) -> str:
+    return f"""
+backend: "python" max_batch_size: {size}
+input [ {{ name: "INPUT" data_type: TYPE_INT32 dims: [ -1 ] }} ]
+output [ {{ name: "OUTPUT" data_type: TYPE_INT32 dims: [ -1 ] }} ]
+sequence_batching {{ max_sequence_idle_microseconds: 3600000000 oldest {{ max_candidate_sequences: 4 }}
+  state [ {{ input_name: "PAST" output_name: "PRESENT" data_type: TYPE_INT32 dims: [ -1 ] {initial} }} ] }}
+"""
+
+
+@pytest.mark.parametrize("size", [0, 4])
+@pytest.mark.parametrize("same_buffer", [False, True])
+@pytest.mark.parametrize("from_file", [False, True])
+def test_states_of_variable_shape(tmp_path: Path, size: int, same_buffer: bool, from_file: bool) -> None:
+    """The state grows with every request; zeros of 1 element, or a file of 2, stand at its beginning."""
+    initial = "use_same_buffer_for_input_output: true " if same_buffer else ""
+    if from_file:
+        initial += 'initial_state { data_type: TYPE_INT32 dims: [ 2 ] data_file: "two" name: "two" }'
+    first = [7, 8] if from_file else [0]
+    files = {"1/model.py": GROWING, "initial_state/two": np.array([7, 8], np.int32).tobytes()}
+    write_model(tmp_path, "m", growing(size, initial), files)
+    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+
+        def send(sequence: int, text: str, value: Any) -> Any:
+            stream.send("m", sequence, text, value, size > 0)
+            return stream.receive()["OUTPUT"]
+
+        for sequence in (1, 2):
+            assert send(sequence, "s", sequence) == [*first, sequence]
+        past = {sequence: [*first, sequence] for sequence in (1, 2)}
+        for values in ([5], [6, 7, 8], [9]):
+            for sequence in (1, 2):
+                past[sequence] = past[sequence] + values
+                assert send(sequence, "", values) == past[sequence]
+        with pytest.raises(InferenceServerException, match="minus one"):
+            send(1, "", -1)
+        with pytest.raises(InferenceServerException, match="the sequence keeps its previous state"):
+            send(1, "", -2)
+        assert send(1, "", -3) == [*past[1], -3], "a failure changed the state"
+        assert send(1, "", 4) == [*past[1], 4], "a response without the state changed it"
+        assert send(1, "s", 3) == [*first, 3]
+        assert send(2, "e", 3) == [*past[2], 3]
+
+
+WARM = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.seen, self.ended = [], []
+
+    def on_sequence_end(self, sequence_id, reason):
+        self.ended.append(sequence_id)
+
+    def execute(self, requests):
+        out, batch = [], []
+        for request in requests:
+            names = ("INPUT", "PAST", "START", "END", "READY", "CORRID")
+            found = {n: pb.get_input_tensor_by_name(request, n).as_numpy() for n in names}
+            assert all(len(a.shape) == 2 for a in found.values())
+            id = found["CORRID"].flat[0]
+            row = [found[n].flat[0].item() for n in names[:-1]]
+            batch.append([*row, id.decode() if isinstance(id, bytes) else int(id)])
+            if request.request_id().startswith("again"):
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                out.append(None)
+            else:
+                text = json.dumps([self.seen, self.ended]).encode()
+                out.append(pb.InferenceResponse([
+                    pb.Tensor("OUTPUT", np.array([[text]], dtype=object)),
+                    pb.Tensor("PRESENT", found["PAST"] + 100)]))
+        self.seen.append(batch)
+        return out
+"""
+
+
+def warm(corrid: str, again: bool) -> str:
+    flags = ",".join(
+        f'{{ name: "{n}" control [ {{ kind: CONTROL_SEQUENCE_{n} int32_false_true: [ 0, 1 ] }} ] }}'
+        for n in ("START", "END", "READY")
+    )
+    given = (
+        'inputs { key: "START" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } '
+        'inputs { key: "PAST" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } '
+    )
+    sample = 'inputs { key: "INPUT" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } '
+    samples = f'{{ name: "made" batch_size: 2 {sample} }}, {{ name: "given" batch_size: 1 {sample} {given} }}'
+    if again:
+        samples += f', {{ name: "again" batch_size: 1 {sample} }}'
+    return f"""
+backend: "python" max_batch_size: 2
+input [ {{ name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "OUTPUT" data_type: TYPE_STRING dims: [ 1 ] }} ]
+sequence_batching {{ max_sequence_idle_microseconds: 3600000000 {"iterative_sequence: true" if again else ""} direct {{ }}
+  control_input [ {flags}, {{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: {corrid} }} ] }} ]
+  state [ {{ input_name: "PAST" output_name: "PRESENT" data_type: TYPE_INT32 dims: [ 1 ]
+            initial_state {{ data_type: TYPE_INT32 dims: [ 1 ] data_file: "seven" name: "seven" }} }} ] }}
+model_warmup [ {samples} ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("corrid", "ids", "again"),
+    [("TYPE_UINT64", [1, 2], False), ("TYPE_STRING", ["1", "2"], False), ("TYPE_INT32", [1, 2], True)],
+)
+def test_warm_up_samples_are_sequences(tmp_path: Path, corrid: str, ids: list[Any], again: bool) -> None:
+    """What a sample does not give is made: START, END, READY, an id per place, the initial state."""
+    files = {"1/model.py": WARM, "initial_state/seven": (7).to_bytes(4, "little")}
+    write_model(tmp_path, "m", warm(corrid, again), files)
+    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+        assert listing(server, "m")["slots_used"] == listing(server, "m")["null_requests"] == 0
+        stream.send("m", ids[0], "s", 5)
+        seen, ended = json.loads(stream.receive()["OUTPUT"])
+        assert seen[0] == [[0, 7, 1, 1, 1, ids[0]], [0, 7, 1, 1, 1, ids[1]]]
+        assert seen[1] == [[0, 0, 0, 1, 1, ids[0]]], "what the sample gives counts"
+        assert seen[2:] == ([[[0, 7, 1, 1, 1, ids[0]]]] if again else [])
+        assert ended == []
+        if not again:
+            stream.send("m", ids[0], "e", 6)
+            seen, _ = json.loads(stream.receive()["OUTPUT"])
+            assert seen[2] == [[5, 7, 1, 0, 1, ids[0]]], "the warm-up left something behind"
