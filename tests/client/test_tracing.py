@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio import commands
+from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -86,6 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "single", identity_config(pairs=1))
     write_model(repository, "text", identity_config("TYPE_STRING", "2", 0, 1))
     write_model(repository, "cached", identity_config(pairs=1, extra="response_cache { enable: true }"))
+    write_model(repository, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
     write_model(repository, "ensemble", ENSEMBLE)
     write_model(repository, "repeat", REPEAT_CONFIG, {"1/model.py": REPEAT})
     write_model(repository, "caller", ONE, {"1/model.py": CALLER})
@@ -328,6 +332,48 @@ def test_count_is_exact_under_concurrency(server: ServerProcess, trace_file: str
     assert len(read(trace_file + ".0")) == 17
 
 
+def test_generate(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file)
+        request = urllib.request.Request(
+            f"http://{server.http}/v2/models/number/generate",
+            b'{"INPUT0": 5}',
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as response:
+            assert json.loads(response.read())["OUTPUT0"] == 5
+        off(client)
+    (trace,) = read(trace_file)
+    assert names(trace)[:2] == HTTP and names(trace)[-1] == "HTTP_SEND_END"
+
+
+def test_hypercorn(tmp_path: Path) -> None:
+    flags = (f"--trace-config=triton,file={tmp_path}/t", "--trace-config=level=TIMESTAMPS",
+             "--trace-config=rate=1", "--http-lean=false")  # fmt: skip
+    with run_server(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
+        client.infer("single", tensors(httpclient))
+        off(client)
+        (trace,) = read(f"{tmp_path}/t")
+    assert names(trace) == [*HTTP, *REQUEST, *COMPUTE, "REQUEST_END", *sent("HTTP")]
+
+
+def test_recent_traces_and_the_summary(
+    server: ServerProcess, trace_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file, ("TIMESTAMPS", "TENSORS"))
+        client.infer("ensemble", tensors(httpclient, "IN"), request_id="last")
+        off(client)
+    with urllib.request.urlopen(f"http://{server.http}/v2/trace/recent") as response:
+        recent = json.loads(response.read())
+    assert recent[-3:] == [t for t in read(trace_file) if "activity" not in t]
+    assert commands.run("trace", ["summary", "-t", trace_file]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Summary for ensemble (1): trace count = 1" in lines
+    assert "Summary for single (1): trace count = 2" in lines
+    assert lines.count("single (1):") == 2 and "  Name: ensemble" in lines and "    Name: single" in lines
+
+
 def run_server(tmp_path: Path, *flags: str) -> ServerProcess:
     write_model(tmp_path / "models", "single", identity_config(pairs=1))
     return ServerProcess(tmp_path / "models", *flags)
@@ -366,6 +412,12 @@ def test_disk_that_cannot_be_written(tmp_path: Path) -> None:
         folder.rmdir()
         for _ in range(20):
             client.infer("single", tensors(httpclient))
+        for _ in range(100):
+            text = scrape(server)
+            if value(text, "neptrio_trace_disabled"):
+                break
+        assert value(text, "neptrio_trace_disabled") == 1
+        assert value(text, "neptrio_traces_total", outcome="dropped") > 0
         server.stop()
         assert server.log().count("tracing is disabled: cannot write trace file") == 1
 

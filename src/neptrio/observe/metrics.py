@@ -72,6 +72,7 @@ class Metrics:
             families += group(models)
             await trio.lowlevel.checkpoint()
         families += self._machine()
+        families += self._traces()
         families += await self._batches(models)
         families.append(await self._stages(models))
         families += self._services.custom_metrics.collect()
@@ -223,6 +224,22 @@ class Metrics:
                 kind = with_label(labels, "type", usage["type"])
                 memory.sample(with_label(kind, "id", str(usage["id"])), usage["byte_size"])
         return [load, memory]
+
+    def _traces(self) -> list[Family]:
+        service = self._services.trace
+        if service is None:
+            return []
+        state = service.statistics()
+        traces = Family(
+            "neptrio_traces_total", "Sampled requests whose traces are on disk or lost", "counter"
+        )
+        traces.sample([("outcome", "written")], state.written)
+        traces.sample([("outcome", "dropped")], state.dropped)
+        disabled = Family(
+            "neptrio_trace_disabled", "1 while tracing is off because files cannot be written", "gauge"
+        )
+        disabled.sample([], int(state.failed))
+        return [traces, disabled]
 
     def _machine(self) -> list[Family]:
         host = self.host

@@ -107,11 +107,11 @@ class TraceWriter:
 
     def settle(self) -> None:
         """Blocks until everything asked for so far is done, and lets a failed writer try again."""
-        self._failed = False
         if self._thread is not None:
             done = threading.Event()
             self._post(done.set)
             done.wait()
+        self._failed = False
 
     def close(self) -> None:
         """Blocks until everything asked for so far is done, and ends the thread."""

@@ -101,13 +101,14 @@ class Tracer:
                 self.writer.flush(scope, False)
         if "trace_file" in changes:
             self.writer.reset(self.table.scope(model).file)
-        self.disabled = False
         self._activate()
         await trio.to_thread.run_sync(self.writer.settle)
+        self.disabled = False  # what the old settings' files could not take does not stop the new ones
+        self._activate()
 
     def stop(self) -> None:
-        """Files cannot be written."""
-        self.disabled = True
+        """Files cannot be written, unless settings were updated since."""
+        self.disabled = self.writer.statistics().failed
         self._activate()
 
     def recent(self, count: int) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.observe.trace_file import TraceWriterStatistics
 from neptrio.observe.trace_settings import check_file, directory, parse_changes, reply
 from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
@@ -50,6 +51,10 @@ class TraceService:
     def recent(self, count: int = 100) -> list[dict[str, Any]]:
         """The objects of the last traces that finished, oldest first (our extension)."""
         return self._tracer.recent(count)
+
+    def statistics(self) -> TraceWriterStatistics:
+        """What has become of the traces so far."""
+        return self._tracer.writer.statistics()
 
     def _known(self, model: str) -> None:
         if model:

@@ -1,0 +1,73 @@
+"""Look at trace files: where requests spent their time, and what their tensors were.
+
+Reads files of this server and of Triton servers, also files that are larger than memory or cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from neptrio.observe.trace_summary import Summary, Trace, perfetto, read, trace_lines
+
+HELP = "summarise and export trace files"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `neptrio trace`."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    summary = commands.add_parser(
+        "summary", help="averages by stage, percentiles, slowest requests, data flow"
+    )
+    summary.add_argument("files", nargs="+", metavar="FILE")
+    summary.add_argument(
+        "-t", action="store_true", dest="traces", help="every trace with the time between points"
+    )
+    export = commands.add_parser("export", help="convert for other viewers")
+    export.add_argument("--format", choices=("perfetto",), default="perfetto",
+                        help="perfetto: trace events for ui.perfetto.dev and chrome://tracing")  # fmt: skip
+    export.add_argument("--output", "-o", default="-", help="the file to write (default: standard output)")
+    export.add_argument("file", metavar="FILE")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the action; 1 when a file cannot be read or written."""
+    try:
+        if options.action == "export":
+            return _export(options)
+        for name in options.files:
+            _summary(name, options.traces)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _warn(name: str) -> Callable[[str], None]:
+    return lambda text: print(f"warning: {name}: {text}", file=sys.stderr)
+
+
+def _summary(name: str, traces: bool) -> None:
+    summary = Summary()
+
+    def done(trace: Trace) -> None:
+        if traces:
+            print("\n".join(trace_lines(trace)))
+        summary.add(trace)
+
+    with open(name, encoding="utf-8", errors="replace") as source:
+        print(f"File: {name}")
+        read(source, done, _warn(name))
+    for line in summary.lines():
+        print(line)
+
+
+def _export(options: argparse.Namespace) -> int:
+    with open(options.file, encoding="utf-8", errors="replace") as source:
+        if options.output == "-":
+            perfetto(source, sys.stdout, _warn(options.file))
+        else:
+            with open(options.output, "w", encoding="utf-8") as out:
+                perfetto(source, out, _warn(options.file))
+    return 0

@@ -1,0 +1,185 @@
+"""`neptrio trace` on files of both makers: whole, cut off, by event, by object."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neptrio import commands
+
+US = 1000
+
+
+def stamps(*pairs: tuple[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "ns": us * US} for name, us in pairs]
+
+
+HTTP = stamps(
+    ("HTTP_RECV_START", 100), ("HTTP_RECV_END", 121), ("REQUEST_START", 140), ("QUEUE_START", 145),
+    ("COMPUTE_START", 160), ("COMPUTE_INPUT_END", 178), ("COMPUTE_OUTPUT_START", 386), ("COMPUTE_END", 402),
+    ("REQUEST_END", 409), ("INFER_RESPONSE_COMPLETE", 410), ("HTTP_SEND_START", 471), ("HTTP_SEND_END", 478),
+)  # fmt: skip
+GRPC = stamps(
+    ("GRPC_WAITREAD_START", 0), ("GRPC_WAITREAD_END", 1000), ("REQUEST_START", 1010), ("QUEUE_START", 1020),
+    ("REQUEST_END", 1110), ("GRPC_SEND_START", 1120), ("GRPC_SEND_END", 1150),
+)  # fmt: skip
+
+
+def meta(number: int, model: str = "simple", parent: int = 0, **more: Any) -> dict[str, Any]:
+    made = {"model_name": model, "model_version": 1, "id": number, **more}
+    return {**made, "parent_id": parent} if parent else made
+
+
+def tensor(
+    number: int, activity: str, name: str, data: str, dtype: str = "INT32", shape: str = "2"
+) -> dict[str, Any]:
+    value = {"name": name, "data": data, "shape": shape, "dtype": dtype}
+    return {**meta(number), "activity": activity, "tensor": value}
+
+
+def report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any, *flags: str
+) -> tuple[list[str], str]:
+    path = tmp_path / "trace.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    assert commands.run("trace", ["summary", *flags, str(path)]) == 0
+    captured = capsys.readouterr()
+    return captured.out.splitlines(), captured.err
+
+
+def test_the_guides_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, warnings = report(
+        tmp_path, capsys, [{**meta(1), "timestamps": HTTP}, {**meta(2), "timestamps": GRPC}]
+    )
+    assert lines[1:] == [
+        "Summary for simple (1): trace count = 1",
+        "HTTP infer request (avg): 378us",
+        "  Receive (avg): 21us",
+        "  Send (avg): 7us",
+        "  Overhead (avg): 81us",
+        "  Handler (avg): 269us",
+        "    Overhead (avg): 12us",
+        "    Queue (avg): 15us",
+        "    Compute (avg): 242us",
+        "      Input (avg): 18us",
+        "      Infer (avg): 208us",
+        "      Output (avg): 16us",
+        "Percentiles: p50=378us p90=378us p95=378us p99=378us max=378us",
+        "",
+        "Summary for simple (1): trace count = 1",
+        "GRPC infer request (avg): 150us",
+        "  Wait/Read (avg): 1000us",
+        "  Send (avg): 30us",
+        "  Overhead (avg): 20us",
+        "  Handler (avg): 100us",
+        "    Overhead (avg): 100us",
+        "Percentiles: p50=150us p90=150us p95=150us p99=150us max=150us",
+        "",
+        "Slowest requests:",
+        "  id 1 simple (1): 378us (queue 15us, compute 242us, send 7us)",
+        "  id 2 simple (1): 150us (send 30us)",
+        "",
+    ]
+    assert lines[0].startswith("File: ") and not warnings
+
+
+def test_an_object_per_event_children_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    child = [t for t in HTTP if "HTTP" not in t["name"]]
+    content = [meta(8, "step", 7)] + [{"id": 8, "timestamps": [t]} for t in child]
+    content += [{"id": 7, "timestamps": [t]} for t in HTTP] + [meta(7, "ensemble")]
+    lines, _ = report(tmp_path, capsys, content)
+    assert [line for line in lines if line.startswith("Summary")] == [
+        "Summary for ensemble (1): trace count = 1",
+        "Summary for step (1): trace count = 1",
+    ]
+    assert lines[lines.index("Summary for step (1): trace count = 1") + 1] == "Handler (avg): 269us"
+
+
+def test_the_guides_prose_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prose = [
+        {**t, "name": t["name"].replace("REQUEST", "REQUEST_HANDLER").replace("_", " ").lower()} for t in HTTP
+    ]
+    lines, _ = report(tmp_path, capsys, [{**meta(1), "timestamps": prose}])
+    assert "HTTP infer request (avg): 378us" in lines
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, 400])
+def test_a_file_that_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str], cut: int) -> None:
+    content = json.dumps([{**meta(i), "timestamps": HTTP} for i in range(1, 4)])
+    lines, warnings = report(tmp_path, capsys, content[:-cut])
+    count = 3 if cut == 1 else 2
+    assert f"Summary for simple (1): trace count = {count}" in lines
+    assert "cut off" in warnings
+
+
+def test_files_larger_than_what_is_read_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from neptrio.observe import trace_summary
+
+    monkeypatch.setattr(trace_summary, "CHUNK", 64)
+    monkeypatch.setattr(trace_summary, "WINDOW", 3)
+    content = json.dumps([{**meta(i), "timestamps": HTTP} for i in range(1, 101)], indent=1)
+    lines, warnings = report(tmp_path, capsys, content)
+    assert "Summary for simple (1): trace count = 100" in lines and not warnings
+
+
+def test_incomplete_traces_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, _ = report(tmp_path, capsys, [{"id": 1, "timestamps": HTTP[:2]}])
+    assert lines[1:] == ["1 incomplete traces (no REQUEST_START or REQUEST_END) are left out"]
+
+
+def test_each_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines, _ = report(tmp_path, capsys, [{**meta(1, request_id="r"), "timestamps": GRPC[1:4]}], "-t")
+    assert lines[1:10] == [
+        "simple (1):",
+        "\tid: 1",
+        "\trequest id: r",
+        "\tGRPC_WAITREAD_END",
+        "\t\t10us",
+        "\tREQUEST_START",
+        "\t\t10us",
+        "\tQUEUE_START",
+        "",
+    ]
+
+
+def test_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = [
+        meta(1, "ensemble"),
+        {**tensor(1, "TENSOR_QUEUE_INPUT", "in", "1,2"), **meta(1, "ensemble")},
+        meta(2, "step", 1),
+        {**tensor(2, "TENSOR_BACKEND_OUTPUT", "out", '"a,b","c\\"d"', "BYTES"), **meta(2, "step", 1)},
+    ]
+    lines, _ = report(tmp_path, capsys, content)
+    bar = "=" * 58
+    assert lines[1:] == [
+        "Data Flow:",
+        "  " + bar, "  Name: ensemble", "  Version: 1", "  QUEUE_INPUT:", "    in: [1 2]", "  " + bar,
+        "    " + bar, "    Name: step", "    Version: 1", "    BACKEND_OUTPUT:",
+        "      out: ['a,b' 'c\"d']", "    " + bar,
+    ]  # fmt: skip
+
+
+def test_what_is_no_trace_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content in ("", "{}", "hello"):
+        assert "expected a JSON array" in report(tmp_path, capsys, content)[1]
+    assert commands.run("trace", ["summary", str(tmp_path / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_perfetto(tmp_path: Path) -> None:
+    path, out = tmp_path / "trace.json", tmp_path / "events.json"
+    child = [t for t in HTTP if "HTTP" not in t["name"]]
+    path.write_text(
+        json.dumps([{**meta(1), "timestamps": HTTP}, {**meta(2, "step", 1), "timestamps": child}])
+    )
+    assert commands.run("trace", ["export", "-o", str(out), str(path)]) == 0
+    events = json.loads(out.read_text())
+    assert {e["ph"] for e in events} == {"X"} and {e["tid"] for e in events} == {1}
+    request = next(e for e in events if e["cat"] == "request")
+    assert (request["name"], request["ts"], request["dur"]) == ("simple (1)", 100.0, 378.0)
+    assert [e["name"] for e in events].count("compute") == 2

@@ -1,0 +1,224 @@
+"""The trace writer: whole files at every moment, indices, limits, failures; tensors as text."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from neptrio._cext.request import Tensor
+
+from neptrio.codec.numpy_tensor import from_numpy
+from neptrio.datatypes import NUMBER, NUMPY
+from neptrio.observe import trace_file
+from neptrio.observe.trace_file import TraceWriter
+from neptrio.observe.trace_record import Copied, tensor_document
+from neptrio.observe.trace_settings import DEFAULTS, Scope
+
+
+class Part:
+    """As much of a trace as the writer sees."""
+
+    def __init__(self, number: int, size: int = 0) -> None:
+        self.number, self.pad = number, "x" * size
+        self.tensors: list[Any] = []
+
+    def document(self) -> list[dict[str, Any]]:
+        return [{"id": self.number, "pad": self.pad}]
+
+
+def scope(path: Path, frequency: int = 0) -> Scope:
+    return Scope({}, {**DEFAULTS, "log_frequency": frequency, "trace_file": str(path)})
+
+
+def ids(path: Path) -> list[int]:
+    return [item["id"] for item in json.loads(path.read_bytes())]
+
+
+@pytest.fixture
+def writer() -> Any:
+    made = TraceWriter(lambda: None)
+    yield made
+    made.close()
+
+
+def test_one_growing_file(writer: TraceWriter, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    for number in range(4):
+        own = scope(path)
+        writer.put(own, [Part(number)])
+        writer.flush(own, False)
+        writer.settle()
+        assert ids(path) == list(range(number + 1))
+    assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_nothing_traced_makes_no_file(writer: TraceWriter, tmp_path: Path) -> None:
+    for frequency in (0, 2):
+        writer.flush(scope(tmp_path / "t", frequency), frequency == 2)
+    writer.reset(str(tmp_path / "t"))
+    writer.settle()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_indexed_files_and_the_index(writer: TraceWriter, tmp_path: Path) -> None:
+    path, own = tmp_path / "t", scope(tmp_path / "t", 2)
+    for number in range(5):
+        writer.put(own, [Part(number)])
+    writer.flush(own, False)
+    used_up = scope(path)
+    writer.put(used_up, [Part(9)])
+    writer.flush(used_up, True)  # the count is used up: indexed, though log_frequency is 0
+    writer.settle()
+    assert [ids(tmp_path / f"t.{i}") for i in range(4)] == [[0, 1], [2, 3], [4], [9]] and not path.exists()
+    writer.reset(str(path))
+    writer.put(own, [Part(7)])
+    writer.flush(own, False)
+    writer.settle()
+    assert ids(tmp_path / "t.0") == [7]
+    assert writer.statistics() == trace_file.TraceWriterStatistics(7, 0, False)
+
+
+@pytest.mark.parametrize("frequency", [0, 6])
+def test_large_amounts_do_not_wait_in_memory(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frequency: int
+) -> None:
+    monkeypatch.setattr(trace_file, "SPILL_BYTES", 1000)
+    own, path = scope(tmp_path / "t", frequency), tmp_path / ("t.0" if frequency else "t")
+    for number in range(4):
+        writer.put(own, [Part(number, 600)])
+    writer.settle()
+    assert ids(path) == [0, 1, 2, 3]
+    for number in range(4, 6):
+        writer.put(own, [Part(number)])
+    writer.flush(own, False)
+    writer.settle()
+    assert ids(path) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_full_queue_drops_traces(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "QUEUE_BYTES", 0)
+    own = scope(tmp_path / "t")
+    writer.put(own, [Part(1)])
+    writer.flush(own, False)
+    writer.settle()
+    assert writer.statistics().dropped == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_is_told_once_and_ends_with_the_next_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    writer = TraceWriter(lambda: told.append(1))
+    own = scope(tmp_path / "none" / "t", 1)
+    for number in range(3):
+        writer.put(own, [Part(number)])
+    writer.settle()
+    assert told == [1] and len(caplog.records) == 1 and "No such file" in caplog.text
+    (tmp_path / "none").mkdir()
+    writer.put(own, [Part(5)])
+    writer.close()
+    assert ids(tmp_path / "none" / "t.0") == [5]
+
+
+def test_a_full_disk_leaves_the_old_file(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = scope(tmp_path / "t")
+    writer.put(own, [Part(1)])
+    writer.flush(own, False)
+    writer.settle()
+
+    def full(out: Any, content: bytes) -> None:
+        out.write(content[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace_file, "_write", full)
+    writer.put(own, [Part(2)])
+    writer.flush(own, False)
+    writer.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["t"] and ids(tmp_path / "t") == [1]
+    assert writer.statistics().failed
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.observe.test_trace_file import Part, scope
+from neptrio.observe import trace_file
+trace_file.SPILL_BYTES = 200_000
+writer, own = trace_file.TraceWriter(lambda: None), scope(Path(sys.argv[1]))
+number = 0
+while True:
+    for _ in range(10):
+        writer.put(own, [Part(number, 50_000)])
+        number += 1
+    writer.settle()
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 9])
+def test_kill_9_in_the_middle_of_writing(tmp_path: Path, rounds: int) -> None:
+    path = tmp_path / "t"
+    command = [sys.executable, "-c", KILLED, str(path)]
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        for _ in range(rounds):
+            settled = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = ids(path)
+    assert found == list(range(len(found))) and len(found) > settled - 10
+
+
+@pytest.mark.parametrize("name", [n for n in NUMBER if n not in ("BYTES", "BF16", "BOOL")])
+def test_numbers_read_back(name: str) -> None:
+    dtype = NUMPY[NUMBER[name]]
+    if name.startswith("FP"):
+        array = np.array([[0.1, -2.5, 65504, np.inf, -np.inf, 1e-7]], dtype)
+    else:
+        limits = np.iinfo(dtype)
+        array = np.array([[limits.min, limits.max, 1, 65]], dtype)
+    made = tensor_document(Copied("A", from_numpy("x", array), 1 << 20))
+    assert made["shape"] == ",".join(map(str, array.shape)) and made["dtype"] == name
+    read = np.array([dtype.type(text) for text in made["data"].split(",")], dtype)
+    np.testing.assert_array_equal(read, array[0])
+
+
+def test_bool_bf16_and_bytes() -> None:
+    def document(array: Any) -> dict[str, Any]:
+        return tensor_document(Copied("A", from_numpy("x", array), 1 << 20))
+
+    assert document(np.array([True, False]))["data"] == "1,0"
+    half = document(np.array([1.5, -3], ml_dtypes.bfloat16))
+    assert (half["data"], half["dtype"], half["source_dtype"]) == ("1.5,-3.0", "FP32", "BF16")
+    text = document(np.array([b'a"b\\', b"\xff\x00", "ü".encode()], dtype=np.object_))
+    assert text["data"] == '"a\\"b\\\\","\\\\xff\x00","ü"'
+    assert json.loads(json.dumps(text)) == text
+    assert document(np.zeros((0, 3), np.float32))["data"] == ""
+
+
+def test_size_limit_marks_what_is_cut() -> None:
+    numbers = tensor_document(Copied("A", from_numpy("x", np.arange(10, dtype=np.int32).reshape(2, 5)), 14))
+    assert numbers == {"name": "x", "data": "0,1,2", "shape": "3", "dtype": "INT32", "truncated_from": "2,5"}
+    text = tensor_document(Copied("A", from_numpy("x", np.array([b"abc", b"defg"], np.object_)), 9))
+    assert (text["data"], text["shape"], text["truncated_from"]) == ('"abc"', "1", "2")
+
+
+def test_a_copy_does_not_change_with_its_tensor() -> None:
+    memory = bytearray(b"\1\2")
+    copied = Copied("A", Tensor("x", NUMBER["UINT8"], (2,), memory), 100)
+    memory[0] = 9
+    assert tensor_document(copied)["data"] == "1,2"
