@@ -264,8 +264,9 @@ class RepositoryManager:
 
     async def _turn(self, operation: Operation) -> None:
         """Waits for the older loads of the model."""
-        while (first := operation.record.operations[0]) is not operation:
+        while operation.stopped_by is None and (first := operation.record.operations[0]) is not operation:
             await first.released.wait()
+        operation.check()
 
     def _release(self, operation: Operation) -> None:
         operation.released.set()
@@ -308,6 +309,7 @@ class RepositoryManager:
             raise loader.poll_failed(name, str(failure)) from None
         record.polled = found.fingerprint
         try:
+            operation.check()
             before = record.wanted
             record.explicit = record.explicit or operation.explicit
             if not operation.parameters.overrides and not operation.refresh and _unchanged(record, found):
@@ -335,8 +337,7 @@ class RepositoryManager:
         record.children = tuple(dict.fromkeys(before + children))
         try:
             models = await self._build(operation, found, children)
-            if operation.stopped_by is not None:
-                raise operation.stopped_by
+            operation.check()
         except BaseException:
             record.children = before if record.serving else children
             raise
@@ -371,6 +372,7 @@ class RepositoryManager:
     async def _versions(self, operation: Operation, found: Found) -> dict[int, Model]:
         """Every wanted version, made in parallel; the first that fails ends the others."""
         record, name = operation.record, operation.record.name
+        operation.check()
         models: dict[int, Model] = {}
         failed: list[tuple[int, TritonError]] = []
         for version in found.versions:
@@ -388,6 +390,7 @@ class RepositoryManager:
         async with trio.open_nursery() as nursery:
             for version in found.versions:
                 nursery.start_soon(one, version)
+        operation.check()
         if failed:
             version, error = min(failed, key=lambda pair: pair[0])
             reason = f"{error.code.title}: {error}"

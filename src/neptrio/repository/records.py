@@ -69,6 +69,12 @@ class Operation:
             self.stopped_by = reason
             self.scope.cancel()
 
+    def check(self) -> None:
+        """Raises the reason when the load is outdated. A cancelled task runs on until it next waits,
+        so this is called before every step that others can see."""
+        if self.stopped_by is not None:
+            raise self.stopped_by
+
 
 @dataclass
 class Record:
