@@ -26,7 +26,12 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
+MIN_BYTES_PER_SECOND = 16 << 10  # of a body
 ENCODINGS = (b"accept-encoding", b"gzip, deflate")
+
+
+class TooSlow(Exception):
+    """The request's body does not arrive in time."""
 
 
 class Disconnected(Exception):
@@ -63,6 +68,8 @@ class RestApp:
             answer = await self._answer(scope, receive, send)
         except Disconnected:
             return
+        except TooSlow:
+            answer = 408, JSON, [b'{"error":"the request did not arrive in time"}']
         except TritonError as error:
             answer = error.code.http, JSON, error_body(error)
         except Exception as error:
@@ -97,21 +104,26 @@ class RestApp:
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_input:
                 raise too_large(self._max_input)
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise Disconnected
-        body = event.get("body", b"")
-        if event.get("more_body", False):
-            body = bytearray(body)
-            while event.get("more_body", False):
+        body: Any = b""
+        more = True
+        # as on the lean connection: every byte that has come earns the rest some time
+        with trio.move_on_after(self._services.settings.http_request_timeout_secs) as limit:
+            while more:
                 event = await receive()
                 if event["type"] == "http.disconnect":
                     raise Disconnected
-                body += event.get("body", b"")
+                more = event.get("more_body", False)
+                part = event.get("body", b"")
+                if not body and not more:
+                    body = part
+                else:
+                    body = body or bytearray()
+                    body += part
+                    limit.deadline += len(part) / MIN_BYTES_PER_SECOND
                 if len(body) > self._max_input:
                     raise too_large(self._max_input)
-        if len(body) > self._max_input:
-            raise too_large(self._max_input)
+        if more:
+            raise TooSlow
         return body
 
     async def _infer(self, route: routes.Route, scope: dict[str, Any], receive: Receive) -> Answer:

@@ -141,10 +141,10 @@ class HttpGenerate:
             count += 1
             if count == 1:
                 payloads.append(_payload(response))
-        status = 400 if not payloads or payloads[0][1] else 200
-        if count != 1 and not (payloads and payloads[0][1]):
-            return status, JSON, [dump_json({"error": NOT_ONE})]
-        return status, JSON, [payloads[0][0]]
+        failed = bool(payloads) and payloads[0][1]
+        if count != 1 and not failed:
+            return 200, JSON, [dump_json({"error": NOT_ONE})]
+        return 400 if failed else 200, JSON, [payloads[0][0]]
 
     async def _events(self, queue: ResponseQueue, send: Any) -> None:
         response = await queue.next()

@@ -7,12 +7,15 @@ Plain connections that speak HTTP/1.1 are served by Http1Connection; HTTP/2 (by 
 Rules:
  1. Whatever a connection raises ends at that connection: hypercorn's HTTP/2 protocol raises
     KeyError, TooManyStreamsError and others when clients drop streams or connections.
- 2. Draining: no new connection, idle ones close, busy ones close behind their last answer.
+ 2. A connection whose first request does not come within the request timeout is closed; bodies
+    are timed by the app.
+ 3. Draining: no new connection, idle ones close, busy ones close behind their last answer.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Callable
@@ -107,7 +110,6 @@ class RestServer:
             config.keyfile = str(settings.http_tls_key)
             self._tls = config.create_ssl_context()
         self._context = WorkerContext(None)
-        self._wrapped = wrap_app(self._app, 0, "asgi")  # type: ignore[arg-type]
 
     def statistics(self) -> RestStatistics:
         """What the front holds now."""
@@ -161,17 +163,29 @@ class RestServer:
             sock.close()
 
     async def _hypercorn(self, sock: socket.socket, prefix: bytes) -> None:
-        scope = trio.CancelScope()
+        # until its first request has come, a connection lives as long as a request may take
+        scope = trio.CancelScope(
+            deadline=trio.current_time() + self._services.settings.http_request_timeout_secs
+        )
+        asked = False
 
         def closed() -> None:
             scope.deadline = min(scope.deadline, trio.current_time() + LEFT_BEHIND_SECONDS)
+
+        async def app(asgi_scope: Any, receive: Any, send: Any) -> None:
+            nonlocal asked
+            if not asked:
+                asked = True
+                scope.deadline = math.inf
+            await self._app(asgi_scope, receive, send)
 
         plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         stream: Any = PrefixedStream(plain, prefix, closed)
         if self._tls is not None:
             stream = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         self._hypercorn_scopes.add(scope)
-        server: Any = TCPServer(self._wrapped, self._config, self._context, {}, stream)
+        wrapped = wrap_app(app, 0, "asgi")
+        server: Any = TCPServer(wrapped, self._config, self._context, {}, stream)
         try:
             with scope:
                 await server.run()

@@ -135,3 +135,40 @@ def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tup
     context = ssl.create_default_context(cafile=str(certificate[0]))
     with Http1(tls_server.http, context) as client:
         assert client.request("GET", "/v2/health/live").status == 200
+
+
+def closes(client: Http1) -> None:
+    """The server ends the connection."""
+    try:
+        while client.sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+
+
+def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
+    for garbage in (b"\xff" * 100, b"\0" * 100, b"\0\0\1\0\0\0\0\0\0x"):
+        with Http1(lean_server.http) as client:
+            client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + garbage)
+            closes(client)
+    serves(lean_server)
+
+
+def test_a_preface_without_a_request_is_timed_out(lean_server: ServerProcess) -> None:
+    with Http1(lean_server.http) as client:
+        client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        closes(client)
+    serves(lean_server)
+
+
+def test_a_body_that_does_not_come_is_timed_out(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        stream = client.connection.get_next_available_stream_id()
+        fields = [(":method", "POST"), (":path", INFER), (":scheme", "http"), (":authority", "x")]
+        client.connection.send_headers(stream, [*fields, ("content-length", "1000")])
+        client.connection.send_data(stream, b"{")
+        client.flush()
+        while stream not in client.replies:
+            client.pump()
+        assert client.replies[stream].status == 408
+    serves(lean_server)

@@ -1,0 +1,159 @@
+"""generate and generate_stream of decoupled Python models: how many responses, errors, disconnects."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.backends.python.models import config, python_model
+from tests.support.http import Http1, Http2, Reply
+from tests.support.server import ServerProcess
+from tests.transport.rest.conftest import in_flight
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+# `how` is a list of steps: a number is a response, an error text an error response
+STEPS = """
+import json, threading
+import numpy as np
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+def response(value):
+    if isinstance(value, str):
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(value))
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))])
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            how = json.loads(request.parameters())["how"]
+            threading.Thread(target=self.run, args=(how, request.get_response_sender())).start()
+
+    def run(self, how, sender):
+        try:
+            if how == "endless":
+                while True:
+                    sender.send(response(1.0))
+            for step in json.loads(how):
+                sender.send(response(step))
+            sender.send(flags=FINAL)
+        except pb_utils.TritonModelException as error:
+            pb_utils.Logger.log_info(f"told: {error}")
+"""
+FAILS = """
+import json
+class TritonPythonModel:
+    def execute(self, requests):
+        how = json.loads(requests[0].parameters())["how"]
+        if how == "raise":
+            raise RuntimeError("it broke")
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("generation failed")) for _ in requests]
+"""
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
+    repository = tmp_path_factory.mktemp("generate-models")
+    python_model(repository, "steps", STEPS, config(extra=DECOUPLED))
+    python_model(repository, "fails", FAILS)
+    with ServerProcess(repository) as lean, ServerProcess(repository, "--http-lean=false") as hypercorn:
+        yield {"lean": lean, "hypercorn": hypercorn, "http2": lean}
+
+
+@pytest.fixture(params=["lean", "hypercorn", "http2"])
+def client(request: pytest.FixtureRequest, servers: dict[str, ServerProcess]) -> Iterator[Http1 | Http2]:
+    kind = Http2 if request.param == "http2" else Http1
+    with kind(servers[request.param].http) as made:
+        yield made
+
+
+def ask(client: Http1 | Http2, model: str, verb: str, how: Any) -> Reply:
+    text = how if isinstance(how, str) else json.dumps(how)
+    body = json.dumps({"IN": [1], "how": text}).encode()
+    return client.request("POST", f"/v2/models/{model}/{verb}", body)
+
+
+def events(reply: Reply) -> list[Any]:
+    """The outputs or error texts of a stream's events."""
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    parts = reply.body.split(b"\n\n")
+    assert parts.pop() == b""
+    found = []
+    for part in parts:
+        assert part.startswith(b"data: ")
+        event = json.loads(part[6:])
+        found.append(event.get("error", event.get("OUT")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [([], 200), ([1], 200), ([1, 2, 3], 200), (["bad"], 400), (["bad", 2], 400), ([1, "bad", 2], 200)],
+)
+def test_a_stream_of_any_number_of_responses(client: Http1 | Http2, steps: list[Any], status: int) -> None:
+    reply = ask(client, "steps", "generate_stream", steps)
+    assert reply.status == status
+    assert events(reply) == steps
+
+
+@pytest.mark.parametrize("steps", [[], [1, 2], [1, "bad"]])
+def test_generate_wants_one_response(client: Http1 | Http2, steps: list[Any]) -> None:
+    reply = ask(client, "steps", "generate", steps)
+    assert (reply.status, json.loads(reply.body)) == (200, {"error": NOT_ONE})
+
+
+def test_generate_with_one_response(client: Http1 | Http2) -> None:
+    reply = ask(client, "steps", "generate", [4])
+    assert reply.status == 200 and json.loads(reply.body)["OUT"] == 4
+    reply = ask(client, "steps", "generate", ["bad"])
+    assert (reply.status, json.loads(reply.body)) == (400, {"error": "bad"})
+
+
+def test_a_model_that_fails(client: Http1 | Http2) -> None:
+    reply = ask(client, "fails", "generate", "error")
+    assert (reply.status, json.loads(reply.body)) == (400, {"error": "generation failed"})
+    assert reply.headers["content-type"] == "application/json"
+    reply = ask(client, "fails", "generate", "raise")
+    assert reply.status == 400 and "RuntimeError: it broke" in json.loads(reply.body)["error"]
+    reply = ask(client, "fails", "generate_stream", "error")
+    assert reply.status == 400 and events(reply) == ["generation failed"]
+    reply = ask(client, "fails", "generate_stream", "raise")
+    assert reply.status == 400 and "RuntimeError: it broke" in events(reply)[0]
+
+
+@pytest.mark.parametrize("front", ["lean", "hypercorn", "http2"])
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_a_client_that_leaves_ends_the_request(
+    servers: dict[str, ServerProcess], front: str, verb: str
+) -> None:
+    server = servers[front]
+    told = server.log().count("told: ")
+    body = json.dumps({"IN": [1], "how": "endless"}).encode()
+    path = f"/v2/models/steps/{verb}"
+    if front == "http2":
+        with Http2(server.http) as client:
+            client.start("POST", path, body)
+            wait(lambda: in_flight(server) == 1 or server.log().count("told: ") > told, server)
+    else:
+        with Http1(server.http) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.send(head.encode() + body)
+            wait(lambda: in_flight(server) == 1, server)
+            client._file.close()  # else the socket stays open behind it
+    wait(lambda: server.log().count("told: ") > told, server)
+    wait(lambda: in_flight(server) == 0, server)
+
+
+def wait(condition: Any, server: ServerProcess) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.005)
