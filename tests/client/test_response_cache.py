@@ -1,0 +1,165 @@
+"""The response cache before Python and ONNX models: real server, real clients."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from neptrio.response_cache import ENTRY_OVERHEAD_BYTES, TENSOR_OVERHEAD_BYTES
+from tests.client.test_cancellation import until
+from tests.support import onnx_models
+from tests.support.gate import Gate
+from tests.support.metrics import scrape, value
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+CACHED = "response_cache { enable: true }"
+ENTRY = ENTRY_OVERHEAD_BYTES + TENSOR_OVERHEAD_BYTES + 16  # one FP32[1,4] or INT32[1,4]
+
+
+def tensor(module: Any, number: int, name: str = "INPUT0", datatype: str = "INT32") -> list[Any]:
+    made = module.InferInput(name, [1, 4], datatype)
+    made.set_data_from_numpy(np.full((1, 4), number, np.int32 if datatype == "INT32" else np.float32))
+    return [made]
+
+
+def stats(server: ServerProcess, model: str) -> dict[str, Any]:
+    with httpclient.InferenceServerClient(server.http) as client:
+        found: dict[str, Any] = client.get_inference_statistics(model)["model_stats"][0]
+    return found
+
+
+def accepted(server: ServerProcess, model: str) -> int:
+    import json
+    import urllib.request
+
+    url = f"http://{server.http}/v2/models/{model}/stats?live=true"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return int(json.loads(answer.read())["model_stats"][0]["live"]["accepted"])
+
+
+@pytest.fixture(scope="module", params=["alone", "coalesce"])
+def gated(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, Gate, bool]]:
+    """A cached Python model that answers when the test says so."""
+    folder = tmp_path_factory.mktemp("gated")
+    gate = Gate(folder / "repository", folder / "gate", extra=CACHED)
+    coalesce = request.param == "coalesce"
+    with ServerProcess(
+        folder / "repository", f"--cache-config=local,size=100000,coalesce={str(coalesce).lower()}"
+    ) as server:
+        yield server, gate, coalesce
+    gate.close()
+
+
+def test_identical_requests_in_flight(gated: tuple[ServerProcess, Gate, bool]) -> None:
+    """With coalesce=true they share one execution; by default each runs on its own."""
+    server, gate, coalesce = gated
+    answers: queue.Queue[Any] = queue.Queue()
+    count = 5
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for i in range(count):
+            client.async_infer(
+                "gate",
+                tensor(grpcclient, 7),
+                lambda result, error: answers.put(error or result),
+                request_id=f"r{i}",
+            )
+        until(lambda: accepted(server, "gate") == count, "all are under way")
+        runs = 1 if coalesce else count
+        for _ in range(runs):
+            assert len(gate.started()) == 1
+            gate.go()
+        got = [answers.get(timeout=30) for _ in range(count)]
+        assert {result.get_response().id for result in got} == {f"r{i}" for i in range(count)}
+        for result in got:
+            np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 4), 7))
+        before = stats(server, "gate")
+        # the answer is kept: the model hears of no other
+        kept = client.infer("gate", tensor(grpcclient, 7), request_id="later")
+        np.testing.assert_array_equal(kept.as_numpy("OUTPUT0"), np.full((1, 4), 7))
+    after = stats(server, "gate")
+    assert before["execution_count"] == after["execution_count"] == runs
+    durations = after["inference_stats"]
+    assert (durations["success"]["count"], durations["fail"]["count"]) == (count + 1, 0)
+    assert durations["compute_infer"]["count"] == runs
+    assert durations["cache_hit"]["count"] == count + 1 - runs
+    assert durations["cache_miss"]["count"] == 1, "only an answer that was kept counts as a miss"
+
+
+def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=CACHED)
+    answers: queue.Queue[Any] = queue.Queue()
+    with (
+        ServerProcess(tmp_path / "repository", "--cache-config=local,size=100000,coalesce=true") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        for i in range(2):
+            client.async_infer(
+                "gate",
+                tensor(grpcclient, 7),
+                lambda result, error: answers.put(error or result),
+                request_id=f"r{i}",
+            )
+        until(lambda: accepted(server, "gate") == 2, "both are under way")
+        (leader,) = gate.started()
+        gate.go("f")
+        failed = answers.get(timeout=30)
+        assert "the whole batch fails" in failed.message()
+        (follower,) = gate.started()
+        assert {leader, follower} == {"r0", "r1"}
+        gate.go()
+        np.testing.assert_array_equal(answers.get(timeout=30).as_numpy("OUTPUT0"), np.full((1, 4), 7))
+    gate.close()
+
+
+def test_a_small_cache_evicts_the_least_recently_used(tmp_path: Path) -> None:
+    """An ONNX model and room for three answers, seen through statistics and metrics."""
+    write_model(
+        tmp_path,
+        "onnx",
+        'backend: "onnxruntime" max_batch_size: 8 input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ] '
+        f'output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }} ] {CACHED}',
+        {"1/model.onnx": onnx_models.identity()},
+    )
+    with ServerProcess(tmp_path, f"--cache-config=local,size={3 * ENTRY}") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+
+            def ask(number: int) -> bool:
+                """Whether the answer came out of the cache."""
+                before = stats(server, "onnx")["inference_stats"]["cache_hit"]["count"]
+                result = client.infer("onnx", tensor(httpclient, number, "X", "FP32"))
+                np.testing.assert_array_equal(result.as_numpy("Y"), np.full((1, 4), number))
+                return bool(stats(server, "onnx")["inference_stats"]["cache_hit"]["count"] > before)
+
+            assert [ask(n) for n in (0, 1, 2)] == [False, False, False]
+            assert ask(0), "all three fit"
+            assert not ask(3), "new: 1, the least recently used, goes"
+            assert [ask(n) for n in (0, 2, 3)] == [True, True, True]
+            assert not ask(1)
+        durations = stats(server, "onnx")["inference_stats"]
+        names = (
+            "success",
+            "cache_hit",
+            "cache_miss",
+            "compute_infer",
+            "compute_input",
+            "compute_output",
+            "queue",
+        )
+        assert [durations[n]["count"] for n in names] == [9, 4, 5, 5, 5, 5, 9]
+        assert durations["cache_hit"]["ns"] > 0 and durations["cache_miss"]["ns"] > 0
+        text = scrape(server)
+        labels = {"model": "onnx", "version": "1"}
+        assert value(text, "nv_cache_num_hits_per_model", **labels) == 4
+        assert value(text, "nv_cache_num_misses_per_model", **labels) == 5
+        assert value(text, "nv_cache_hit_duration_per_model", **labels) >= 0
+        assert value(text, "nv_cache_miss_duration_per_model", **labels) > 0
