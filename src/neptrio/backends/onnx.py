@@ -170,7 +170,9 @@ class OnnxInstance(BackendInstance):
         if any(r.outputs is None for r in requests):
             return list(self._outputs)
         listed = {o.name for r in requests for o in r.outputs}
-        listed.update(requests[0].model.state_outputs)
+        model = requests[0].model
+        if model is not None:
+            listed.update(model.state_outputs)
         return [name for name in self._outputs if name in listed]
 
     def _feed(self, tensor: Tensor) -> Any:
