@@ -70,8 +70,8 @@ def decode(body: bytes) -> dict[str, Any]:
             raise Refused
         name, datatype, shape = item.get("name"), item.get("datatype"), item.get("shape")
         if not isinstance(name, str) or not isinstance(datatype, str):
-                raise Refused
-            if datatype not in SIZES and datatype != "BYTES":
+            raise Refused
+        if datatype not in SIZES and datatype != "BYTES":
             raise Refused
         if not isinstance(shape, list) or not isinstance(item["data"], list):
             raise Refused
