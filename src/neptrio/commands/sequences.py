@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
         path += f"/{quote(options.end, safe='')}/end"
         if options.type:
             path += f"?type={options.type}"
-    request = Request(f"http://{options.url}{path}", method="GET" if options.end is None else "POST")
+    base = options.url if "://" in options.url else f"http://{options.url}"
+    request = Request(f"{base}{path}", method="GET" if options.end is None else "POST")
     try:
         with urlopen(request, timeout=30) as reply:
             answer = json.load(reply)
