@@ -99,7 +99,7 @@ async def play(
     settings = Settings(model_repository=(tmp_path,), model_control_mode="explicit")
     manager = RepositoryManager(settings, None, None)  # type: ignore[arg-type]
     fake = FakeLoader(chance)
-    manager._loader = fake  # type: ignore[assignment]
+    manager.loading.loader = fake  # type: ignore[assignment]
     errors: list[str] = []
 
     async def one(op: Op) -> None:
@@ -123,10 +123,9 @@ async def play(
             async with trio.open_nursery() as nursery:
                 for op in operations:
                     nursery.start_soon(one, op)
-            while manager._nursery.child_tasks:  # type: ignore[union-attr]
+            while manager.nursery.child_tasks:  # type: ignore[union-attr]
                 await trio.lowlevel.checkpoint()
         check(manager, fake, errors, operations, failing)
-        manager.flush = lambda: None  # type: ignore[method-assign]
         with trio.fail_after(10):
             await manager.unload_all()
         assert all(model.stopped for model in fake.models), "nothing is left behind"
@@ -136,8 +135,8 @@ async def play(
 def check(
     manager: RepositoryManager, fake: FakeLoader, errors: list[str], operations: list[Op], failing: str
 ) -> None:
-    serving = {name for name in "abe" if name in manager._latest}
-    for name, record in manager._records.items():
+    serving = {name for name in "abe" if name in manager.latest}
+    for name, record in manager.records.items():
         for row in record.rows.values():
             assert row.state in (State.READY, State.UNLOADED, State.FAILED), (name, row)
             assert (row.model is not None) == (row.state is State.READY) == (name in serving)

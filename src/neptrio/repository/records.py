@@ -69,6 +69,12 @@ class Operation:
             self.stopped_by = reason
             self.scope.cancel()
 
+    def release(self) -> None:
+        """The next load of this model may begin."""
+        self.released.set()
+        if self in self.record.operations:
+            self.record.operations.remove(self)
+
     def check(self) -> None:
         """Raises the reason when the load is outdated. A cancelled task runs on until it next waits,
         so this is called before every step that others can see."""

@@ -1,0 +1,137 @@
+"""What is served now: the records of every model, and the one place where names are looked up.
+
+Nothing here changes anything: models come by repository.loading and go by repository.withdrawal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.model.model import Model
+from neptrio.repository import lifecycle, scan
+from neptrio.repository.records import Record, Row
+from neptrio.settings import Settings
+
+
+class Catalog:
+    """Every model that is or was served, or was asked for. Lives on the trio thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.records: dict[str, Record] = {}
+        self.latest: dict[str, Model] = {}  # the highest version of each model that serves
+        self.nursery: trio.Nursery | None = None  # of loads and retirements, while the server runs
+
+    def lookup(self, name: str, version: str = "") -> Model:
+        """The ready version asked for, or the highest ready one. Texts as in spec/features.md A1."""
+        if not version:
+            model = self.latest.get(name)
+            if model is not None:
+                if not model.ready:
+                    raise Unavailable(
+                        f"Request for unknown model: '{name}' version {model.version} is not at ready state"
+                    )
+                return model
+            if self._rows(name):
+                raise NotFound(f"Request for unknown model: '{name}' has no available versions")
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        try:
+            number = int(version) if len(version) < 19 else None
+        except ValueError:
+            number = None
+        if number is None:
+            raise InvalidArgument(
+                f"failed to get model version from specified version string '{version}' (details: stol), version "
+                "should be an integral value > 0"
+            )
+        if number <= 0:
+            raise InvalidArgument(
+                f"invalid model version specified '{version}' , version should be an integral value > 0"
+            )
+        versions = self._rows(name)
+        if not versions:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        row = versions.get(number)
+        if row is None:
+            raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
+        if row.model is None or not row.model.ready:
+            raise Unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        return row.model
+
+    def lookup_step(self, name: str, version: str) -> Model:
+        """lookup() for a step of an accepted ensemble request: a model that was withdrawn together
+        with the ensemble serves it to its end."""
+        try:
+            return self.lookup(name, version)
+        except TritonError:
+            record = self.records.get(name)
+            for retirement in reversed(record.retiring if record is not None else []):
+                if not retirement.drained.is_set() and version in ("", str(retirement.version)):
+                    return retirement.model
+            raise
+
+    def _rows(self, name: str) -> dict[int, Row]:
+        record = self.records.get(name)
+        return record.rows if record is not None else {}
+
+    def ready_versions(self, name: str) -> list[int]:
+        """Ready version numbers of a model, ascending."""
+        rows = self._rows(name)
+        return sorted(v for v, row in rows.items() if row.model is not None and row.model.ready)
+
+    def ready_models(self) -> list[Model]:
+        """Every ready version, by name, then version number."""
+        return [
+            row.model
+            for name in sorted(self.records)
+            for _, row in sorted(self.records[name].rows.items())
+            if row.model is not None and row.model.ready
+        ]
+
+    def all_ready(self) -> bool:
+        """Strict readiness: no version loading, unloading or failed."""
+        return all(
+            lifecycle.keeps_ready(row.state, row.reason) and (row.model is None or row.model.ready)
+            for record in self.records.values()
+            for row in record.rows.values()
+        )
+
+    def index(self, ready: bool) -> list[dict[str, str]]:
+        """The rows of the repository index, sorted by name and version: folders of the
+        repositories only."""
+        rows: list[dict[str, str]] = []
+        for name, folders in scan.model_dirs(self._settings.model_repository).items():
+            record = self.records.get(name)
+            if len(folders) > 1 and not (record is not None and record.rows):
+                found: list[dict[str, str]] = [
+                    {"name": name, "state": "UNAVAILABLE", "reason": scan.DUPLICATE}
+                ]
+            else:
+                found = list(record.index()) if record is not None else []
+            rows += [row for row in found or [{"name": name}] if not ready or row.get("state") == "READY"]
+        return rows
+
+    def progress(self, name: str) -> dict[str, Any]:
+        """Versions, the load under way and the last error of a model. Raises NotFound."""
+        record = self.records.get(name)
+        if record is None:
+            if name not in scan.model_dirs(self._settings.model_repository):
+                raise NotFound(f"Request for unknown model: '{name}' is not found")
+            return {"name": name, "versions": []}
+        return record.progress()
+
+    def flush(self) -> None:
+        """Shutdown has begun: no scheduler waits any longer for company before it sends."""
+        for model in self.ready_models():
+            model.scheduler.flush()
+
+    def live_sequences(self) -> int:
+        """Sequences of all models that a request may continue."""
+        return sum(model.scheduler.live_sequences() for model in self.ready_models())
+
+    def standings(self) -> dict[str, lifecycle.Standing]:
+        """What lifecycle's plans need to know of every model."""
+        return {name: record.standing for name, record in self.records.items()}

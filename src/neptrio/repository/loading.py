@@ -1,0 +1,309 @@
+"""How models come: each load is a task, from the call to the swap.
+
+Reading files and making models is repository.loader's; here loads run.
+
+Rules (beyond those of repository.lifecycle):
+ 1. A swap happens between two awaits: whoever looks a model up finds the old or the new one.
+ 2. Loads of one model run one after the other; loads of different models side by side. An ensemble
+    waits for the models of its steps, never for itself.
+ 3. A load that is outdated leaves nothing: what it made is stopped, its thread is left behind.
+ 4. A caller who leaves does not end a load.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import trio
+
+from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
+from neptrio.model import defaults
+from neptrio.model.model import Model
+from neptrio.repository import change, lifecycle, loader, scan
+from neptrio.repository.catalog import Catalog
+from neptrio.repository.lifecycle import Event, State
+from neptrio.repository.loader import Found, Loader, PollFailure
+from neptrio.repository.override import LoadParameters
+from neptrio.repository.records import Operation, Record, Row
+from neptrio.repository.withdrawal import Withdrawal
+from neptrio.scheduling import ensemble_graph
+from neptrio.settings import Settings
+
+log = logging.getLogger("neptrio.repository")
+
+EXITING = "Server exiting"
+REBUILDS = 10  # of an ensemble whose steps' models change while it is built
+
+
+class Loading:
+    """The loads under way. Lives on the trio thread."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, withdrawal: Withdrawal, made_by: Loader) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._withdrawal = withdrawal
+        self.loader = made_by
+        self._numbers = itertools.count(1)
+        self._waits: dict[str, set[str]] = {}  # model -> the models its load waits for
+        self.discarding = 0  # half-made models of outdated loads that have not stopped
+        self.closing = False
+
+    def begin(self, name: str, parameters: LoadParameters, explicit: bool = True) -> Operation:
+        """Starts a load. Raises Unavailable once the server exits."""
+        if self.closing or self._catalog.nursery is None:
+            raise Unavailable(EXITING)
+        record = self._catalog.records.setdefault(name, Record(name))
+        operation = Operation(next(self._numbers), record, parameters)
+        operation.explicit = explicit
+        record.operations.append(operation)
+        self._catalog.nursery.start_soon(self._run, operation)
+        return operation
+
+    async def _run(self, operation: Operation) -> None:
+        record = operation.record
+        loaded = False
+        try:
+            with operation.scope:
+                await self._turn(operation)
+                record.problem = ""
+                changed = await self._load(operation)
+                loaded = True
+                operation.release()
+                if changed:
+                    await self._follow(record.name)
+        except TritonError as error:
+            operation.error = error
+        except Exception as error:
+            log.exception("loading model '%s' failed", record.name)
+            operation.error = Internal(f"failed to load '{record.name}': {type(error).__name__}: {error}")
+        finally:
+            if not loaded and operation.error is None:
+                operation.error = operation.stopped_by or Unavailable(EXITING)
+            self._abandon(operation)
+            operation.release()
+            if operation.error is not None:
+                record.last_error = str(operation.error).rstrip("\n")
+            if operation.error is not None and not record.rows and not record.operations:
+                self._forget_stranger(record)
+            operation.done.set()
+
+    def _forget_stranger(self, record: Record) -> None:
+        """A name that was never a model's leaves no trace."""
+        try:
+            known = bool(record.problem) and record.name in scan.model_dirs(self._settings.model_repository)
+        except TritonError:
+            known = False
+        if not known:
+            self._catalog.records.pop(record.name, None)
+
+    async def _turn(self, operation: Operation) -> None:
+        """Waits for the older loads of the model."""
+        while operation.stopped_by is None and (first := operation.record.operations[0]) is not operation:
+            await first.released.wait()
+        operation.check()
+
+    def _abandon(self, operation: Operation) -> None:
+        """Stops what a load made and did not bring into service."""
+        self._stop_made(operation)
+        for row in operation.record.rows.values():
+            if row.state in (State.LOADING, State.RELOADING) and not operation.released.is_set():
+                row.apply(Event.ABANDON)
+
+    async def _discard(self, model: Model) -> None:
+        try:
+            await model.stop()
+        except Exception:
+            log.exception("stopping a model that was not needed failed")
+        finally:
+            self.discarding -= 1
+
+    async def _load(self, operation: Operation) -> bool:
+        """Loads, and swaps; True when what serves has changed."""
+        record, name = operation.record, operation.record.name
+        parameters = operation.parameters
+        persists = record.override is not None and record.folder is None
+        if not parameters.overrides and persists and record.serving:
+            current = await self.loader.fingerprint(name)
+            if current == record.fingerprint:
+                parameters = LoadParameters(config=record.override)
+        operation.phase = "reading the configuration"
+        try:
+            if operation.refresh and record.folder is not None and record.source is not None:
+                found = Found(record.folder.path, record.source, record.fingerprint or {},
+                              sorted(record.serving), record.folder)  # fmt: skip
+            else:
+                found = await self.loader.find(name, parameters)
+        except PollFailure as failure:
+            record.problem, record.polled = str(failure), failure.fingerprint
+            raise loader.poll_failed(name, str(failure)) from None
+        record.polled = found.fingerprint
+        try:
+            operation.check()
+            before = record.wanted
+            record.explicit = record.explicit or operation.explicit
+            if (
+                not operation.parameters.overrides
+                and not operation.refresh
+                and change.unchanged(record, found)
+            ):
+                record.wanted = True
+                return False
+            record.wanted = True
+            try:
+                await self._make(operation, found, parameters)
+            except BaseException:
+                if self._settings.model_control_mode != "poll" and not record.serving:
+                    record.wanted = before
+                raise
+        finally:
+            if found.folder is not None and found.folder is not record.folder:
+                found.folder.release()
+        return True
+
+    async def _make(self, operation: Operation, found: Found, parameters: LoadParameters) -> None:
+        record, name = operation.record, operation.record.name
+        config = found.source.config
+        children = tuple(ensemble_graph.child_names(config)) if defaults.is_ensemble(config) else ()
+        if not found.versions:
+            raise loader.no_version(name)
+        before = record.children
+        record.children = tuple(dict.fromkeys(before + children))
+        try:
+            models = await self._build(operation, found, children)
+            operation.check()
+        except BaseException:
+            record.children = before if record.serving else children
+            raise
+        keep = change.same_but_instances(record, found)
+        operation.phase = "taking over"
+        record.children = children
+        record.source, record.fingerprint = found.source, found.fingerprint
+        record.override = parameters.config
+        record.last_error, record.last_seconds = "", max(m.load_duration_secs for m in models.values())
+        self._swap(operation, models, keep)
+        old, record.folder = record.folder, found.folder
+        if found.folder is not None and found.folder is not old:
+            found.folder.hold()
+            self._withdrawal.folders.add(found.folder)
+        if old is not None and old is not found.folder:
+            self._withdrawal.release_folder(record, old)
+
+    async def _build(self, operation: Operation, found: Found, children: tuple[str, ...]) -> dict[int, Model]:
+        """The versions' models; those of an ensemble fit the models of its steps as they are now."""
+        name = operation.record.name
+        for _ in range(REBUILDS):
+            if children:
+                operation.phase = "loading the models of the ensemble's steps"
+                await self._children(name, children)
+            steps = [self._catalog.latest.get(child) for child in children]
+            models = await self._versions(operation, found)
+            if steps == [self._catalog.latest.get(child) for child in children]:
+                return models
+            self._stop_made(operation)
+        raise Internal(f"failed to load '{name}': the models of its steps keep changing")
+
+    async def _versions(self, operation: Operation, found: Found) -> dict[int, Model]:
+        """Every wanted version, made in parallel; the first that fails ends the others."""
+        record, name = operation.record, operation.record.name
+        operation.check()
+        models: dict[int, Model] = {}
+        failed: list[tuple[int, TritonError]] = []
+        for version in found.versions:
+            row = record.rows.setdefault(version, Row())
+            if row.state not in (State.LOADING, State.RELOADING):
+                row.apply(Event.BEGIN)
+        operation.phase = "loading files and initializing instances"
+
+        async def one(version: int) -> None:
+            try:
+                models[version] = await self.loader.build(name, version, found, operation.building)
+            except TritonError as error:
+                failed.append((version, error))
+
+        async with trio.open_nursery() as nursery:
+            for version in found.versions:
+                nursery.start_soon(one, version)
+        operation.check()
+        if failed:
+            version, error = min(failed, key=lambda pair: pair[0])
+            reason = f"{error.code.title}: {error}"
+            reasons = {v: f"{e.code.title}: {e}" for v, e in failed}
+            for v in found.versions:
+                record.rows[v].apply(Event.FAIL, reasons.get(v, f"version {version} failed to load"))
+            raise loader.version_failed(name, version, reason) from error
+        return models
+
+    def _stop_made(self, operation: Operation) -> None:
+        made, operation.building = operation.building, []
+        for model in made:
+            self.discarding += 1
+            assert self._catalog.nursery is not None
+            self._catalog.nursery.start_soon(self._discard, model)
+
+    def _swap(self, operation: Operation, models: dict[int, Model], keep: bool) -> None:
+        """The new versions serve, the old ones retire: no await in here."""
+        record = operation.record
+        operation.building = []
+        for version, row in list(record.rows.items()):
+            old = row.model
+            if version in models:
+                if old is not None and keep:
+                    old.counters.memory_usage = models[version].counters.memory_usage
+                    models[version].counters = old.counters
+                row.model = models[version]
+                row.apply(Event.SUCCEED)
+                if old is not None:
+                    self._withdrawal.retire(record, version, old)
+            elif row.state.serves:
+                self._withdrawal.row(record, version, row)
+        self._catalog.latest[record.name] = models[max(models)]
+
+    async def _children(self, name: str, children: tuple[str, ...]) -> None:
+        """Sees to it that the models of an ensemble's steps serve. Raises InvalidArgument."""
+        failed: list[str] = []
+
+        async def one(child: str) -> None:
+            while child not in self._catalog.latest:
+                if child == name or lifecycle.would_wait_for_itself(self._waits, name, child):
+                    break
+                record = self._catalog.records.get(child)
+                running = record.operations[0] if record is not None and record.operations else None
+                if running is None:
+                    running = self.begin(child, LoadParameters(), explicit=False)
+                self._waits.setdefault(name, set()).add(child)
+                try:
+                    await running.released.wait()
+                finally:
+                    self._waits[name].discard(child)
+                if running.error is not None and child not in self._catalog.latest:
+                    log.error("%s", running.error)
+                    break
+            if child not in self._catalog.latest:
+                failed.append(child)
+
+        async with trio.open_nursery() as nursery:
+            for child in children:
+                nursery.start_soon(one, child)
+        if failed:
+            raise InvalidArgument(
+                f"load failed for model '{name}': ensemble {name} contains models that are not available or "
+                f"ambiguous: {', '.join(sorted(failed))}\n"
+            )
+
+    async def _follow(self, name: str) -> None:
+        """The ensembles that use a model follow its change: they come back, or take its new tensors."""
+        waiting = []
+        for above in reversed(lifecycle.above(self._catalog.standings(), name)):
+            record = self._catalog.records[above]
+            if not record.wanted or record.operations or name not in record.children:
+                continue
+            operation = self.begin(above, LoadParameters(), explicit=False)
+            operation.refresh = True
+            waiting.append(operation)
+        for operation in waiting:
+            await operation.done.wait()
+            if operation.error is not None and operation.stopped_by is None:
+                log.error("%s", operation.error)
+                if not operation.record.operations:
+                    self._withdrawal.record(operation.record)

@@ -1,0 +1,114 @@
+"""How models leave: out of service at once, finalized when the last accepted request is answered.
+
+Rules:
+ 1. What is taken out of service answers what it accepted before it is finalized. The models of an
+    ensemble's steps outlive the last walk of every ensemble that was withdrawn with them.
+ 2. The folder of a file override is removed when the models that came from it are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from neptrio.errors import Internal, TritonError
+from neptrio.model.model import Model
+from neptrio.repository import lifecycle
+from neptrio.repository.catalog import Catalog
+from neptrio.repository.lifecycle import Event, State
+from neptrio.repository.override import Folder
+from neptrio.repository.records import Record, Retirement, Row
+
+log = logging.getLogger("neptrio.repository")
+
+
+class Withdrawal:
+    """Takes models out of service. Lives on the trio thread."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.folders: set[Folder] = set()  # of file overrides
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Takes a model out of service; accepted requests finish (state UNLOADING).
+
+        Ensembles above it go with it, and come back with it unless `unload_dependents`. That also
+        removes the models that were only loaded because of an ensemble.
+        """
+        record = self._catalog.records.get(name)
+        if record is None:
+            return
+        outdated = Internal(lifecycle.OUTDATED)
+        orphans = lifecycle.orphans(self._catalog.standings(), name) if unload_dependents else ()
+        for above in lifecycle.above(self._catalog.standings(), name):
+            other = self._catalog.records[above]
+            other.wanted = other.wanted and not unload_dependents
+            self._outdate(other, outdated)
+            self.record(other)
+        for gone in (record, *(self._catalog.records[orphan] for orphan in orphans)):
+            gone.wanted = gone.explicit = False
+            self._outdate(gone, outdated)
+            self.record(gone)
+
+    def _outdate(self, record: Record, reason: TritonError) -> None:
+        for operation in list(record.operations):
+            operation.cancel(reason)
+            operation.release()
+        for row in record.rows.values():
+            if row.state in (State.LOADING, State.RELOADING):
+                row.apply(Event.ABANDON)
+
+    def record(self, record: Record) -> None:
+        """Out of service at once."""
+        for version, row in record.rows.items():
+            self.row(record, version, row)
+        if self._catalog.latest.pop(record.name, None) is not None:
+            record.override = record.fingerprint = None
+            folder, record.folder = record.folder, None
+            if folder is not None:
+                self.release_folder(record, folder)
+
+    def row(self, record: Record, version: int, row: Row) -> None:
+        model, row.model = row.model, None
+        row.apply(Event.WITHDRAW)
+        if model is not None:
+            self.retire(record, version, model)
+
+    def retire(self, record: Record, version: int, model: Model) -> None:
+        model.withdraw()
+        retirement = Retirement(version, model)
+        record.retiring.append(retirement)
+        if self._catalog.nursery is not None:
+            self._catalog.nursery.start_soon(self._retiring, record, retirement)
+        else:  # the server was cancelled from outside: nothing can be waited for
+            record.retiring.remove(retirement)
+
+    async def _retiring(self, record: Record, retirement: Retirement) -> None:
+        for other in list(self._catalog.records.values()):
+            if record.name in other.children:
+                for above in list(other.retiring):
+                    await above.drained.wait()
+        try:
+            await retirement.model.drain()
+            retirement.drained.set()
+            await retirement.model.stop()
+        except Exception:
+            log.exception("stopping model '%s' failed", record.name)
+        retirement.drained.set()
+        record.retiring.remove(retirement)
+        if not any(other.version == retirement.version for other in record.retiring):
+            row = record.rows.get(retirement.version)
+            if row is not None:
+                row.apply(Event.RETIRED)
+        retirement.done.set()
+
+    def release_folder(self, record: Record, folder: Folder) -> None:
+        """Removes the folder of a file override once the models that came from it are gone."""
+
+        async def release() -> None:
+            for retirement in list(record.retiring):
+                await retirement.done.wait()
+            self.folders.discard(folder)
+            folder.release()
+
+        if self._catalog.nursery is not None:
+            self._catalog.nursery.start_soon(release)
