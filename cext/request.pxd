@@ -98,6 +98,7 @@ cdef class InferRequest:
     cdef public object scheduler_data  # that owner's own record
     cdef public object batch
     cdef public object trace           # a trace of the observer, None = not sampled
+    cdef public object asked           # what its headers ask of tracing (observe.propagation), or None
     cdef public object context         # the transport's own record
     cdef public InferRequest parent    # ensemble or BLS request this one is a part of
     cdef public bytes cache_key

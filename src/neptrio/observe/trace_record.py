@@ -74,7 +74,7 @@ class Trace:
     """One request of a group; lies in request.trace."""
 
     __slots__ = (
-        "_deferred", "_ended", "_flushing", "_front", "_group", "_left", "_responses", "error", "id",
+        "_deferred", "_ended", "_flushing", "_front", "_group", "_left", "_responses", "error", "headers", "id",
         "identity",
         "parent", "request", "tensors", "times",
     )  # fmt: skip
@@ -84,6 +84,7 @@ class Trace:
         self.parent = parent
         self.request: InferRequest | None = request
         self.identity = ("", 0, "")
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()  # of the answer
         self.error = ""
         self.tensors: list[Copied] = []
         self.times: list[tuple[int, str]] = []

@@ -21,6 +21,7 @@ class InferenceService:
     def __init__(self, repository: RepositoryManager) -> None:
         self._repository = repository
         self.tracing = False  # kept by the tracer: True while a request may have to be traced
+        self.trace_headers = False  # kept by the tracer: True while headers may ask for a trace
         self.tracer: Tracer | None = None
 
     def lookup(self, name: str, version: str) -> Any:

@@ -30,6 +30,7 @@ from neptrio._cext.infer_wire import decode_request, encode_response
 from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.codec.outputs import select
 from neptrio.errors import Code, TritonError, Unavailable, Unsupported
+from neptrio.observe.propagation import asked
 from neptrio.stamps import Stamp
 from neptrio.transport import grpc_compression as compression
 from neptrio.transport.grpc_status import (
@@ -191,6 +192,8 @@ class UnaryInfer(Call):
             if services.inference.tracing:
                 request.stamp(RECV_START, self._began_ns)
                 request.stamp(RECV_END)
+                if self.headers.has_custom and services.inference.trace_headers:
+                    request.asked = asked(self.headers())
             self._request = request
             services.inference.submit(request)
         except TritonError as error:
@@ -234,6 +237,8 @@ class UnaryInfer(Call):
             self._give_back()
         if self.ended:
             return
+        if request.trace is not None and request.trace.headers:
+            self.send_headers([*HEADERS, *request.trace.headers])
         try:
             if response.error is not None:
                 raise response.error
@@ -253,7 +258,7 @@ class UnaryInfer(Call):
         encoding = compression.choose(connection.compression, self.headers.get(b"grpc-accept-encoding"))
         if encoding is None:
             return False
-        self.send_headers([*HEADERS, (b"grpc-encoding", encoding)])
+        self.send_headers([*(self.reply_headers or HEADERS), (b"grpc-encoding", encoding)])
         level = compression.LEVELS[connection.compression]
         if framed_size(segments) <= compression.INLINE_BYTES:
             self.reply(compression.deflate(segments, encoding, level), OK_TRAILERS)
@@ -393,6 +398,8 @@ class StreamInfer(Call):
                 request.stamp(RECV_START, self._began_ns)
                 request.stamp(RECV_END)
                 self._began_ns = request.timestamp(RECV_END)
+                if self.headers.has_custom and services.inference.trace_headers:
+                    request.asked = asked(self.headers())
             self._add(entry)
             added = True
             services.inference.submit(request)

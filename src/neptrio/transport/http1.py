@@ -38,6 +38,7 @@ from neptrio._cext.http1_head import HeadTooLarge, RequestHead
 from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.codec.compression import too_large
 from neptrio.errors import Internal, TritonError
+from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.transport import routes
 from neptrio.transport.http_infer import JSON, HttpInfer, error_body
@@ -318,6 +319,8 @@ class Http1Connection(RequestHead):
                     self.services, route, self.header_length, self.content_encoding, self.accept_encoding
                 )
                 exchange.infer = infer
+                if self.services.inference.trace_headers:
+                    infer.request.asked = asked(self.headers)
                 if infer.large_compressed(body):
                     self._nursery.start_soon(self._submit_later, exchange, infer, body, self.receive_start)
                 else:

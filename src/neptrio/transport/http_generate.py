@@ -21,6 +21,7 @@ from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec import generate
 from neptrio.codec.json_infer import dump_json
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.stamps import Stamp
 from neptrio.transport.http_infer import JSON, Headers
@@ -104,6 +105,8 @@ class HttpGenerate:
         self.request.model_name = route.model
         self.request.model_version = route.version
         self.request.model = services.inference.lookup(route.model, route.version)
+        if services.inference.trace_headers:
+            self.request.asked = asked(headers)
 
     async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
         """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""

@@ -15,6 +15,7 @@ from neptrio.codec.compression import compress, decompress, negotiate
 from neptrio.codec.json_infer import HEADER_LENGTH, decode_request, dump_json, encode_response
 from neptrio.codec.outputs import select
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unsupported
+from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.stamps import Stamp
 from neptrio.transport.routes import Route
@@ -93,13 +94,16 @@ class HttpInfer:
     def from_headers(cls, services: Services, route: Route, headers: Headers) -> HttpInfer:
         """From ASGI headers (lower-case names)."""
         found = dict(headers)
-        return cls(
+        made = cls(
             services,
             route,
             found.get(HEADER_LENGTH),
             found.get(b"content-encoding"),
             found.get(b"accept-encoding"),
         )
+        if services.inference.trace_headers:
+            made.request.asked = asked(headers)
+        return made
 
     def large_compressed(self, body: Any) -> bool:
         """True when the body should be decompressed on a worker thread (decompress_later)."""
@@ -140,6 +144,7 @@ class HttpInfer:
         """(status, headers without content-length, body buffers)."""
         request = self.request
         request.stamp(SEND_START)
+        plain = JSON if request.trace is None else [*JSON, *request.trace.headers]
         try:
             if response.error is not None:
                 raise response.error
@@ -147,14 +152,14 @@ class HttpInfer:
                 select(request, response, self._services)
             head, blobs, binary_bytes = encode_response(request, response, self._binary_default)
         except TritonError as error:
-            return error.code.http, JSON, error_body(error)
+            return error.code.http, plain, error_body(error)
         except Exception as error:
             log.exception("encoding a response of model '%s' failed", request.model_name)
-            return 500, JSON, error_body(Internal(f"internal error: {type(error).__name__}: {error}"))
-        headers: Headers = JSON
+            return 500, plain, error_body(Internal(f"internal error: {type(error).__name__}: {error}"))
+        headers: Headers = plain
         body = [head]
         if binary_bytes:
-            headers = [BINARY, (HEADER_LENGTH, b"%d" % len(head))]
+            headers = [BINARY, (HEADER_LENGTH, b"%d" % len(head)), *plain[1:]]
             body += blobs
         if self._accept is not None:
             self.encoding = negotiate(self._accept)
