@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neptrio import cli, commands
+from neptrio import cli, commands, flags
 
 REPOSITORY = "--model-repository=models"
 
@@ -96,6 +96,30 @@ def test_backend_config() -> None:
         (["--allow-http=maybe"], ["--allow-http", "true, 1, on, false, 0, off", "'maybe'"]),
         (["--model-control-mode=sometimes"], ["--model-control-mode", "'sometimes'", "'explicit'"]),
         (["--backend-config=onnxruntime"], ["NAME,KEY=VALUE", "'onnxruntime'"]),
+        (
+            ["--http-restricted-api=foo:k=v"],
+            ["unknown restricted api 'foo'", "expected one of health, metadata"],
+        ),
+        (["--grpc-restricted-protocol=foo:k=v"], ["unknown restricted protocol 'foo'"]),
+        (
+            ["--http-restricted-api=health:k"],
+            ["option format is '<config name>:<setting>=<value>'. Got health:k"],
+        ),
+        (["--http-restricted-api=health:=v"], ["Got health:=v", "CATEGORY[,CATEGORY...]:HEADER=VALUE"]),
+        (["--http-restricted-api=:k=v"], ["Got :k=v"]),
+        (["--http-restricted-api=health:k="], ["Got health:k="]),
+        (["--http-restricted-api=health:a b=v"], ["'a b' cannot be the name of a header"]),
+        (["--http-restricted-api=health:k=\n"], ["cannot be the value of a header"]),
+        (
+            ["--http-restricted-api=health:k=v", "--http-restricted-api=trace,health:b=c"],
+            ["restricted api 'health' can not be specified in multiple config groups"],
+        ),
+        (
+            ["--grpc-restricted-protocol=health,health:k=v"],
+            ["restricted protocol 'health' can not be specified in multiple config groups"],
+        ),
+        (["--http-header-forward-pattern=("], ["--http-header-forward-pattern", "'(' is not a regular"]),
+        (["--grpc-header-forward-pattern=*"], ["'*' is not a regular expression"]),
         (["--allow-sagemaker=true"], ["does not have the SageMaker endpoint yet"]),
         (["--model-namespacing", "true"], ["does not have model namespaces yet"]),
     ],
@@ -106,6 +130,25 @@ def test_refusals_say_what_to_do(
     message = refused(capsys, *argv)
     for text in texts:
         assert text in message
+
+
+def test_restrictions_and_patterns() -> None:
+    settings, warnings = cli.settings_of(
+        [
+            REPOSITORY,
+            "--http-restricted-api=health,trace:Key=a=b:c",
+            "--http-restricted-api",
+            "logging:k2=v",
+            "--http-header-forward-pattern=(?-i)(X_.*)",
+        ]
+    )
+    assert warnings == []
+    assert settings.http_restricted_api == (
+        flags.Restriction(("health", "trace"), "Key", "a=b:c"),
+        flags.Restriction(("logging",), "k2", "v"),
+    )
+    assert settings.http_header_forward_pattern == "(?-i)(X_.*)"
+    assert settings.grpc_restricted_protocol == () and settings.grpc_header_forward_pattern == ""
 
 
 def test_missing_repository(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,12 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         default=64 << 20,
         help="bytes of a request, decompressed",
     )
+    add("--http-header-forward-pattern", type=flags.header_pattern, default="", metavar="REGEX",
+        help="headers whose name it finds become parameters of the request")  # fmt: skip
+    add("--http-restricted-api", type=flags.restriction("api"), action="append", default=[],
+        metavar="API[,API...]:HEADER=VALUE",
+        help="endpoints that want this header; APIs: " + ", ".join(flags.RESTRICTED_CATEGORIES)
+        + "; may be repeated")  # fmt: skip
     add("--http-lean", type=flags.boolean, default=True, help="false: hypercorn serves plain HTTP/1.1 too")
     add("--http-request-timeout-secs", type=flags.seconds, default=60.0,
         help="how long a request may take to arrive; large bodies earn more")  # fmt: skip
@@ -119,6 +125,11 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--grpc-root-cert", type=Path, metavar="FILE", help="the roots of client certificates, PEM")
     add("--grpc-infer-response-compression-level", choices=("none", "low", "medium", "high"), default="none",
         help="compress the answers of clients that take gzip or deflate")  # fmt: skip
+    add("--grpc-header-forward-pattern", type=flags.header_pattern, default="", metavar="REGEX",
+        help="metadata whose name it finds become parameters of the request")  # fmt: skip
+    add("--grpc-restricted-protocol", type=flags.restriction("protocol"), action="append", default=[],
+        metavar="API[,API...]:KEY=VALUE",
+        help="calls that want the metadata triton-grpc-protocol-KEY; APIs as above; may be repeated")  # fmt: skip
     add("--grpc-keepalive-time", dest="grpc_keepalive_time_ms", type=flags.positive, default=7_200_000,
         help="ms of silence after which the server sends PING")  # fmt: skip
     add("--grpc-keepalive-timeout", dest="grpc_keepalive_timeout_ms", type=flags.positive, default=20_000,

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")
@@ -22,10 +25,6 @@ MISSING: dict[str, tuple[str, str | None]] = {
     "--model-load-retry-count": ("retrying a failed load", "0"),
     "--model-load-gpu-limit": ("limiting GPU memory used by models", None),
     "--model-namespacing": ("model namespaces", "false"),
-    "--http-header-forward-pattern": ("forwarding HTTP headers to models", ""),
-    "--http-restricted-api": ("restricting HTTP endpoints", None),
-    "--grpc-header-forward-pattern": ("forwarding gRPC headers to models", ""),
-    "--grpc-restricted-protocol": ("restricting gRPC calls", None),
     "--cuda-memory-pool-byte-size": ("a CUDA memory pool", None),
     "--cuda-virtual-address-size": ("growable CUDA memory", None),
     "--host-policy": ("host policies", None),
@@ -125,6 +124,104 @@ def resource(text: str) -> tuple[str, int | None, int]:
     if not name or not count.isdigit() or not (device in ("", "global") or device.isdigit()):
         raise argparse.ArgumentTypeError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got '{text}'")
     return name, int(device) if device.isdigit() else where, int(count)
+
+
+RESTRICTED_CATEGORIES = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """A group of endpoints that wants `header: value` of every request."""
+
+    categories: tuple[str, ...]
+    header: str
+    value: str
+
+
+def restriction(what: str) -> Callable[[str], Restriction]:
+    """The parser of `CATEGORY[,CATEGORY...]:HEADER=VALUE`; `what` names the endpoints in errors.
+
+    The value is everything behind the first `=`.
+    """
+
+    def parse(text: str) -> Restriction:
+        categories, colon, pair = text.partition(":")
+        header, equals, value = pair.partition("=")
+        if not (categories and colon and header and equals and value):
+            raise argparse.ArgumentTypeError(
+                f"option format is '<config name>:<setting>=<value>'. Got {text}: expected "
+                f"CATEGORY[,CATEGORY...]:HEADER=VALUE with categories from {', '.join(RESTRICTED_CATEGORIES)}"
+            )
+        names = tuple(categories.split(","))
+        for name in names:
+            if name not in RESTRICTED_CATEGORIES:
+                known = ", ".join(RESTRICTED_CATEGORIES)
+                raise argparse.ArgumentTypeError(
+                    f"unknown restricted {what} '{name}', expected one of {known}"
+                )
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", header):
+            raise argparse.ArgumentTypeError(f"'{header}' cannot be the name of a header")
+        if not value.isprintable() or not value.isascii() or value != value.strip():
+            raise argparse.ArgumentTypeError(
+                f"'{value}' cannot be the value of a header: expected printable ASCII without blanks at its ends"
+            )
+        return Restriction(names, header, value)
+
+    return parse
+
+
+def check_restrictions(restrictions: tuple[Restriction, ...], what: str) -> None:
+    """Raises ValueError when a category is in more than one group."""
+    seen: set[str] = set()
+    for group in restrictions:
+        for category in group.categories:
+            if category in seen:
+                raise ValueError(
+                    f"restricted {what} '{category}' can not be specified in multiple config groups"
+                )
+            seen.add(category)
+
+
+_LEADING_FLAGS = re.compile(r"\(\?([ims]*)(?:-([ims]+))?\)")
+_REGEX_FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """A header-forward pattern: without regard to case unless it begins with `(?-i)`.
+
+    Raises ValueError saying what is wrong. Patterns written for RE2 work as they are; Python's
+    wants flags in front, and spells RE2's \\z as \\Z.
+    """
+    flags, rest = re.IGNORECASE, pattern
+    while (leading := _LEADING_FLAGS.match(rest)) is not None:
+        for letter in leading[1]:
+            flags |= _REGEX_FLAGS[letter]
+        for letter in leading[2] or "":
+            flags &= ~_REGEX_FLAGS[letter]
+        rest = rest[leading.end() :]
+    try:
+        return re.compile(re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", rest), flags)
+    except re.error as error:
+        raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
+
+
+def header_pattern(text: str) -> str:
+    """A header-forward pattern, checked."""
+    try:
+        compile_pattern(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, left: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neptrio.flags import Restriction, check_restrictions, compile_pattern
 from neptrio.observe.trace_settings import start_values
 from neptrio.response_cache import parse_config
 
@@ -38,6 +39,8 @@ class Settings:
     http_port: int = 8000
     reuse_http_port: bool = False
     http_max_input_size: int = 64 << 20
+    http_header_forward_pattern: str = ""  # a regular expression, "" = none
+    http_restricted_api: tuple[Restriction, ...] = ()
     http_lean: bool = True  # False: hypercorn serves plain HTTP/1.1 too
     http_request_timeout_secs: float = 60.0  # for a request to arrive whole (large bodies earn more)
     http_keep_alive_timeout_secs: float = 0.0  # of an idle connection, 0 = for ever, as Triton does
@@ -54,6 +57,8 @@ class Settings:
     grpc_server_key: Path | None = None
     grpc_root_cert: Path | None = None
     grpc_infer_response_compression_level: str = "none"
+    grpc_header_forward_pattern: str = ""
+    grpc_restricted_protocol: tuple[Restriction, ...] = ()
     grpc_keepalive_time_ms: int = 7_200_000
     grpc_keepalive_timeout_ms: int = 20_000
     grpc_keepalive_permit_without_calls: bool = False
@@ -96,6 +101,10 @@ class Settings:
             raise ValueError("--load-model=* loads every model, other names beside it have no use")
         if self.cache_config:
             parse_config(self.cache_config)
+        for pattern in (self.http_header_forward_pattern, self.grpc_header_forward_pattern):
+            compile_pattern(pattern)
+        check_restrictions(self.http_restricted_api, "api")
+        check_restrictions(self.grpc_restricted_protocol, "protocol")
         start_values(self)
         tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
         if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):

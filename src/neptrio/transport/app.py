@@ -17,6 +17,7 @@ from neptrio.service import Services
 from neptrio.service.sequences import parse_id
 from neptrio.service.statistics import Detail
 from neptrio.transport import routes
+from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
 from neptrio.transport.http_generate import HttpGenerate
 from neptrio.transport.http_infer import JSON, Headers, HttpInfer, error_body
 
@@ -27,6 +28,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # of a body
+FORWARDING = ("infer", "generate", "generate_stream")
 ENCODINGS = (b"accept-encoding", b"gzip, deflate")
 
 
@@ -57,8 +59,9 @@ class _Waiter(Responder):
 class RestApp:
     """ASGI callable over the services."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, policy: HeaderPolicy | None = None) -> None:
         self._services = services
+        self._policy = policy
         self._max_input = services.settings.http_max_input_size
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -88,12 +91,17 @@ class RestApp:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
         if route is None:
             return 404, JSON, [b'{"error":"Not Found"}']
+        forwarded: dict[str, str] = {}
+        if self._policy is not None:
+            self._policy.check(route.verb, scope["headers"])
+            if self._policy.forward is not None and route.verb in FORWARDING and route.allowed:
+                forwarded = self._policy.forward.headers(scope.get(RAW_HEADERS) or scope["headers"])
         if not route.allowed:
             return 405, JSON, [b'{"error":"Method Not Allowed"}']
         if route.verb == "infer":
-            return await self._infer(route, scope, receive)
+            return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):
-            generate = HttpGenerate(self._services, route, scope["headers"])
+            generate = HttpGenerate(self._services, route, scope["headers"], forwarded)
             body = await self._body(scope, receive)
             return await generate.run(body, receive, send)
         answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
@@ -126,8 +134,11 @@ class RestApp:
             raise TooSlow
         return body
 
-    async def _infer(self, route: routes.Route, scope: dict[str, Any], receive: Receive) -> Answer:
+    async def _infer(
+        self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: dict[str, str]
+    ) -> Answer:
         infer = HttpInfer.from_headers(self._services, route, scope["headers"])
+        infer.forwarded = forwarded or None
         body = await self._body(scope, receive)
         if infer.large_compressed(body):
             body = await infer.decompress_later(body)

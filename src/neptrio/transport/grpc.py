@@ -25,12 +25,20 @@ from typing import Any
 import trio
 
 from neptrio._cext.request import monotonic_ns
+from neptrio.errors import TritonError
 from neptrio.service import Services
 from neptrio.transport import http2_limits as limits
-from neptrio.transport.grpc_calls import StreamInfer, UnaryInfer, no_grpc_call, unknown_method
+from neptrio.transport.grpc_calls import (
+    StreamInfer,
+    UnaryInfer,
+    no_grpc_call,
+    restricted,
+    unknown_method,
+)
 from neptrio.transport.grpc_compression import InflateBudget
 from neptrio.transport.grpc_handlers import HandlerCall
 from neptrio.transport.grpc_service import servicers
+from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2_session import session_class
 from neptrio.transport.link import Link, accept_loop
 from neptrio.transport.tls import SecureLink, server_context
@@ -85,6 +93,8 @@ class GrpcConnection:
         self.peer = sock.getpeername()
         self.inflating = server.inflating
         self.compression = server.services.settings.grpc_infer_response_compression_level
+        self.forward = None if server.policy is None else server.policy.forward
+        self._policy = server.policy
         self._server = server
         self._settings = server.services.settings
         self._handlers = server.handlers
@@ -114,6 +124,11 @@ class GrpcConnection:
         call: Any
         if headers.problem:
             return no_grpc_call(session, stream_id, headers)
+        if self._policy is not None:
+            try:
+                self._policy.check(path.decode("latin-1"), headers())
+            except TritonError as error:
+                return restricted(session, stream_id, headers, error)
         if path == MODEL_INFER:
             call = UnaryInfer(session, stream_id, headers, self)
         elif path == MODEL_STREAM_INFER:
@@ -378,6 +393,7 @@ class GrpcServer:
             for servicer in servicers(services)
             for path, handler in servicer.__mapping__().items()
         }
+        self.policy = grpc_policy(settings)
         self.inflating = InflateBudget()
         self.tls: ssl.SSLContext | None = None
         if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:

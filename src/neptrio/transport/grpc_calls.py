@@ -139,6 +139,11 @@ def no_grpc_call(session: Any, stream_id: int, headers: Any) -> RefusedCall:
     return RefusedCall(session, stream_id, headers, problem_headers(headers.problem))
 
 
+def restricted(session: Any, stream_id: int, headers: Any, error: TritonError) -> RefusedCall:
+    """The answer to a call that lacks the metadata of a restriction."""
+    return RefusedCall(session, stream_id, headers, error_trailers(error))
+
+
 class UnaryInfer(Call):
     """ModelInfer."""
 
@@ -183,6 +188,8 @@ class UnaryInfer(Call):
                 message = content
             request = InferRequest()
             decode_request(request, message, services.shared_memory)
+            if connection.forward is not None:
+                forward_metadata(connection.forward, self.headers, request)
             model = services.inference.lookup(request.model_name, request.model_version)
             if model.decoupled:
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -278,6 +285,13 @@ class UnaryInfer(Call):
         request, self._request = self._request, None
         if request is not None:
             self._connection.services.inference.cancel(request)
+
+
+def forward_metadata(forward: Any, headers: Any, request: InferRequest) -> None:
+    """Metadata of the call that models are to see becomes parameters. Raises TritonError."""
+    found = forward.metadata(headers())
+    if found:
+        request.parameters = {**(request.parameters or {}), **found}
 
 
 HEADERS = [
@@ -389,6 +403,8 @@ class StreamInfer(Call):
             if self._draining:
                 raise Unavailable(SHUTTING_DOWN)
             decode_request(request, message, services.shared_memory)
+            if self._connection.forward is not None:
+                forward_metadata(self._connection.forward, self.headers, request)
             request.model = services.inference.lookup(request.model_name, request.model_version)
             entry.ordered = not request.model.decoupled
             request.context = self

@@ -41,6 +41,7 @@ from neptrio.errors import Internal, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.transport import routes
+from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
 from neptrio.transport.http_infer import JSON, HttpInfer, error_body
 from neptrio.transport.link import Link
 
@@ -225,7 +226,14 @@ class Http1Connection(RequestHead):
 
     expect: bytes | None  # b"wanted" while a 100 Continue is due
 
-    def __init__(self, sock: socket.socket, services: Services, app: App, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        services: Services,
+        app: App,
+        nursery: trio.Nursery,
+        policy: HeaderPolicy | None = None,
+    ) -> None:
         self.sock = sock
         self.services = services
         self.app = app
@@ -234,6 +242,7 @@ class Http1Connection(RequestHead):
         self.head_limit = MAX_HEAD_BYTES
         self._max_body = services.settings.http_max_input_size
         self._nursery = nursery
+        self._policy = policy
         self._turn = services.loop.turn
         self._poller = services.loop.poller
         self._link = Link(sock, nursery)
@@ -315,9 +324,12 @@ class Http1Connection(RequestHead):
         route = routes.match(method, exchange.path)
         if route is not None and route.verb == "infer" and route.allowed:
             try:
+                forwarded = None if self._policy is None else self._policy.infer(self.headers)
                 infer = HttpInfer(
                     self.services, route, self.header_length, self.content_encoding, self.accept_encoding
                 )
+                if forwarded:
+                    infer.forwarded = forwarded
                 exchange.infer = infer
                 if self.services.inference.trace_headers:
                     infer.request.asked = asked(self.headers)
@@ -333,8 +345,7 @@ class Http1Connection(RequestHead):
             return
         if isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
-        headers = [(name.lower(), value) for name, value in self.headers]
-        self._nursery.start_soon(self._run_app, exchange, headers, body)
+        self._nursery.start_soon(self._run_app, exchange, self.headers, body)
 
     async def _submit_later(
         self, exchange: Exchange, infer: HttpInfer, body: Any, receive_start: int
@@ -366,7 +377,8 @@ class Http1Connection(RequestHead):
 
     # ------------------------------------------------------------ the ASGI side
 
-    async def _run_app(self, exchange: Exchange, headers: list[tuple[bytes, bytes]], body: Any) -> None:
+    async def _run_app(self, exchange: Exchange, raw_headers: list[tuple[bytes, bytes]], body: Any) -> None:
+        headers = [(name.lower(), value) for name, value in raw_headers]
         path, _, query = exchange.path.partition("?")
         scope = {
             "type": "http",
@@ -379,6 +391,8 @@ class Http1Connection(RequestHead):
             "query_string": query.encode("latin-1"),
             "headers": headers,
         }
+        if self._policy is not None:
+            scope[RAW_HEADERS] = raw_headers
         sent_body = started = chunked = False
 
         async def receive() -> dict[str, Any]:

@@ -94,8 +94,9 @@ def _payload(response: InferResponse) -> tuple[bytes, bool]:
 class HttpGenerate:
     """One generate or generate_stream request."""
 
-    def __init__(self, services: Services, route: Route, headers: Headers) -> None:
+    def __init__(self, services: Services, route: Route, headers: Headers, forwarded: dict[str, str]) -> None:
         self._services = services
+        self._forwarded = forwarded
         self._stream = route.verb == "generate_stream"
         for name, value in headers:
             if name == b"content-encoding" and value.strip() not in (b"", b"identity"):
@@ -112,6 +113,8 @@ class HttpGenerate:
         """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""
         self.request.stamp(RECV_END)
         generate.decode(self.request, body)
+        if self._forwarded:
+            self.request.parameters = {**(self.request.parameters or {}), **self._forwarded}
         queue = ResponseQueue()
         self.request.responder = queue
         self._services.inference.submit(self.request)

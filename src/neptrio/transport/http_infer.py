@@ -65,6 +65,7 @@ class HttpInfer:
         "_header_length",
         "_services",
         "encoding",
+        "forwarded",
         "request",
     )
 
@@ -77,6 +78,7 @@ class HttpInfer:
         accept_encoding: bytes | None,
     ) -> None:
         self._services = services
+        self.forwarded: dict[str, str] | None = None  # parameters made of headers
         self.request = InferRequest()
         self.request.model_name = route.model
         self.request.model_version = route.version
@@ -137,6 +139,8 @@ class HttpInfer:
                     f"inference header size should be in range (0, {len(body)}), got: {header_length}"
                 )
         self._binary_default = decode_request(request, body, header_length, self._services.shared_memory)
+        if self.forwarded is not None:
+            request.parameters = {**(request.parameters or {}), **self.forwarded}
         request.responder = responder
         self._services.inference.submit(request)
 

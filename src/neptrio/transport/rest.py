@@ -31,6 +31,7 @@ from hypercorn.utils import wrap_app
 from neptrio._cext.request import monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.app import RestApp
+from neptrio.transport.header_policy import RAW_HEADERS, http_policy
 from neptrio.transport.http1 import HandOver, Http1Connection
 from neptrio.transport.link import accept_loop
 
@@ -89,7 +90,8 @@ class RestServer:
         settings = services.settings
         self._services = services
         self._listener = listener
-        self._app = RestApp(services)
+        self._policy = http_policy(settings)
+        self._app = RestApp(services, self._policy)
         self._connections: set[Http1Connection] = set()
         self._hypercorn_scopes: set[trio.CancelScope] = set()
         self._accepting = trio.CancelScope()
@@ -102,6 +104,8 @@ class RestServer:
         config.include_date_header = False
         config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
         config.read_timeout = None
+        # models are shown forwarded headers in their own case, as on the lean connection
+        config.h11_pass_raw_headers = self._raw = bool(settings.http_header_forward_pattern)
         config.accesslog = None
         config.errorlog = logging.getLogger("neptrio.hypercorn")
         self._tls: ssl.SSLContext | None = None
@@ -148,7 +152,7 @@ class RestServer:
             if self._tls is not None or not self._lean:
                 await self._hypercorn(sock, b"")
                 return
-            connection = Http1Connection(sock, self._services, self._app, nursery)
+            connection = Http1Connection(sock, self._services, self._app, nursery, self._policy)
             self._connections.add(connection)
             try:
                 await connection.run()
@@ -177,6 +181,10 @@ class RestServer:
             if not asked:
                 asked = True
                 scope.deadline = math.inf
+            if self._raw and asgi_scope["type"] == "http":
+                raw = asgi_scope["headers"]
+                lower = [(name.lower(), value) for name, value in raw]
+                asgi_scope = {**asgi_scope, "headers": lower, RAW_HEADERS: raw}
             await self._app(asgi_scope, receive, send)
 
         plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))

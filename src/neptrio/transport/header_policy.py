@@ -1,0 +1,228 @@
+"""Headers that mean something to the operator: restricted endpoints, and headers forwarded to models.
+
+The problem: a front in front of this server may want some endpoints for itself, and models may want
+to see headers (a tenant, a trace) that are not part of the protocol. The choice: both are decided
+from the command line once, at the start; a front without either setting holds None and looks at
+no header.
+
+Rules:
+ 1. A restricted endpoint answers only requests that carry its header with its value; it is looked
+    at before the method, the model and the body (a Triton server's order, observed).
+ 2. Names match without regard to case, values exactly and in constant time.
+ 3. Every header whose name the pattern finds becomes a string parameter of the request, named as
+    it came; it wins over a parameter of that name in the body, the last of repeated ones over the
+    first (a Triton server hands all of them on as JSON, where readers keep the last).
+ 4. Names that mean something in a request's parameters are refused, not forwarded: a header must
+    not start a sequence by accident.
+Source: spec/features.md A6, A8 and B4; texts and order as observed on a real server.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from collections.abc import Iterable
+
+from neptrio.errors import Code, InvalidArgument, TritonError
+from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
+from neptrio.settings import Settings
+
+Pairs = Iterable[tuple[bytes, bytes]]
+
+# REST verb (transport.routes) -> category
+VERB_CATEGORIES = {
+    "live": "health",
+    "ready": "health",
+    "model_ready": "health",
+    "server_metadata": "metadata",
+    "model_metadata": "metadata",
+    "infer": "inference",
+    "generate": "inference",
+    "generate_stream": "inference",
+    "sequences": "statistics",
+    "sequence_end": "inference",
+    "system_shm_status": "shared-memory",
+    "system_shm_register": "shared-memory",
+    "system_shm_unregister": "shared-memory",
+    "cuda_shm_status": "shared-memory",
+    "cuda_shm_register": "shared-memory",
+    "cuda_shm_unregister": "shared-memory",
+    "model_config": "model-config",
+    "repository_index": "model-repository",
+    "repository_load": "model-repository",
+    "repository_unload": "model-repository",
+    "repository_model": "model-repository",
+    "statistics": "statistics",
+    "trace_setting": "trace",
+    "trace_recent": "trace",
+    "logging": "logging",
+}
+
+_SERVICE = "/inference.GRPCInferenceService/"
+# gRPC method path -> category; reflection is not restricted
+METHOD_CATEGORIES = {
+    "/grpc.health.v1.Health/Check": "health",
+    "/grpc.health.v1.Health/Watch": "health",
+    **{
+        _SERVICE + method: category
+        for category, methods in {
+            "health": "ServerLive ServerReady ModelReady",
+            "metadata": "ServerMetadata ModelMetadata",
+            "inference": "ModelInfer ModelStreamInfer",
+            "shared-memory": "SystemSharedMemoryStatus SystemSharedMemoryRegister SystemSharedMemoryUnregister "
+            "CudaSharedMemoryStatus CudaSharedMemoryRegister CudaSharedMemoryUnregister",
+            "model-config": "ModelConfig",
+            "model-repository": "RepositoryIndex RepositoryModelLoad RepositoryModelUnload",
+            "statistics": "ModelStatistics",
+            "trace": "TraceSetting",
+            "logging": "LogSettings",
+        }.items()
+        for method in methods.split()
+    },
+}
+assert set(VERB_CATEGORIES.values()) == set(METHOD_CATEGORIES.values()) == set(RESTRICTED_CATEGORIES)
+
+RAW_HEADERS = "neptrio.raw_headers"  # key of an ASGI scope: the headers, names in their case
+GRPC_PREFIX = "triton-grpc-protocol-"
+RESERVED = frozenset(
+    (
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+        "headers",
+        "binary_data_output",
+    )
+)
+RESERVED_PREFIX = "triton_"
+OWN_METADATA = "triton_grpc_error"  # addressed to the server itself
+KNOWN_NAMES = 1024  # clients use few header names; what others try must not grow memory
+
+
+class HeaderForward:
+    """Picks the headers that models are to see."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = compile_pattern(pattern)
+        self._known: dict[bytes, str | None] = {}
+
+    def _parameter(self, raw: bytes) -> str | None:
+        """The parameter's name, None when the header is not forwarded. Raises InvalidArgument."""
+        try:
+            return self._known[raw]
+        except KeyError:
+            pass
+        name: str | None = raw.decode("latin-1")
+        assert name is not None
+        if self._pattern.search(name) is None:
+            name = None
+        elif name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
+            raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        if len(self._known) >= KNOWN_NAMES:
+            self._known.clear()
+        self._known[raw] = name
+        return name
+
+    def headers(self, headers: Pairs) -> dict[str, str]:
+        """Parameters from HTTP headers. Raises InvalidArgument for a reserved name."""
+        found = {}
+        for raw, value in headers:
+            if not raw.startswith(b":"):
+                name = self._parameter(raw)
+                if name is not None:
+                    found[name] = _text(value)
+        return found
+
+    def metadata(self, metadata: Pairs) -> dict[str, str]:
+        """Parameters from a gRPC call's metadata; values of -bin keys are decoded first.
+
+        Raises InvalidArgument for a reserved name and for a -bin value that is not base64.
+        """
+        found = {}
+        for raw, value in metadata:
+            if raw.startswith((b":", b"grpc-")) or raw in (b"te", b"content-type", OWN_METADATA.encode()):
+                continue
+            name = self._parameter(raw)
+            if name is None:
+                continue
+            if raw.endswith(b"-bin"):
+                try:
+                    value = binascii.a2b_base64(value + b"=" * (-len(value) % 4))
+                except binascii.Error:
+                    raise InvalidArgument(f"the value of metadata '{name}' is not base64") from None
+            found[name] = _text(value)
+        return found
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+class _Gate:
+    """One restriction: the header that opens an endpoint."""
+
+    def __init__(self, restriction: Restriction, prefix: str, what: str) -> None:
+        # gRPC metadata is lower-case: a key in another case could never be sent
+        header = prefix + restriction.header.lower() if prefix else restriction.header
+        self._name = header.lower().encode()
+        self._value = restriction.value.encode()
+        self._text = f"This {what} is restricted, expecting header '{header}'"
+
+    def check(self, headers: Pairs) -> None:
+        """Raises TritonError (403 / UNAVAILABLE) when the header is not there or has another value."""
+        for name, value in headers:
+            if name.lower() == self._name and hmac.compare_digest(value, self._value):
+                return
+        raise TritonError(self._text, Code.FORBIDDEN)
+
+
+class HeaderPolicy:
+    """The restrictions and the forwarding of one front."""
+
+    def __init__(self, gates: dict[str, _Gate], pattern: str) -> None:
+        self._gates = gates
+        self.forward = HeaderForward(pattern) if pattern else None
+
+    def check(self, endpoint: str, headers: Pairs) -> None:
+        """Raises TritonError when `endpoint` (a REST verb or a gRPC path) is closed to this request."""
+        gate = self._gates.get(endpoint)
+        if gate is not None:
+            gate.check(headers)
+
+    def infer(self, headers: Pairs) -> dict[str, str]:
+        """For an HTTP inference: checks, and returns the parameters made of headers. Raises TritonError."""
+        self.check("infer", headers)
+        return self.forward.headers(headers) if self.forward is not None else {}
+
+
+def _gates(
+    restrictions: tuple[Restriction, ...], endpoints: dict[str, str], prefix: str, what: str
+) -> dict[str, _Gate]:
+    by_category = {
+        category: _Gate(restriction, prefix, what)
+        for restriction in restrictions
+        for category in restriction.categories
+    }
+    return {
+        endpoint: by_category[category] for endpoint, category in endpoints.items() if category in by_category
+    }
+
+
+def http_policy(settings: Settings) -> HeaderPolicy | None:
+    """The REST front's, None when there is nothing to look at."""
+    if not settings.http_restricted_api and not settings.http_header_forward_pattern:
+        return None
+    gates = _gates(settings.http_restricted_api, VERB_CATEGORIES, "", "API")
+    return HeaderPolicy(gates, settings.http_header_forward_pattern)
+
+
+def grpc_policy(settings: Settings) -> HeaderPolicy | None:
+    """The gRPC front's, None when there is nothing to look at."""
+    if not settings.grpc_restricted_protocol and not settings.grpc_header_forward_pattern:
+        return None
+    gates = _gates(settings.grpc_restricted_protocol, METHOD_CATEGORIES, GRPC_PREFIX, "protocol")
+    return HeaderPolicy(gates, settings.grpc_header_forward_pattern)

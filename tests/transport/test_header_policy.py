@@ -1,0 +1,391 @@
+"""Restricted endpoints and forwarded headers: every front, both HTTP/2 sessions, real clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from neptrio.errors import TritonError
+from neptrio.transport.grpc_service import servicers
+from neptrio.transport.header_policy import METHOD_CATEGORIES, VERB_CATEGORIES, HeaderForward
+from neptrio.transport.routes import TABLE
+from tests.backends.python.models import config, python_model
+from tests.support.http import Http1, Http2
+from tests.support.server import ServerProcess
+from tests.transport.conftest import SESSIONS
+
+PARAMETERS = """
+import numpy as np
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", np.array([r.parameters().encode()], dtype=object))]
+            )
+            for r in requests
+        ]
+"""
+BLS = """
+import json
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for r in requests:
+            inner = pb_utils.InferenceRequest(
+                model_name="parameters",
+                requested_output_names=["OUT"],
+                inputs=r.inputs(),
+                parameters=json.loads(r.parameters()),
+            ).exec()
+            answers.append(pb_utils.InferenceResponse(inner.output_tensors(), inner.error()))
+        return answers
+"""
+TENSORS = config("IN:TYPE_INT32:1", "OUT:TYPE_STRING:1")
+STREAMING = TENSORS + " model_transaction_policy { decoupled: true }"
+DECOUPLED = """
+import numpy as np
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            out = pb_utils.Tensor("OUT", np.array([r.parameters().encode()], dtype=object))
+            r.get_response_sender().send(
+                pb_utils.InferenceResponse([out]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            )
+"""
+BODY = json.dumps(
+    {
+        "inputs": [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}],
+        "parameters": {"my-both": "body", "kept": 7},
+    }
+).encode()
+INFER = "/v2/models/parameters/infer"
+CATEGORIES = "health,metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging"
+FORWARD = (
+    "--http-header-forward-pattern=^my-|^priority$|^sequence_|^triton_",
+    "--grpc-header-forward-pattern=^my-|^priority$|^triton_",
+)
+RESTRICT = (
+    f"--http-restricted-api={CATEGORIES}:Admin-Key=a=b:c",
+    "--grpc-restricted-protocol=health,metadata,statistics,inference:Key=val",
+    "--grpc-restricted-protocol=logging:k2=v",
+)
+FRONTS = ["lean", "hypercorn", "http2"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("header-models")
+    python_model(folder, "parameters", PARAMETERS, TENSORS)
+    isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
+    python_model(folder, "isolated", PARAMETERS, TENSORS + isolated)
+    python_model(folder, "bls", BLS, TENSORS)
+    python_model(folder, "decoupled", DECOUPLED, STREAMING)
+    return folder
+
+
+Start = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def start(repository: Path) -> Iterator[Start]:
+    """Servers by their flags and HTTP/2 session, started once."""
+    started: dict[tuple[str, ...], ServerProcess] = {}
+
+    def server(*flags: str, session: str = SESSIONS[-1]) -> ServerProcess:
+        key = (session, *flags)
+        if key not in started:
+            environment = {**os.environ, "NEPTRIO_HTTP2_SESSION": session}
+            started[key] = ServerProcess(repository, *flags, env=environment)
+        return started[key]
+
+    yield server
+    for process in started.values():
+        process.stop()
+
+
+@pytest.fixture(params=SESSIONS)
+def forwarding(start: Start, request: pytest.FixtureRequest) -> ServerProcess:
+    return start(*FORWARD, session=request.param)
+
+
+@pytest.fixture(params=SESSIONS)
+def restricted(start: Start, request: pytest.FixtureRequest) -> ServerProcess:
+    return start(*RESTRICT, session=request.param)
+
+
+def connect(front: str, start: Start, flags: tuple[str, ...]) -> Http1 | Http2:
+    """A connection to a front of a server with these flags; hypercorn's own server has all of them."""
+    if front == "hypercorn":
+        return Http1(start(*FORWARD, RESTRICT[0], "--http-lean=false").http)
+    return Http2(start(*flags).http) if front == "http2" else Http1(start(*flags).http)
+
+
+def seen(body: bytes) -> dict[str, Any]:
+    """The parameters that the model saw."""
+    found: dict[str, Any] = json.loads(json.loads(body)["outputs"][0]["data"][0])
+    return found
+
+
+def tensor(module: Any) -> Any:
+    made = module.InferInput("IN", [1], "INT32")
+    made.set_data_from_numpy(np.array([1], np.int32))
+    return made
+
+
+# ---------------------------------------------------------------- forwarding over HTTP
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_http_headers_become_parameters(front: str, start: Start) -> None:
+    with connect(front, start, FORWARD) as client:
+        headers = {"MY-Tenant": "a b", "my-both": "header", "other": "x", "Admin-Key": "a=b:c"}
+        reply = client.request("POST", INFER, BODY, headers)
+        assert reply.status == 200, reply.body
+        name = "my-tenant" if front == "http2" else "MY-Tenant"
+        assert seen(reply.body) == {"my-both": "header", "kept": 7, name: "a b"}
+        # the next request of the connection has headers of its own
+        reply = client.request("POST", INFER, BODY, {"Admin-Key": "a=b:c"})
+        assert seen(reply.body) == {"my-both": "body", "kept": 7}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("model", ["bls", "isolated"])
+def test_every_kind_of_python_model_sees_them(model: str, front: str, start: Start) -> None:
+    with connect(front, start, FORWARD) as client:
+        headers = {
+            "my-tenant": "é".encode().decode("latin-1") if front != "http2" else "é",
+            "Admin-Key": "a=b:c",
+        }
+        reply = client.request("POST", f"/v2/models/{model}/infer", BODY, headers)
+        assert seen(reply.body) == {"my-both": "body", "kept": 7, "my-tenant": "é"}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_generate_forwards_too(front: str, start: Start) -> None:
+    headers = {"my-tenant": "t", "Admin-Key": "a=b:c"}
+    with connect(front, start, FORWARD) as client:
+        reply = client.request("POST", "/v2/models/parameters/generate", b'{"IN":[1],"n":2}', headers)
+        assert json.loads(json.loads(reply.body)["OUT"]) == {"n": 2, "my-tenant": "t"}
+        reply = client.request("POST", "/v2/models/decoupled/generate_stream", b'{"IN":[1]}', headers)
+        event = reply.body.removeprefix(b"data: ").strip()
+        assert json.loads(json.loads(event)["OUT"]) == {"my-tenant": "t"}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("name", ["priority", "Sequence_Id", "triton_final_response"])
+def test_reserved_headers_are_refused(name: str, front: str, start: Start) -> None:
+    with connect(front, start, FORWARD) as client:
+        reply = client.request("POST", INFER, BODY, {name: "1", "Admin-Key": "a=b:c"})
+        shown = name.lower() if front == "http2" else name
+        text = f"Header '{shown}' is reserved for Triton usage and cannot be forwarded."
+        assert (reply.status, json.loads(reply.body)) == (400, {"error": text})
+        assert client.request("POST", INFER, BODY, {"Admin-Key": "a=b:c"}).status == 200
+
+
+def test_the_http_client(forwarding: ServerProcess) -> None:
+    with triton_http.InferenceServerClient(forwarding.http) as client:
+        answer = client.infer(
+            "parameters",
+            [tensor(triton_http)],
+            headers={"my-tenant": "t"},
+            parameters={"my-both": "body"},
+            request_compression_algorithm="gzip",
+        )
+        assert json.loads(answer.as_numpy("OUT")[0]) == {"my-both": "body", "my-tenant": "t"}
+
+
+# ---------------------------------------------------------------- forwarding over gRPC
+
+
+def test_grpc_metadata_becomes_parameters(forwarding: ServerProcess) -> None:
+    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
+        for model in ("parameters", "bls", "isolated"):
+            headers = {"my-tenant": "t", "my-both": "header", "my-some-bin": "é".encode(), "other": "x"}
+            answer = client.infer(
+                model, [tensor(triton_grpc)], headers=headers, parameters={"my-both": "body", "kept": 7}
+            )
+            expected = {"my-both": "header", "kept": 7, "my-tenant": "t", "my-some-bin": "é"}
+            assert json.loads(answer.as_numpy("OUT")[0]) == expected
+        answer = client.infer("parameters", [tensor(triton_grpc)])
+        assert json.loads(answer.as_numpy("OUT")[0]) == {}
+
+
+def test_a_stream_forwards_with_every_request(forwarding: ServerProcess) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)), headers={"my-tenant": "t"})
+        for model in ("parameters", "decoupled"):
+            for number in range(2):
+                client.async_stream_infer(model, [tensor(triton_grpc)], parameters={"n": number})
+                result, error = answers.get(timeout=20)
+                assert error is None
+                found = json.loads(result.as_numpy("OUT")[0])
+                assert found == {"n": number, "my-tenant": "t"}
+        client.stop_stream()
+
+
+def test_reserved_metadata_is_refused(forwarding: ServerProcess) -> None:
+    text = "Header 'priority' is reserved for Triton usage and cannot be forwarded."
+    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
+        with pytest.raises(InferenceServerException) as info:
+            client.infer("parameters", [tensor(triton_grpc)], headers={"priority": "1"})
+        assert info.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert info.value.message() == text
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error), headers={"priority": "1"})
+        client.async_stream_infer("parameters", [tensor(triton_grpc)])
+        assert answers.get(timeout=20).message() == text
+        client.stop_stream()
+
+
+def test_metadata_for_the_server_itself_is_not_forwarded(forwarding: ServerProcess) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
+        client.start_stream(
+            lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"}
+        )
+        client.async_stream_infer("parameters", [tensor(triton_grpc)])
+        result, error = answers.get(timeout=20)
+        assert error is None and json.loads(result.as_numpy("OUT")[0]) == {}
+        client.stop_stream()
+
+
+def test_patterns() -> None:
+    def names(pattern: str, *headers: str) -> list[str]:
+        return list(HeaderForward(pattern).headers((name.encode(), b"") for name in headers))
+
+    assert names("(PREFIX_.*)", "prefix_a", "PREFIX_b", "x", "xprefix_") == [
+        "prefix_a",
+        "PREFIX_b",
+        "xprefix_",
+    ]
+    assert names("(?-i)(PREFIX_.*)", "prefix_a", "PREFIX_b") == ["PREFIX_b"]
+    assert names(r"^a\z", "a", "ab") == ["a"]
+    assert names("(?i)(?s)a", "A") == ["A"]
+    forward = HeaderForward(".*")
+    assert forward.headers([(b":path", b"/"), (b"a", b"1"), (b"a", b"2"), (b"b", b"\xff")]) == {
+        "a": "2",
+        "b": "ÿ",
+    }
+    assert forward.metadata([(b"grpc-timeout", b"1S"), (b"te", b"trailers"), (b"user-agent", b"u")]) == {
+        "user-agent": "u"
+    }
+    with pytest.raises(TritonError, match="'a-bin' is not base64"):
+        forward.metadata([(b"a-bin", b"!x")])
+
+
+def test_unknown_names_do_not_grow_memory() -> None:
+    forward = HeaderForward("^my-")
+    for number in range(5000):
+        assert forward.headers([(b"my-%d" % number, b"v")]) == {f"my-{number}": "v"}
+    assert len(forward._known) <= 1024
+
+
+# ---------------------------------------------------------------- restrictions
+
+PATHS = [
+    ("GET", "/v2/health/live", 200),
+    ("GET", "/v2/health/ready", 200),
+    ("GET", "/v2/models/parameters/ready", 200),
+    ("GET", "/v2", 200),
+    ("GET", "/v2/models/parameters", 200),
+    ("GET", "/v2/models/parameters/config", 200),
+    ("GET", "/v2/models/stats", 200),
+    ("GET", "/v2/trace/setting", 200),
+    ("GET", "/v2/logging", 200),
+    ("GET", "/v2/systemsharedmemory/status", 501),
+    ("POST", "/v2/repository/index", 200),
+    ("POST", "/v2/repository/models/parameters/load", 503),
+    ("POST", INFER, 200),
+    ("POST", "/v2/models/nope/infer", 404),
+    ("GET", INFER, 405),
+    ("POST", "/v2/models/nope/generate", 404),
+    ("POST", "/v2/health/live", 405),
+]
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_restricted_api_wants_its_header(front: str, start: Start) -> None:
+    refused = {"error": "This API is restricted, expecting header 'Admin-Key'"}
+    with connect(front, start, RESTRICT) as client:
+        for method, path, status in PATHS:
+            body = BODY if path == INFER and method == "POST" else b""
+            for headers in ({}, {"Admin-Key": "A=B:C"}, {"Admin-Key": ""}, {"other": "a=b:c"}):
+                reply = client.request(method, path, body, headers)
+                assert (reply.status, json.loads(reply.body)) == (403, refused), (method, path, headers)
+                assert reply.headers["content-type"] == "application/json"
+            assert client.request(method, path, body, {"ADMIN-key": "a=b:c"}).status == status, (method, path)
+        assert client.request("GET", "/v2/nope").status == 404
+
+
+def test_restricted_http_with_the_client(restricted: ServerProcess) -> None:
+    with triton_http.InferenceServerClient(restricted.http) as client:
+        with pytest.raises(InferenceServerException, match="expecting header 'Admin-Key'") as info:
+            client.infer("parameters", [tensor(triton_http)])
+        assert info.value.status() == "403"
+        key = {"Admin-Key": "a=b:c"}
+        assert client.is_server_live(headers=key) and not client.is_server_live()
+        assert client.infer("parameters", [tensor(triton_http)], headers=key).as_numpy("OUT") is not None
+
+
+def test_restricted_protocols_want_their_metadata(restricted: ServerProcess) -> None:
+    key, key2 = {"triton-grpc-protocol-key": "val"}, {"triton-grpc-protocol-k2": "v"}
+    text = "This protocol is restricted, expecting header 'triton-grpc-protocol-{}'"
+    with triton_grpc.InferenceServerClient(restricted.grpc) as client:
+        calls: list[tuple[Any, dict[str, str]]] = [
+            (client.is_server_live, key),
+            (client.is_server_ready, key),
+            (lambda headers=None: client.is_model_ready("parameters", headers=headers), key),
+            (client.get_server_metadata, key),
+            (lambda headers=None: client.get_model_metadata("parameters", headers=headers), key),
+            (client.get_inference_statistics, key),
+            (lambda headers=None: client.infer("parameters", [tensor(triton_grpc)], headers=headers), key),
+            (client.get_log_settings, key2),
+        ]
+        for call, headers in calls:
+            for wrong in (None, {next(iter(headers)): "VAL"}, key2 if headers is key else key):
+                with pytest.raises(InferenceServerException) as info:
+                    call(headers=wrong)
+                assert info.value.status() == "StatusCode.UNAVAILABLE"
+                assert info.value.message() == text.format("key" if headers is key else "k2")
+            assert call(headers=headers)
+        assert client.get_model_config("parameters").config.name == "parameters"  # not in a group
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        assert text.format("key") in str(answers.get(timeout=20)[1])
+        client.stop_stream()
+        client.start_stream(lambda result, error: answers.put((result, error)), headers=key)
+        client.async_stream_infer("parameters", [tensor(triton_grpc)])
+        assert answers.get(timeout=20)[1] is None
+        client.stop_stream()
+
+
+def test_the_health_service_is_restricted_with_health(restricted: ServerProcess) -> None:
+    with grpc.insecure_channel(restricted.grpc) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        with pytest.raises(grpc.RpcError) as info:
+            check(b"")
+        assert info.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert check(b"", metadata=(("triton-grpc-protocol-key", "val"),)) == b"\x08\x01"
+
+
+def test_every_endpoint_belongs_to_a_category(repository: Path) -> None:
+    assert {verb for verb, _, _ in TABLE} == set(VERB_CATEGORIES)
+    service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    methods = {f"/{service.full_name}/{method.name}" for method in service.methods}
+    health = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
+    assert set(METHOD_CATEGORIES) == methods | health
+    served = {path for servicer in servicers(None) for path in servicer.__mapping__()}
+    assert {path for path in served if "Reflection" not in path} <= set(METHOD_CATEGORIES)
