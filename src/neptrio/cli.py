@@ -59,6 +59,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     )
     add("--model-load-thread-count", type=flags.positive, default=4, help="threads that load models")
     add("--model-config-name", default="", help="use configs/NAME.pbtxt of a model where it exists")
+    add("--follow-external-links", type=flags.boolean, nargs="?", const=True, default=False,
+        help="serve models whose symbolic links lead out of the repositories")  # fmt: skip
     add("--disable-auto-complete-config", type=flags.boolean, nargs="?", const=True, default=False,
         help="take configurations as they are written")  # fmt: skip
     add("--strict-model-config", type=flags.boolean, nargs="?", const=True, help=argparse.SUPPRESS)

@@ -25,6 +25,7 @@ class Settings:
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_config_name: str = ""
+    follow_external_links: bool = False  # symbolic links that lead out of the repositories
     cache_config: str = ""
     backend_directory: Path | None = None
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -108,7 +108,7 @@ version_policy: { specific { versions: [1, 0] } }
 )
 def test_lines_of_fields(path: locate.Path, line: int) -> None:
     config.parse_text(TEXT, "m")
-    assert locate.text_line(locate.lines_of_text(TEXT), path) == line
+    assert locate.line_of(locate.lines_of_text(TEXT), path) == line
 
 
 def test_where() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ class Backend(ABC):
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
         """Fills in what context.config leaves open (inputs, outputs, max_batch_size). May raise."""
+
+    @classmethod
+    def complete_from_files(cls, context: LoadContext) -> bool:
+        """auto_complete() for a check: reads no weights and runs none of the model's code.
+
+        False when inputs and outputs cannot be known that way. Raises TritonError.
+        """
+        return True
+
+    @classmethod
+    def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        """For a check: tells what is wrong with a version, like load() but running and reading as
+        little as complete_from_files(). The configuration is complete. May raise TritonError."""
 
     @classmethod
     def runs_on_gpu(cls) -> bool:

@@ -6,6 +6,8 @@ Outputs alias the inputs' memory; nothing is copied and the GIL is not needed. T
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from neptrio._cext.batch import Batch
 from neptrio._cext.native import DelayBatch
 from neptrio._cext.request import InferResponse
@@ -27,6 +29,10 @@ class IdentityBackend(Backend):
             raise InvalidArgument(
                 f"parameter 'execute_delay_ms' of model '{context.name}' must be a number, got '{text}'"
             ) from None
+
+    @classmethod
+    def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        cls(context).create_instance("check", "CPU", 0)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         outputs = [o.name for o in self.context.config.output]

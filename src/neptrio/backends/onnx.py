@@ -19,6 +19,7 @@ are: onnx_model.py and onnx_options.py. onnxruntime is imported when the first m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from neptrio import datatypes
 from neptrio._cext.batch import Batch
 from neptrio._cext.gather import gather, split
 from neptrio._cext.request import InferRequest, InferResponse, Tensor, tensor_at
-from neptrio.backends import onnx_model, onnx_options
+from neptrio.backends import onnx_model, onnx_options, onnx_signature
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.codec.numpy_tensor import join_bytes, split_bytes
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
@@ -56,6 +57,29 @@ class OnnxBackend(Backend):
             return
         session = onnx_options.light_session(context)
         onnx_model.auto_complete(config, session, context.settings.backend_settings("onnxruntime"))
+
+    @classmethod
+    def complete_from_files(cls, context: LoadContext) -> bool:
+        signature = onnx_signature.read(onnx_options.model_path(context))
+        if signature.complete:
+            onnx_model.auto_complete(
+                context.config, signature, context.settings.backend_settings("onnxruntime")
+            )
+        return signature.complete
+
+    @classmethod
+    def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        try:
+            signature = onnx_signature.read(onnx_options.model_path(context))
+        except InvalidArgument:
+            return  # told by complete_from_files()
+        for difference in onnx_model.differences(context.config, signature):
+            report(difference)
+        for file in signature.external:
+            if not (context.version_dir / file).is_file():
+                report(
+                    f"weights of model '{context.name}' are in '{file}', which is not beside the model's file"
+                )
 
     def load(self) -> None:
         """Checks that the file is there; sessions are made by the instances, in parallel."""

@@ -8,7 +8,7 @@ A model whose every input and output has a variable first dimension batches: max
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from neptrio import datatypes
@@ -93,6 +93,12 @@ def _fill(configured: Any, found: Sequence[Any], batching: bool) -> None:
 
 def compare(config: Any, session: Any) -> None:
     """Raises InvalidArgument for the first disagreement of configuration and model."""
+    for difference in differences(config, session):
+        raise InvalidArgument(difference)
+
+
+def differences(config: Any, session: Any) -> Iterator[str]:
+    """Every disagreement of configuration and model. `session` may be an onnx_signature.Signature."""
     inputs = {t.name: t for t in session.get_inputs()}
     initializers = {t.name: t for t in session.get_overridable_initializers()}
     outputs = {t.name: t for t in session.get_outputs()}
@@ -103,27 +109,29 @@ def compare(config: Any, session: Any) -> None:
     who = f"unable to load model '{config.name}'"
     missing = [name for name in inputs if name not in given]
     if missing:
-        raise InvalidArgument(
+        yield (
             f"{who}: the model has {len(inputs)} inputs, the configuration gives {len(given)}; missing are "
             + ", ".join(f"'{name}'" for name in missing)
         )
     for entry in config.input:
         tensor = inputs.get(entry.name) or initializers.get(entry.name)
         if tensor is None:
-            raise InvalidArgument(_unexpected(who, "input", entry.name, [*inputs, *initializers]))
+            yield _unexpected(who, "input", entry.name, [*inputs, *initializers])
+            continue
         if entry.optional and entry.name in inputs:
-            raise InvalidArgument(
+            yield (
                 f"{who}: input '{entry.name}' is optional in the configuration but the model requires it (only inputs "
                 "with an initializer are optional)"
             )
-        _agree(config, entry, tensor, "input", who)
+        yield from _disagreement(config, entry, tensor, "input", who)
     for entry in config.output:
         if entry.name not in outputs:
-            raise InvalidArgument(_unexpected(who, "output", entry.name, list(outputs)))
-        _agree(config, entry, outputs[entry.name], "output", who)
+            yield _unexpected(who, "output", entry.name, list(outputs))
+            continue
+        yield from _disagreement(config, entry, outputs[entry.name], "output", who)
     for state in sequences.state:
         if state.output_name not in outputs:
-            raise InvalidArgument(_unexpected(who, "output", state.output_name, list(outputs)))
+            yield _unexpected(who, "output", state.output_name, list(outputs))
 
 
 def _unexpected(who: str, kind: str, name: str, allowed: list[str]) -> str:
@@ -131,18 +139,17 @@ def _unexpected(who: str, kind: str, name: str, allowed: list[str]) -> str:
     return f"{who}: unexpected inference {kind} '{name}', allowed {kind}s are: {names}"
 
 
-def _agree(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> None:
+def _disagreement(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> Iterator[str]:
     wanted = datatype(tensor.type)
     if not wanted:
-        raise InvalidArgument(
-            f"{who}: {kind} '{entry.name}' is a {tensor.type}, which the protocol cannot carry"
-        )
+        yield f"{who}: {kind} '{entry.name}' is a {tensor.type}, which the protocol cannot carry"
+        return
     if entry.data_type != wanted:
-        raise InvalidArgument(
+        yield (
             f"{who}: unexpected datatype {datatypes.CONFIG_NAME[entry.data_type]} for {kind} '{entry.name}', expecting "
             f"{datatypes.CONFIG_NAME[wanted]}"
         )
-    if kind == "input" and entry.allow_ragged_batch:
+    if tensor.shape is None or (kind == "input" and entry.allow_ragged_batch):
         return  # the model sees all requests' elements end to end, in one dimension
     shape = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)
     full = [-1, *shape] if config.max_batch_size > 0 else shape
@@ -157,6 +164,6 @@ def _agree(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> None:
             if config.max_batch_size
             else ""
         )
-        raise InvalidArgument(
+        yield (
             f"{who}: {kind} '{entry.name}' has the shape {model} in the model, but the configuration says {full}{note}"
         )

@@ -14,6 +14,7 @@ been executed that often.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from neptrio import datatypes
@@ -51,6 +52,10 @@ class SequenceBackend(Backend):
         fail = self._number("fail_value", None)
         self.fail_value = None if fail is None else int(fail)
         self.iterations = int(self._number("iterations", 1))
+
+    @classmethod
+    def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        cls(context)
 
     def _number(self, name: str, default: Any) -> Any:
         parameters = self.context.config.parameters

@@ -9,6 +9,7 @@ model/describe_config.py prints it. Source: spec/features.md A4, spec/observed.m
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from neptrio.descriptors import message_class, pool
 from neptrio.errors import InvalidArgument
 from neptrio.model import locate
 from neptrio.model.core import InputSpec
+from neptrio.model.problem import ERROR, Problem
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,24 @@ class ConfigSource:
 
     @cached_property
     def _lines(self) -> dict[locate.Path, int]:
+        if self.text.lstrip()[:1] == "{":
+            return locate.lines_of_json(self.text)
         return locate.lines_of_text(self.text)
 
+    def problem(self, path: locate.Path, message: str, severity: str = ERROR) -> Problem:
+        """What is wrong with a field such as ("input", 1, "dims"): with file, line and field."""
+        return Problem(message, self.path, locate.line_of(self._lines, path), field_name(path), severity)
+
     def where(self, path: locate.Path) -> str:
-        """`FILE:LINE: FIELD` of a field such as ("input", 1, "dims")."""
-        if self.path.endswith(".json"):
-            line = locate.line_in_json(self.text, path)
-        else:
-            line = locate.text_line(self._lines, path)
-        field = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in path))
-        place = f"{self.path}:{line}: " if line else f"{self.path}: " if self.path else ""
-        return f"{place}{field}"
+        """`FILE:LINE: FIELD` of a field."""
+        found = self.problem(path, "")
+        place = f"{found.file}:{found.line}: " if found.line else f"{found.file}: " if found.file else ""
+        return f"{place}{found.field}"
+
+
+def field_name(path: locate.Path) -> str:
+    """`input[1].dims` of ("input", 1, "dims")."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(str(part) for part in path))
 
 
 def new_config() -> Any:
@@ -59,7 +68,7 @@ def parse_text(text: str, where: str) -> Any:
     except text_format.ParseError as error:
         line = error.GetLine()
         place = f"{where}:{line}" if line else where
-        raise InvalidArgument(f"{place}: {_explain(str(error))}") from None
+        raise InvalidArgument(f"{place}: {explain(str(error))}") from None
     except RecursionError:
         raise InvalidArgument(f"{where}: messages are nested too deeply") from None
     return config
@@ -77,13 +86,19 @@ def parse_json(text: str | bytes, where: str) -> Any:
         message = str(error)
         at = re.search(r"line (\d+) column", message)
         unknown = _named_in(message)
-        line = int(at[1]) if at else locate.line_in_json(plain, (unknown,)) if unknown else 0
+        line = int(at[1]) if at else _line_with(plain, unknown) if unknown else 0
         raise InvalidArgument(
-            f"{where}:{line}: {_explain(message)}" if line else f"{where}: {_explain(message)}"
+            f"{where}:{line}: {explain(message)}" if line else f"{where}: {explain(message)}"
         ) from None
     except (UnicodeDecodeError, RecursionError, ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{where}: not a model configuration in JSON: {error}") from None
     return config
+
+
+def _line_with(text: str, word: str) -> int:
+    """The line of a JSON document that first says `word`, 0 if none does."""
+    match = re.search(re.escape(json.dumps(word)), text)
+    return text.count("\n", 0, match.start()) + 1 if match else 0
 
 
 _NO_FIELD = re.compile(r'type "([\w.]+)" has no field named "([^"]+)"')
@@ -100,7 +115,7 @@ def _named_in(message: str) -> str:
     return found[1] if found else ""
 
 
-def _explain(message: str) -> str:
+def explain(message: str) -> str:
     """protobuf's message in a user's words, with the nearest valid name."""
     if found := _NO_FIELD.search(message):
         names = [f.name for f in pool().FindMessageTypeByName(found[1]).fields]
@@ -135,18 +150,28 @@ def read(model_dir: Path, config_name: str = "") -> ConfigSource:
 
     With `config_name` (--model-config-name) configs/NAME.pbtxt is preferred.
     """
+    path = file_of(model_dir, config_name)
+    if path is None:
+        return ConfigSource(new_config())
+    text = read_text(path)
+    parse = parse_json if path.suffix == ".json" else parse_text
+    return ConfigSource(parse(text, str(path)), str(path), text)
+
+
+def file_of(model_dir: Path, config_name: str = "") -> Path | None:
+    """The configuration file that counts, None when there is none."""
     candidates = [model_dir / "config.pbtxt", model_dir / "config.json"]
     if config_name:
         candidates.insert(0, model_dir / "configs" / f"{config_name}.pbtxt")
-    for path in candidates:
-        if path.is_file():
-            try:
-                text = path.read_text(encoding="utf-8-sig")
-            except (OSError, UnicodeDecodeError) as error:
-                raise InvalidArgument(f"{path}: cannot be read: {error}") from None
-            parse = parse_json if path.suffix == ".json" else parse_text
-            return ConfigSource(parse(text, str(path)), str(path), text)
-    return ConfigSource(new_config())
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def read_text(path: Path) -> str:
+    """A configuration file's text. Raises InvalidArgument."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path}: cannot be read: {error}") from None
 
 
 def input_specs(config: Any) -> list[InputSpec]:

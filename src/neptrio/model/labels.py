@@ -10,15 +10,17 @@ from neptrio.errors import InvalidArgument
 
 def read(model_dir: Path, config: Any) -> dict[str, list[str]]:
     """Output name -> its labels by index; outputs without label_filename are left out."""
-    found = {}
-    for output in config.output:
-        if output.label_filename:
-            path = model_dir / output.label_filename
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise InvalidArgument(
-                    f"labels of output '{output.name}' cannot be read: {path}: {error}"
-                ) from None
-            found[output.name] = [line.strip() for line in lines]
-    return found
+    return {
+        output.name: read_file(model_dir / output.label_filename, output.name)
+        for output in config.output
+        if output.label_filename
+    }
+
+
+def read_file(path: Path, output: str) -> list[str]:
+    """The labels of one file. Raises InvalidArgument."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"labels of output '{output}' cannot be read: {path}: {error}") from None
+    return [line.strip() for line in lines]

@@ -1,12 +1,12 @@
 """Where in a configuration file a field stands: for error messages that name the line.
 
 The text form is walked with protobuf's own tokenizer after protobuf's own parser has accepted it,
-so the walk only follows names and brackets. Lines of a JSON file are found by looking for the
-field's name, which is exact unless the same name occurs earlier in another object.
+so the walk only follows names and brackets; so does that of a JSON document.
 """
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
 from typing import Any
@@ -34,7 +34,7 @@ def _message(tokens: Any, prefix: Path, end: str, found: dict[Path, int]) -> Non
         tokens.NextToken()
         tokens.TryConsume(":")
         if tokens.TryConsume("["):
-            while not tokens.TryConsume("]"):
+            while not tokens.TryConsume("]") and not tokens.AtEnd():
                 _value(tokens, prefix, name, seen, found)
                 tokens.TryConsume(",")
         else:
@@ -60,19 +60,60 @@ def _value(tokens: Any, prefix: Path, name: str, seen: dict[str, int], found: di
     tokens.NextToken()
 
 
-def line_in_json(text: str, path: Path) -> int:
-    """The line of a JSON document on which the field at `path` probably stands, 0 if unknown."""
-    names = [part for part in path if isinstance(part, str)]
-    if not names:
-        return 0
-    match = re.search(re.escape(json.dumps(names[-1])), text)
-    return text.count("\n", 0, match.start()) + 1 if match else 0
+_JSON = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*")|(?P<mark>[{}\[\],:])|(?P<word>[^\s{}\[\],:"]+)')
 
 
-def text_line(found: dict[Path, int], path: Path) -> int:
+def lines_of_json(text: str) -> dict[Path, int]:
+    """Path -> line (from 1) of every member and element of a JSON document, names as snake_case.
+
+    An element of a repeated field has its index in its path; a lone value is also found by index 0.
+    """
+    tokens = [(m.group(), m.start()) for m in _JSON.finditer(text)]
+    breaks = [m.start() for m in re.finditer("\n", text)]
+    found: dict[Path, int] = {}
+
+    def line(at: int) -> int:
+        return bisect.bisect_left(breaks, tokens[at][1]) + 1
+
+    def value(at: int, path: Path) -> int:
+        token = tokens[at][0]
+        if token == "{":
+            at += 1
+            while tokens[at][0] != "}":
+                if tokens[at][0] == ",":
+                    at += 1
+                    continue
+                name = re.sub("([A-Z])", lambda m: "_" + m[1].lower(), json.loads(tokens[at][0]))
+                here = (*path, name)
+                found.setdefault(here, line(at))
+                found.setdefault((*here, 0), line(at))
+                at = value(at + 2, here)
+            return at + 1
+        if token == "[":
+            at += 1
+            index = 0
+            while tokens[at][0] != "]":
+                if tokens[at][0] == ",":
+                    at += 1
+                    continue
+                found[(*path, index)] = line(at)
+                at = value(at, (*path, index))
+                index += 1
+            return at + 1
+        return at + 1
+
+    try:
+        value(0, ())
+    except (IndexError, ValueError, RecursionError, TypeError):
+        pass  # the parser tells; whatever was found so far helps
+    return found
+
+
+def line_of(found: dict[Path, int], path: Path) -> int:
     """The line of the field at `path`, or of the nearest enclosing field; 0 if there is none.
 
-    A singular message field may be written with or without an index in `path`.
+    A singular message field may be written with or without an index in `path`, an index may be
+    missing in the file.
     """
     current: Path = ()
     line = 0

@@ -1,7 +1,7 @@
 """The checks of a complete configuration (after auto-completion and defaults).
 
-Every error names file, line and field, what was expected and what came. The first one found is
-raised; the order is that of the fields. Source: spec/features.md A4.
+Every problem names file, line and field, what was expected and what came, in the order of the
+fields. A load is refused with the first one, `neptrio check` tells all. Source: spec/features.md A4.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from neptrio import accelerators, datatypes
 from neptrio.errors import InvalidArgument
 from neptrio.model import locate
 from neptrio.model.config import ConfigSource
 from neptrio.model.defaults import CPU, GPU, is_ensemble
+from neptrio.model.problem import Problem
 
 SIZES_OF_FORMAT = 3  # FORMAT_NHWC and FORMAT_NCHW are images
 DELAY = 1  # inference.ModelQueuePolicy.TimeoutAction
@@ -24,19 +25,27 @@ CORRID_TYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 
 
 class _Check:
-    """One configuration under check; fail() raises with the place of a field."""
+    """One configuration under check; fail() reports the place of a field, and the check goes on."""
 
     def __init__(self, source: ConfigSource, config: Any, model_dir: Path) -> None:
         self.source = source
         self.config = config
         self.model_dir = model_dir
+        self.problems: list[Problem] = []
 
-    def fail(self, path: locate.Path, expected: str) -> NoReturn:
-        raise InvalidArgument(f"{self.source.where(path)}: {expected} (model '{self.config.name}')")
+    def fail(self, path: locate.Path, expected: str) -> None:
+        self.problems.append(self.source.problem(path, f"{expected} (model '{self.config.name}')"))
 
 
 def check(source: ConfigSource, config: Any, model_dir: Path) -> None:
     """Raises InvalidArgument for the first thing that is wrong. `source` tells the lines."""
+    found = problems(source, config, model_dir)
+    if found:
+        raise InvalidArgument(str(found[0]))
+
+
+def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem]:
+    """Everything that is wrong. `source` tells the lines."""
     c = _Check(source, config, model_dir)
     if config.max_batch_size < 0:
         c.fail(("max_batch_size",), f"expected 0 (no batching) or more, got {config.max_batch_size}")
@@ -51,7 +60,9 @@ def check(source: ConfigSource, config: Any, model_dir: Path) -> None:
         _sequence_batching(c)
     _instance_groups(c)
     _warmup(c)
+    _files(c)
     _unsupported(c)
+    return c.problems
 
 
 def _kind(c: _Check) -> None:
@@ -97,14 +108,10 @@ def _tensors(c: _Check, field: str) -> None:
             c.fail(
                 (*at, "format"), f"{who} has an image format, so it needs 3 dims, got {_list(tensor.dims)}"
             )
-        if (
-            field == "output"
-            and tensor.label_filename
-            and not (c.model_dir / tensor.label_filename).is_file()
-        ):
+        label = tensor.label_filename if field == "output" else ""
+        if label and inside(label) and not (c.model_dir / label).is_file():
             c.fail(
-                (*at, "label_filename"),
-                f"{who} names a file that is not in the model's folder: '{tensor.label_filename}'",
+                (*at, "label_filename"), f"{who} names a file that is not in the model's folder: '{label}'"
             )
         if tensor.is_shape_tensor or tensor.is_non_linear_format_io:
             c.fail(
@@ -126,7 +133,7 @@ def _reshape(c: _Check, path: locate.Path, tensor: Any, who: str) -> None:
     if len(parts[0]) != len(parts[1]):
         c.fail(path, f"{who} has {len(parts[0]) - 1} variable dims but its reshape has {len(parts[1]) - 1}: "
             f"dims {_list(before)}, shape {_list(after)}")  # fmt: skip
-    if parts[0] != parts[1]:
+    elif parts[0] != parts[1]:
         c.fail(path, f"{who} and its reshape must hold the same number of elements: dims {_list(before)}, shape "
             f"{_list(after)}")  # fmt: skip
 
@@ -246,6 +253,7 @@ def _control(c: _Check, path: locate.Path, control: Any, name: str) -> None:
             path,
             f"control '{name}' must specify exactly one of int32_false_true, fp32_false_true and bool_false_true",
         )
+        return
     field, values = next(iter(pairs.items()))
     if len(values) != 2:
         c.fail((*path, field), f"control '{name}' expects two values (for false and true), got {len(values)}")
@@ -268,7 +276,7 @@ def _instance_groups(c: _Check) -> None:
                     f"instance group '{group.name}' has kind KIND_GPU but no GPUs are available",
                 )
             for j, gpu in enumerate(group.gpus):
-                if gpu not in found:
+                if found and gpu not in found:
                     there = ", ".join(map(str, sorted(found)))
                     c.fail(
                         (*at, "gpus", j),
@@ -307,10 +315,37 @@ def _warmup(c: _Check) -> None:
                 )
                 c.fail(here, f"warm-up input '{name}' must have data_type {want}, got {got}")
             file = data.input_data_file
-            if file and not (c.model_dir / "warmup" / file).is_file():
+            if file and inside(file) and not (c.model_dir / "warmup" / file).is_file():
                 c.fail(
                     here, f"warm-up input '{name}' names a file that is not in the folder warmup: '{file}'"
                 )
+
+
+def inside(path: str) -> bool:
+    """A file name of a configuration stays below the folder it is looked up in."""
+    return not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
+
+
+def _files(c: _Check) -> None:
+    """Every file that a configuration names is below its folder."""
+    config = c.config
+    named: list[tuple[locate.Path, str, str]] = [
+        (("default_model_filename",), config.default_model_filename, "the version's folder")
+    ]
+    for capability, name in config.cc_model_filenames.items():
+        named.append((("cc_model_filenames", capability), name, "the version's folder"))
+    for i, output in enumerate(config.output):
+        named.append((("output", i, "label_filename"), output.label_filename, "the model's folder"))
+    for i, sample in enumerate(config.model_warmup):
+        for data in sample.inputs.values():
+            named.append((("model_warmup", i, "inputs"), data.input_data_file, "the model's folder warmup/"))
+    for i, state in enumerate(config.sequence_batching.state):
+        for j, first in enumerate(state.initial_state):
+            at = ("sequence_batching", "state", i, "initial_state", j, "data_file")
+            named.append((at, first.data_file, "the model's folder initial_state/"))
+    for path, name, folder in named:
+        if not inside(name):
+            c.fail(path, f"'{name}' must stay within {folder}")
 
 
 def _unsupported(c: _Check) -> None:

@@ -3,7 +3,8 @@
 The problem: models are loaded, reloaded and unloaded while they serve, several operations at a
 time, on models that depend on each other; and an operator must always be able to say what state
 a version is in and why. The choice: a version's state moves only by the table below, which the
-loads and withdrawals (repository.loading, repository.withdrawal) follow. Nothing here waits, reads files or knows a clock.
+loads and withdrawals (repository.loading, repository.withdrawal) follow. Nothing here waits, reads
+files or knows a clock.
 
 Rules (spec/rules.md E4, spec/observed.md 14):
  1. A load makes the new version beside the old one (RELOADING serves), then swaps. A load that

@@ -69,7 +69,7 @@ class Loader:
         def look() -> scan.Fingerprint | None:
             folders = scan.model_dirs(self._settings.model_repository).get(name, [])
             try:
-                return scan.fingerprint(folders[0]) if len(folders) == 1 else None
+                return scan.fingerprint(folders[0], scan.roots(self._settings)) if len(folders) == 1 else None
             except OSError:
                 return None
 
@@ -95,7 +95,8 @@ class Loader:
                 raise PollFailure("")
             else:
                 model_dir = folders[0]
-            state = scan.fingerprint(model_dir)
+                self._refuse_links(model_dir)
+            state = scan.fingerprint(model_dir, scan.roots(self._settings))
             if parameters.config is not None:
                 source = ConfigSource(
                     model_config.parse_json(parameters.config, "load parameter 'config'"),
@@ -118,6 +119,11 @@ class Loader:
                 failure = PollFailure(f"{type(error).__name__}: {error}")
             failure.fingerprint = state
             raise failure from None
+
+    def _refuse_links(self, model_dir: Path) -> None:
+        links = scan.leading_out(model_dir, self._settings)
+        if links:
+            raise PollFailure(f"{links[0]}: {scan.link_text(links[0])}")
 
     async def build(self, name: str, version: int, found: Found, made: list[Model]) -> Model:
         """A started model, not serving yet. It is in `made` from the moment it holds anything."""

@@ -1,4 +1,9 @@
-"""What lies in a model repository: model folders, their version folders, and whether they changed."""
+"""What lies in a model repository: model folders, their version folders, and whether they changed.
+
+Symbolic links may lead anywhere inside the repositories (a mounted ConfigMap, versions that share
+files), but not out of them: who can write to a repository must not be able to have the server read,
+show or execute what lies elsewhere. --follow-external-links=true lifts that.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from neptrio.errors import InvalidArgument
+from neptrio.settings import Settings
 
 # relative path -> (mtime in ns, size) of a file, (0, -1) of a folder
 Fingerprint = Mapping[str, tuple[int, int]]
@@ -42,10 +48,53 @@ def versions(model_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def fingerprint(model_dir: Path) -> dict[str, tuple[int, int]]:
+def roots(settings: Settings) -> tuple[str, ...] | None:
+    """The folders that links may lead to, None when they may lead anywhere."""
+    if settings.follow_external_links:
+        return None
+    return tuple(os.path.realpath(repository) for repository in settings.model_repository)
+
+
+def _inside(path: str, allowed: tuple[str, ...] | None) -> bool:
+    if allowed is None:
+        return True
+    real = os.path.realpath(path)
+    return any(real == root or real.startswith(root.rstrip("/") + "/") for root in allowed)
+
+
+def leading_out(model_dir: Path, settings: Settings) -> list[Path]:
+    """The symbolic links of a model, its folder included, that lead out of the repositories."""
+    allowed = roots(settings)
+    found: list[Path] = []
+
+    def walk(folder: str, depth: int) -> None:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if entry.is_symlink() and not _inside(entry.path, allowed):
+                    found.append(Path(entry.path))
+                elif entry.is_dir() and depth < DEEPEST:
+                    walk(entry.path, depth + 1)
+
+    if allowed is not None:
+        if not _inside(str(model_dir), allowed):
+            return [model_dir]
+        walk(str(model_dir), 0)
+    return found
+
+
+def link_text(link: Path) -> str:
+    """Why such a link is refused."""
+    return (
+        f"the symbolic link leads out of the repository, to {os.path.realpath(link)}; put the files themselves there, "
+        "or start the server with --follow-external-links=true"
+    )
+
+
+def fingerprint(model_dir: Path, allowed: tuple[str, ...] | None = None) -> dict[str, tuple[int, int]]:
     """What tells whether a model's folder changed; compiled Python beside the sources does not count.
 
-    A change is any difference: also an older file copied over a newer one is seen.
+    A change is any difference: also an older file copied over a newer one is seen. Folders outside
+    `allowed` (of roots()) are not looked into.
     """
     found: dict[str, tuple[int, int]] = {}
 
@@ -62,7 +111,7 @@ def fingerprint(model_dir: Path) -> dict[str, tuple[int, int]]:
                     continue
                 if stat.S_ISDIR(info.st_mode):
                     found[name + "/"] = (0, -1)
-                    if depth < DEEPEST:
+                    if depth < DEEPEST and (not entry.is_symlink() or _inside(entry.path, allowed)):
                         walk(entry.path, name + "/", depth + 1)
                 else:
                     found[name] = (info.st_mtime_ns, info.st_size)

@@ -6,7 +6,7 @@ Source: spec/features.md A4 and A5, spec/rules.md E4.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,25 +77,47 @@ def child_names(config: Any) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
+Report = Callable[[Sequence[str | int], str], None]
+STEP = ("ensemble_scheduling", "step")
+
+
+def _refuse(path: Sequence[str | int], message: str) -> None:
+    raise InvalidArgument(message)
+
+
 def build(config: Any, lookup: Callable[[str, str], Any]) -> Graph:
     """The graph of an ensemble's configuration.
 
     `lookup(name, version)` returns an object with `config` of a ready model, or raises.
     Raises InvalidArgument naming the step and the tensor that is wrong.
     """
+    graph = examine(config, lookup, _refuse)
+    assert graph is not None
+    return graph
+
+
+def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> Graph | None:
+    """build(), but everything that is wrong goes to `report(path of the field, message)`.
+
+    `lookup` may return None for a model whose tensors are not known: nothing is said of them.
+    None when there is no graph.
+    """
     name = config.name
     if not config.ensemble_scheduling.step:
-        raise InvalidArgument(f"must specify 'step' for ensemble '{name}', got none")
+        report(STEP, f"must specify 'step' for ensemble '{name}', got none")
+        return None
     seen: dict[str, _Use] = {
         i.name: _Use("an ensemble input", i.data_type, _full(config, i.dims)) for i in config.input
     }
     inputs = frozenset(seen)
     maker: dict[str, int] = {}
     steps = []
-    consumed: list[tuple[Step, str, _Use]] = []
+    consumed: list[tuple[Sequence[str | int], str, _Use | None, str]] = []
     for index, raw in enumerate(config.ensemble_scheduling.step):
+        at = (*STEP, index)
         version = str(raw.model_version) if raw.model_version > 0 else ""
-        child = lookup(raw.model_name, version).config
+        found = lookup(raw.model_name, version)
+        child = None if found is None else found.config
         label = f"step {index} (model '{raw.model_name}') of ensemble '{name}'"
         step = Step(
             index,
@@ -103,41 +125,54 @@ def build(config: Any, lookup: Callable[[str, str], Any]) -> Graph:
             version,
             tuple(sorted(raw.input_map.items())),
             tuple(sorted(raw.output_map.items())),
-            child.model_transaction_policy.decoupled,
+            child is not None and child.model_transaction_policy.decoupled,
         )
-        child_inputs = {i.name: i for i in child.input}
-        child_outputs = {o.name: o for o in child.output}
+        child_inputs = {i.name: i for i in child.input} if child is not None else {}
+        child_outputs = {o.name: o for o in child.output} if child is not None else {}
         for own, tensor in step.inputs:
-            if own not in child_inputs:
-                raise InvalidArgument(_unknown(label, "input", own, tensor, child_inputs))
-            use = _Use(label, child_inputs[own].data_type, _full(child, child_inputs[own].dims))
-            consumed.append((step, tensor, use))
-        missing = [i.name for i in child.input if not i.optional and i.name not in dict(step.inputs)]
+            here = (*at, "input_map")
+            use = None
+            if own in child_inputs:
+                use = _Use(label, child_inputs[own].data_type, _full(child, child_inputs[own].dims))
+            elif child is not None:
+                report(here, _unknown(label, "input", own, tensor, child_inputs))
+            consumed.append((here, tensor, use, label))
+        mapped = dict(step.inputs)
+        missing = [n for n, i in child_inputs.items() if not i.optional and n not in mapped]
         if missing:
-            raise InvalidArgument(f"{label} leaves required input(s) {missing} of its model unmapped")
+            report(at, f"{label} leaves required input(s) {missing} of its model unmapped")
         for own, tensor in step.outputs:
-            if own not in child_outputs:
-                raise InvalidArgument(_unknown(label, "output", own, tensor, child_outputs))
+            here = (*at, "output_map")
+            if own not in child_outputs and child is not None:
+                report(here, _unknown(label, "output", own, tensor, child_outputs))
             if tensor in inputs or tensor in maker:
                 other = "an ensemble input" if tensor in inputs else f"step {maker[tensor]}"
-                raise InvalidArgument(f"{label} makes tensor '{tensor}', which is {other}'s already")
+                report(here, f"{label} makes tensor '{tensor}', which is {other}'s already")
+                continue
             maker[tensor] = index
-            seen[tensor] = _Use(label, child_outputs[own].data_type, _full(child, child_outputs[own].dims))
+            if own in child_outputs:
+                out = child_outputs[own]
+                seen[tensor] = _Use(label, out.data_type, _full(child, out.dims))
         steps.append(step)
-    for step, tensor, use in consumed:
-        made = seen.get(tensor)
-        if made is None:
-            raise InvalidArgument(
-                f"{use.where} needs tensor '{tensor}', which is neither an ensemble input nor made by a step"
+    for path, tensor, use, label in consumed:
+        if tensor not in inputs and tensor not in maker:
+            report(
+                here,
+                f"{label} needs tensor '{tensor}', which is neither an ensemble input nor made by a step",
             )
-        _same(name, tensor, made, use)
-        del step
-    for o in config.output:
+        elif use is not None and tensor in seen:
+            _same(path, name, tensor, seen[tensor], use, report)
+    for i, o in enumerate(config.output):
+        path = ("output", i)
         if o.name not in maker:
-            raise InvalidArgument(f"output '{o.name}' of ensemble '{name}' is made by no step")
-        _same(name, o.name, seen[o.name], _Use("an ensemble output", o.data_type, _full(config, o.dims)))
-    below = _below(name, steps, maker)
-    _single_source(name, steps, below)
+            report(path, f"output '{o.name}' of ensemble '{name}' is made by no step")
+        elif o.name in seen:
+            use = _Use("an ensemble output", o.data_type, _full(config, o.dims))
+            _same(path, name, o.name, seen[o.name], use, report)
+    below = _below(name, steps, maker, report)
+    if below is None:
+        return None
+    _single_source(name, steps, below, report)
     level = tuple(sum(1 for d in steps if d.decoupled and s.index in below[d.index]) for s in steps)
     return Graph(tuple(steps), inputs, tuple(o.name for o in config.output), maker, below, level)
 
@@ -153,24 +188,29 @@ def _unknown(label: str, kind: str, own: str, tensor: str, known: Any) -> str:
     )
 
 
-def _same(name: str, tensor: str, a: _Use, b: _Use) -> None:
+def _same(here: Sequence[str | int], name: str, tensor: str, a: _Use, b: _Use, report: Report) -> None:
     if a.data_type != b.data_type:
-        raise InvalidArgument(
+        report(
+            here,
             f"in ensemble '{name}', tensor '{tensor}' is {datatypes.CONFIG_NAME.get(a.data_type)} in {a.where} "
-            f"and {datatypes.CONFIG_NAME.get(b.data_type)} in {b.where}"
+            f"and {datatypes.CONFIG_NAME.get(b.data_type)} in {b.where}",
         )
     # a model without batching may take or make the batch dimension as an ordinary one
     fits = len(a.dims) == len(b.dims) and all(
         x == y or x < 0 or y < 0 for x, y in zip(a.dims, b.dims, strict=True)
     )
     if not fits:
-        raise InvalidArgument(
+        report(
+            here,
             f"in ensemble '{name}', tensor '{tensor}' has shape {list(a.dims)} in {a.where} and "
-            f"{list(b.dims)} in {b.where}"
+            f"{list(b.dims)} in {b.where}",
         )
 
 
-def _below(name: str, steps: list[Step], maker: dict[str, int]) -> dict[int, frozenset[int]]:
+def _below(
+    name: str, steps: list[Step], maker: dict[str, int], report: Report
+) -> dict[int, frozenset[int]] | None:
+    """None when a step depends on itself, which is told."""
     direct: dict[int, set[int]] = {s.index: set() for s in steps}
     for step in steps:
         for tensor in step.needs:
@@ -181,7 +221,7 @@ def _below(name: str, steps: list[Step], maker: dict[str, int]) -> dict[int, fro
     def visit(index: int, path: tuple[int, ...]) -> frozenset[int]:
         if index in path:
             cycle = " -> ".join(f"'{steps[i].model_name}'" for i in (*path[path.index(index) :], index))
-            raise InvalidArgument(f"ensemble '{name}' has a cycle: {cycle}")
+            raise _Cycle(index, f"ensemble '{name}' has a cycle: {cycle}")
         if index not in found:
             reached = set(direct[index])
             for after in direct[index]:
@@ -189,18 +229,29 @@ def _below(name: str, steps: list[Step], maker: dict[str, int]) -> dict[int, fro
             found[index] = frozenset(reached)
         return found[index]
 
-    for step in steps:
-        visit(step.index, ())
+    try:
+        for step in steps:
+            visit(step.index, ())
+    except _Cycle as cycle:
+        report((*STEP, cycle.index), str(cycle))
+        return None
     return found
 
 
-def _single_source(name: str, steps: list[Step], below: dict[int, frozenset[int]]) -> None:
+class _Cycle(Exception):
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+def _single_source(name: str, steps: list[Step], below: dict[int, frozenset[int]], report: Report) -> None:
     """Responses of two unrelated decoupled steps have no common index: they cannot be joined."""
     sources = [s.index for s in steps if s.decoupled]
     for i in sources:
         for j in sources:
             if i < j and j not in below[i] and i not in below[j]:
-                raise InvalidArgument(
+                report(
+                    (*STEP, j),
                     f"ensemble '{name}' has two decoupled steps that do not follow each other (models "
-                    f"'{steps[i].model_name}' and '{steps[j].model_name}'): their responses cannot be paired"
+                    f"'{steps[i].model_name}' and '{steps[j].model_name}'): their responses cannot be paired",
                 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from neptrio.errors import Unavailable, Unsupported
+from neptrio.repository import override
+from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings
 
@@ -23,6 +25,13 @@ class RepositoryService:
     def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error (our extension). Raises NotFound."""
         return self._repository.progress(name)
+
+    async def check(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """A dry run of load(): problems, and the difference to what runs (our extension). Any mode.
+
+        Raises NotFound, or InvalidArgument for broken parameters.
+        """
+        return await dry_run(self._settings, self._repository, name, override.parse(parameters))
 
     def _explicit(self, repository_name: str) -> None:
         if repository_name:

@@ -262,12 +262,26 @@ class RestApp:
             raise InvalidArgument("Unable to parse 'ready': attempt to access JSON non-boolean as boolean")
         return 200, JSON, [dump_json(self._services.repository.index(ready))]
 
-    async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+    async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters of a load, and the whole body."""
         body = await self._body(scope, receive)
         document = load_json(body) if body else {}
-        parameters = document.get("parameters", {}) if isinstance(document, dict) else {}
+        document = document if isinstance(document, dict) else {}
+        parameters = document.get("parameters", {})
         if not isinstance(parameters, dict):
             raise InvalidArgument("attempt to get members for non-object")
+        return parameters, document
+
+    async def _repository_check(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        parameters, document = await self._load_parameters(scope, receive)
+        config = document.get("config")
+        if config is not None and "config" not in parameters:
+            plain = config if isinstance(config, str) else dump_json(config).decode()
+            parameters = {**parameters, "config": plain}
+        return 200, JSON, [dump_json(await self._services.repository.check(route.model, parameters))]
+
+    async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        parameters, _ = await self._load_parameters(scope, receive)
         await self._services.repository.load(route.model, parameters, route.repository)
         return 200, JSON, []
 

@@ -46,6 +46,7 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
             r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/unload",
             ("POST",),
         ),
+        ("repository_check", r"/v2/repository/models/(?P<model>[^/]+)/check", ("POST",)),
         ("repository_model", r"/v2/repository/models/(?P<model>[^/]+)", ("GET",)),
         ("model_metadata", _MODEL, ("GET",)),
         ("server_metadata", "/v2/?", ("GET",)),

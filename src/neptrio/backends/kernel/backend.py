@@ -6,6 +6,7 @@ executes is the instance's kind. KIND_AUTO has become GPU or CPU before (default
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,19 @@ class KernelBackend(Backend):
         """KIND_AUTO picks the GPU where the driver has one."""
         return device.count() > 0
 
-    def load(self) -> None:
+    @classmethod
+    def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        cls(context).read()
+
+    def read(self) -> None:
+        """Reads the source and checks the configuration against it."""
         if self.path.suffix == ".cu":
             self.source = source.read(self.path)
             self.signatures = self.source.signatures
             self.spec.check(self.signatures, self.path.name)
+
+    def load(self) -> None:
+        self.read()
         if any(group.kind == 2 for group in self.context.config.instance_group):
             self.host_object = self._compile()
 

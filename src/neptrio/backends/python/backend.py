@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from google.protobuf import json_format
 
 import triton_python_backend_utils as utils
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.backends.python import examine
 from neptrio.backends.python.convert import Reader
 from neptrio.backends.python.instance import OWN_FILES, InProcessInstance, ModelRunner
 from neptrio.backends.python.isolated import IsolatedInstance, environment_python
@@ -109,6 +111,20 @@ class PythonBackend(Backend):
             source.unload()
         if after != before:
             apply_completed(context, after)
+
+    @classmethod
+    def complete_from_files(cls, context: LoadContext) -> bool:
+        return not examine.read(cls.model_file(context)).completes
+
+    @classmethod
+    def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        own = isolated(context.config)
+        if own:
+            python_of(context)
+        initialize_seconds(context)
+        environment = parameter(context.config, "EXECUTION_ENV_PATH")
+        for problem in examine.problems(cls.model_file(context), imports=not environment):
+            report(problem)
 
     def load(self) -> None:
         self.model_file(self.context)

@@ -1,0 +1,103 @@
+"""What a model.py says of itself without being run: for a check of a repository."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CLASS = "TritonPythonModel"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The parts of a model's file that the server looks for."""
+
+    tree: ast.Module | None
+    error: str = ""  # why it cannot be compiled
+    found: bool = False  # there is a TritonPythonModel, or it may come with an import
+    executes: bool = True  # it has execute(), or may inherit it
+    completes: bool = False  # it has auto_complete_config(), or may inherit it
+
+
+def read(path: Path) -> Outline:
+    """The outline of a model's file."""
+    try:
+        source = path.read_bytes()
+        tree = ast.parse(source, str(path))
+        compile(source, str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        return Outline(None, f"{path}: cannot be read: {error.strerror}")
+    except SyntaxError as error:
+        return Outline(None, f"{path}:{error.lineno}: {error.msg}")
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Outline(None, f"{path}: {error}")
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == CLASS:
+            names = {n.name for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+            inherits = bool(node.bases)
+            assigned = {t.id for n in ast.walk(node) if isinstance(n, ast.Name) for t in (n,)}
+            return Outline(
+                tree,
+                "",
+                True,
+                "execute" in names | assigned or inherits,
+                "auto_complete_config" in names | assigned or inherits,
+            )
+    indirect = any(
+        isinstance(node, (ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)) and _names(node)
+        for node in tree.body
+    )
+    return Outline(tree, "", indirect, True, indirect)
+
+
+def _names(node: ast.AST) -> bool:
+    return any(
+        (isinstance(n, ast.alias) and (n.asname or n.name) in (CLASS, "*"))
+        or (isinstance(n, ast.Name) and n.id == CLASS)
+        or (isinstance(n, ast.ClassDef) and n.name == CLASS)
+        for n in ast.walk(node)
+    )
+
+
+def problems(path: Path, imports: bool = True) -> Iterator[str]:
+    """What would keep the file from being loaded; `imports`: also modules that are not installed."""
+    outline = read(path)
+    if outline.tree is None:
+        yield outline.error
+        return
+    if not outline.found:
+        yield f"{path}: has no class {CLASS}"
+    elif not outline.executes:
+        yield f"{path}: class {CLASS} has no method execute"
+    if imports:
+        for name, line in _imported(outline.tree):
+            if not _exists(name, path.parent):
+                yield f"{path}:{line}: imports '{name}', which is not installed here"
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Top-level packages that the file needs as soon as it is executed."""
+    seen: set[str] = set()
+    for node in tree.body:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names = [node.module]
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in seen:
+                seen.add(top)
+                yield top, node.lineno
+
+
+def _exists(name: str, folder: Path) -> bool:
+    if (folder / f"{name}.py").is_file() or (folder / name).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return True  # cannot be told without running it

@@ -1,0 +1,82 @@
+"""Checks the models of repositories without serving them: configurations, files, backends, versions,
+ensembles, labels, warm-up data and initial states. Nothing is run and no weights are read.
+
+Prints every problem as FILE:LINE: FIELD: MESSAGE. Exit status: 0 no errors (there may be warnings),
+1 errors, 2 the check itself could not be made (no such folder, a wrong flag).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from neptrio import flags
+
+HELP = "check a model repository without serving it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `neptrio check`."""
+    parser.add_argument("repository", nargs="+", type=Path, help="a folder of models")
+    parser.add_argument("--model", action="append", default=[], help="check only this model; may be repeated")
+    parser.add_argument("--strict", action="store_true", help="warnings count as errors")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.add_argument("--backend-directory", type=Path, help="folder of Python-based backends")
+    parser.add_argument(
+        "--backend-config", type=flags.backend_setting, action="append", default=[],
+        metavar="NAME,KEY=VALUE", help="as the server's flag",
+    )  # fmt: skip
+    parser.add_argument("--model-config-name", default="", help="as the server's flag")
+    parser.add_argument(
+        "--disable-auto-complete-config", type=flags.boolean, nargs="?", const=True, default=False,
+        help="as the server's flag",
+    )  # fmt: skip
+    parser.add_argument(
+        "--follow-external-links", type=flags.boolean, nargs="?", const=True, default=False,
+        help="as the server's flag",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks and prints."""
+    from neptrio.errors import TritonError
+    from neptrio.model.problem import ERROR
+    from neptrio.repository.check import Checker
+    from neptrio.settings import Settings
+
+    backends: dict[str, dict[str, str]] = {}
+    for backend, key, value in options.backend_config:
+        backends.setdefault(backend, {})[key] = value
+    try:
+        settings = Settings(
+            model_repository=tuple(options.repository),
+            backend_directory=options.backend_directory,
+            backend_config=backends,
+            model_config_name=options.model_config_name,
+            disable_auto_complete_config=options.disable_auto_complete_config,
+            follow_external_links=options.follow_external_links,
+        )
+        checker = Checker(settings, here=False)
+        models = [checker.model(name) for name in options.model] if options.model else checker.all()
+    except (TritonError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    problems = [problem for model in models for problem in model.problems]
+    errors = sum(problem.severity == ERROR for problem in problems)
+    warnings = len(problems) - errors
+    bad = bool(errors or (options.strict and warnings))
+    if options.json:
+        outcome = {
+            "ok": not bad, "errors": errors, "warnings": warnings,
+            "models": [model.as_dict() for model in models],
+        }  # fmt: skip
+        print(json.dumps(outcome, indent=2))
+        return int(bad)
+    for model in models:
+        for problem in model.problems:
+            print(f"{problem.severity}: {model.name}: {problem}")
+    good = sum(model.ok for model in models)
+    print(f"{len(models)} models: {good} without errors; {errors} errors, {warnings} warnings")
+    return int(bad)
