@@ -101,6 +101,10 @@ class Reference:
             self.settle()
         self.now = end
 
+    def oversleep(self, ns: int) -> None:
+        self.now += ns
+        self.settle()
+
     # ------------------------------------------------------------ what it does
 
     def settle(self) -> None:

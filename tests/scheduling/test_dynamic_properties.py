@@ -1,10 +1,15 @@
-"""The batcher against a slow reference, and the promises no schedule of events may break."""
+"""The batcher against a slow reference, and the promises no schedule of events may break.
+
+Schedules are drawn, and some are written down: those that reach a boundary which a draw may miss
+(the nanosecond of a deadline or a delay, a queue filled exactly, a batch that must not be prepared).
+tools/mutants.py shows that a wrong line in the batcher is noticed here.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy
@@ -51,12 +56,97 @@ operations = st.lists(
         sends,
         sends,
         st.tuples(st.just("advance"), st.integers(0, 6)),
+        st.tuples(st.just("oversleep"), st.integers(1, 9)),
         st.tuples(st.just("finish"), st.integers(0, 2)),
         st.tuples(st.just("cancel"), st.integers(0, 40)),
     ),
     max_size=60,
 )
 often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def send(size: int = 1, priority: int = 0, timeout_us: int = 0, width: int = 1) -> tuple[Any, ...]:
+    return ("send", size, priority, timeout_us, width)
+
+
+def advance(ms: float) -> tuple[Any, ...]:
+    return ("advance", int(ms * 2))
+
+
+FINISH, OVERSLEEP = ("finish", 0), ("oversleep", 2)
+# (policy, instances, steps)
+WRITTEN: list[tuple[BatchingPolicy, int, list[tuple[Any, ...]]]] = [
+    # a policy that is exact prepares nothing, whichever of its rules makes it so
+    (BatchingPolicy(1, (1,), levels=(QueuePolicy(max_size=5),)), 1, [send()] * 4 + [FINISH] * 2),
+    (BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=7000),)), 1, [send()] * 4 + [FINISH] * 2),
+    (BatchingPolicy(2, (2,), levels=(QueuePolicy(),) * 2), 1, [send(), send(2, 2), send(2, 1), FINISH]),
+    # one that is not prepares one batch, and only one that cannot become better
+    (BatchingPolicy(2, (2,)), 1, [send()] * 8 + [FINISH] * 3),
+    (BatchingPolicy(4, (2, 4)), 1, [send(4), send(), send(), send(), FINISH]),
+    (
+        BatchingPolicy(4, (4,), MS),
+        2,
+        [send(4)] * 2 + [send(2), send(2), send(4), send(1), advance(1), FINISH],
+    ),
+    # the nanosecond of a delay: before, at and after it, in time and overslept
+    (BatchingPolicy(8, (8,), MS), 1, [send(), advance(0.5), send(), advance(0.5), send(), FINISH]),
+    (BatchingPolicy(8, (2,), MS), 1, [send(8), send(), send(), send(), advance(1), FINISH]),
+    (BatchingPolicy(8, (8,), MS), 1, [send(), OVERSLEEP, send()]),
+    # the nanosecond of a deadline, with an instance that is free then, and two that fall together
+    (
+        BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=1000),)),
+        1,
+        [send(), send(), advance(1), FINISH],
+    ),
+    (BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=1000),)), 1, [send(), send(), OVERSLEEP, FINISH]),
+    (
+        BatchingPolicy(8, (8,), MS, levels=(QueuePolicy(timeout_us=1000),)),
+        1,
+        [send(), send(), advance(1), FINISH],
+    ),
+    (
+        BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=3000, override=True),)),
+        1,
+        [
+            send(),
+            send(1, 0, 2000),
+            advance(1),
+            send(1, 0, 500),
+            send(1, 0, 2000),
+            *[advance(0.5)] * 5,
+            FINISH,
+        ],
+    ),
+    (
+        BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=1000, delay=True),)),
+        1,
+        [send(), send(), send(), advance(0.5), send(), advance(0.5), send(), *[FINISH] * 3],
+    ),
+    # a queue that is exactly full, and one that a finished batch makes room in
+    (BatchingPolicy(1, (1,), levels=(QueuePolicy(max_size=2),)), 1, [send()] * 4 + [FINISH] + [send()] * 2),
+    (
+        BatchingPolicy(2, (2,), levels=(QueuePolicy(max_size=1), QueuePolicy(max_size=2)), default_level=2),
+        1,
+        [send(2), *[send(1, p) for p in (1, 1, 2, 0, 9)], FINISH, send(1, 1)],
+    ),
+    # sizes that fit exactly, by one not, and past every preferred size
+    (BatchingPolicy(4, (4,), 5 * MS), 1, [send(3), send(1), FINISH, send(3), send(2), FINISH, FINISH]),
+    (BatchingPolicy(8, (2, 4), 5 * MS), 1, [send(4), FINISH, send(2), send(2), FINISH, send(3), send(2)]),
+    (BatchingPolicy(8, (3,), 5 * MS), 1, [send(2), send(2), FINISH, send(4), FINISH, send(2), send(1)]),
+    # who leaves a batch may let the others go
+    (
+        BatchingPolicy(8, (2,), 5 * MS),
+        1,
+        [send(8), send(), send(1, 0, 0, 2), send(), ("cancel", 2), FINISH, FINISH],
+    ),
+]
+
+
+def written(test: Any) -> Any:
+    """Runs the test on every schedule that is written down, too."""
+    for policy, instances, steps in WRITTEN:
+        test = example(policy, instances, list(steps))(test)
+    return test
 
 
 def drive(target: Any, policy: BatchingPolicy, instances: int, steps: list[tuple[Any, ...]]) -> None:
@@ -73,6 +163,8 @@ def drive(target: Any, policy: BatchingPolicy, instances: int, steps: list[tuple
             sent += 1
         elif what == "advance":
             target.advance(values[0] * MS // 2)
+        elif what == "oversleep":
+            target.oversleep(values[0] * MS // 2)
         elif what == "finish":
             target.finish(values[0] % instances)
         elif values[0] < sent and (isinstance(target, Reference) or f"{values[0]}" in target.requests):
@@ -85,6 +177,7 @@ def drive(target: Any, policy: BatchingPolicy, instances: int, steps: list[tuple
 
 
 @often
+@written
 @given(policies(), st.integers(1, 3), operations)
 def test_it_does_what_the_reference_does(
     policy: BatchingPolicy, instances: int, steps: list[tuple[Any, ...]]
@@ -96,6 +189,7 @@ def test_it_does_what_the_reference_does(
 
 
 @often
+@written
 @given(policies(), st.integers(1, 3), operations)
 def test_nothing_is_lost_doubled_overtaken_or_executed_too_late(
     policy: BatchingPolicy, instances: int, steps: list[tuple[Any, ...]]
