@@ -47,6 +47,7 @@ def set_observer(callback):
 cpdef accept(InferRequest request):
     """Enters a validated request into its model's accounts; complete() or refuse() takes it out."""
     cdef ModelCore model = request.model
+    cdef ModelCounters counters = model.counters
     cdef Tensor tensor
     cdef int64_t nbytes = 0
     if request.inputs is not None:
@@ -54,11 +55,13 @@ cpdef accept(InferRequest request):
             nbytes += tensor.nbytes
     model.inflight += 1
     request.input_bytes = nbytes
-    (<ModelCounters>model.counters).inflight_bytes += nbytes
+    counters.accepted += 1
+    counters.inflight_bytes += nbytes
 
 
 cpdef refuse(InferRequest request):
     """Takes a request out of the accounts that its scheduler did not take: it counts nowhere."""
+    (<ModelCounters>request.model.counters).accepted -= 1
     leave(request, request.model)
 
 

@@ -47,6 +47,9 @@ cdef class ModelCounters:
     cdef dict batches                    # batch size -> BatchCounters
     cdef list responses                  # [ResponseCounters] by index of the response
     cdef readonly dict failures          # reason -> count
+    cdef readonly int64_t accepted       # requests since the load: accepted = answered (success) +
+    cdef readonly int64_t failed         # failed + cancelled + in flight; an ensemble's count once
+    cdef readonly int64_t cancelled
     cdef readonly dict closings          # close reason -> CloseCounters
     cdef readonly Histogram request_histogram
     cdef readonly Histogram queue_histogram

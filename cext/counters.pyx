@@ -139,6 +139,10 @@ cdef class ModelCounters:
             error = r.failure
         if error is not None:
             add(&self.fail, total)
+            if error.reason is CANCELED:
+                self.cancelled += 1
+            else:
+                self.failed += 1
             if r.composing:
                 add(&self.fail, total)
                 self.failures["CANCELED" if error.reason is CANCELED else "OTHER"] += 2
@@ -279,6 +283,15 @@ cdef class ModelCounters:
         more(&self.success, ns)
         if self.summaries is not None:
             self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END])
+
+    def accounts(self) -> dict:
+        """Requests since the load: accepted = answered + failed + cancelled + those in flight."""
+        return {
+            "accepted": self.accepted,
+            "answered": self.success.count,
+            "failed": self.failed,
+            "cancelled": self.cancelled,
+        }
 
     def microseconds(self) -> dict:
         """stage -> (count, sum of whole microseconds per event); stages as in inference_stats."""

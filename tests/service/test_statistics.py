@@ -258,6 +258,8 @@ def check(got: dict[str, Any]) -> None:
         assert got["percentiles"][stage]["count"] == counts[key]
     held = got["live"]
     assert held["accepted"] == held["queued"] + held["prepared"] + held["executing"]
+    made = got["accounts"]
+    assert made["accepted"] == made["answered"] + made["failed"] + made["cancelled"] + held["accepted"]
     assert (held["inflight_bytes"] > 0) == (held["accepted"] > 0)
     if got["name"] != "storm_ensemble":  # nobody closes its batches
         assert sum(b["count"] for b in got["batches"].values()) == got["execution_count"]

@@ -5,7 +5,8 @@ client can ignore and which are absent unless asked for.
 
     percentiles=50,90,99.9   "percentiles": stage -> {"count", "max", "p50", ...}, nanoseconds
     histograms=true          "histograms": stage -> [[upper bound in ns, count], ...]
-    live=true                "live": what is held now; "batches": close reason -> sizes and waits
+    live=true                "live": what is held now; "accounts": requests since the load and how they
+                             ended; "batches": close reason -> sizes and waits
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class StatisticsService:
             }
         if detail.live:
             stat["live"] = asdict(live(model))
+            stat["accounts"] = model.counters.accounts()
             stat["batches"] = {
                 reason: {
                     "count": closing.count,
