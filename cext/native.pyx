@@ -4,7 +4,7 @@ from posix.time cimport nanosleep, timespec
 
 from neptrio._cext.batch cimport Batch
 from neptrio._cext.mailbox cimport Work
-from neptrio._cext.request cimport now_ns
+from neptrio._cext.request cimport InferRequest, InferResponse, Tensor, alias, now_ns
 
 
 cdef struct Delay:
@@ -18,19 +18,29 @@ cdef class DelayBatch(Batch):
 
     cdef Delay delay
 
-    @staticmethod
-    def of(Batch batch, int64_t delay_ns):
-        """`batch` as a DelayBatch."""
-        cdef DelayBatch made = DelayBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
-        made.instance = batch.instance
-        made.delay.ns = delay_ns
-        made.work.run = run_delay
-        return made
-
     cpdef object deliver(self):
         self.compute_start = self.delay.start
         self.compute_end = self.delay.end
         return Batch.deliver(self)
+
+
+def identity(DelayBatch batch not None, list pairs, int64_t delay_ns):
+    """Fills in the responses: each output of `pairs` [(input, output)] is that input's memory."""
+    cdef InferRequest request
+    cdef Tensor tensor
+    cdef Py_ssize_t i
+    cdef list outputs
+    batch.delay.ns = delay_ns
+    batch.work.run = run_delay
+    for i in range(len(batch.requests)):
+        request = batch.requests[i]
+        outputs = []
+        for name, output in pairs:
+            for tensor in request.inputs:
+                if tensor.name == name:
+                    outputs.append(alias(tensor, output, tensor.shape))
+                    break
+        batch.responses[i] = InferResponse(outputs)
 
 
 cdef void run_delay(Work* work) noexcept nogil:

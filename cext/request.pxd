@@ -66,6 +66,8 @@ cdef class Tensor:
     cdef int hold(self, object buffer, bint writable) except -1
     cpdef Py_ssize_t count(self)
 
+cpdef Tensor alias(Tensor tensor, str name, tuple shape)
+
 cdef class RequestedOutput:
     cdef public str name
     cdef public int binary             # HTTP: 1 binary, 0 JSON, -1 the request's default
@@ -145,6 +147,7 @@ cdef class ModelCore:
     cdef public object scheduler       # enqueue(request), cancel(request), ...
     cdef public object counters        # counters.ModelCounters
     cdef public int64_t inflight       # accepted requests whose final response is not out
+    cdef public object input_reshapes  # what the clients' shapes of its inputs become, or None
     cdef public object reshape_outputs # [Tensor] -> [Tensor] in the clients' shapes, or None
     cdef public object on_idle         # called when inflight falls to 0, or None
 

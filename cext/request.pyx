@@ -108,7 +108,7 @@ cdef class Tensor:
         return f"Tensor({self.name!r}, dtype={self.dtype}, shape={self.shape}, nbytes={self.nbytes})"
 
 
-def alias(Tensor tensor, str name, tuple shape):
+cpdef Tensor alias(Tensor tensor, str name, tuple shape):
     """A tensor over the same memory with another name or shape."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.name = name

@@ -36,6 +36,7 @@ class BackendInstance(ABC):
     """One instance of a model. `native` instances execute without the GIL."""
 
     native = False
+    batch_type: type[Batch] = Batch  # what its batches are made as, before prepare()
     # batches that it works on at once; more than one only together with `overlapping`
     capacity = 1
     # begin() takes batches from the trio thread and posts each when it is done, in any order

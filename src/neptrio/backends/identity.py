@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from neptrio._cext.batch import Batch
-from neptrio._cext.native import DelayBatch
-from neptrio._cext.request import InferResponse
+from neptrio._cext.native import DelayBatch, identity
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.errors import InvalidArgument
 
@@ -49,6 +48,7 @@ class IdentityInstance(BackendInstance):
     """Answers on the trio thread; only the delay runs on the instance's thread."""
 
     native = True
+    batch_type = DelayBatch
 
     def __init__(self, inputs: list[str], outputs: list[str], delay_ns: int) -> None:
         self._pairs = list(zip(inputs, outputs, strict=False))
@@ -56,18 +56,8 @@ class IdentityInstance(BackendInstance):
         self.expected_ns = float(delay_ns)
 
     def prepare(self, batch: Batch) -> Batch:
-        made: Batch = DelayBatch.of(batch, self._delay_ns)
-        made.responses = [
-            InferResponse(
-                [
-                    tensor.renamed(output)
-                    for name, output in self._pairs
-                    if (tensor := request.input_named(name)) is not None
-                ]
-            )
-            for request in batch.requests
-        ]
-        return made
+        identity(batch, self._pairs, self._delay_ns)
+        return batch
 
     def execute(self, batch: Batch) -> None:
         raise AssertionError("native instances do not execute in Python")

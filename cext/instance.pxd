@@ -1,0 +1,33 @@
+# What every batch passes through between a scheduler and a model instance. Trio thread only.
+from libc.stdint cimport int64_t
+from neptrio._cext.batch cimport Batch
+from neptrio._cext.mailbox cimport Mailbox
+from neptrio._cext.request cimport ModelCore
+
+cdef class PoolCore:
+    cdef public list instances       # [InstanceCore]
+    cdef public object on_free       # called when an instance has room again
+    cdef public object on_finished   # called with every batch that is back, before it is answered; or None
+    cdef public object limiter       # the RateLimiter that gives these instances their turns, or None
+    cpdef available(self, int64_t limit)
+    cpdef freed(self)
+
+cdef class InstanceCore:
+    cdef public str name
+    cdef readonly object backend     # BackendInstance
+    cdef readonly ModelCore model
+    cdef readonly PoolCore pool
+    cdef readonly Mailbox mailbox
+    cdef public object turnstile     # of the rate limiter, or None
+    cdef public list under_way       # batches submitted and not back, in the order of submission
+    cdef public object without_turn  # deque of batches that wait for the rate limiter
+    cdef public int64_t outstanding
+    cdef readonly int64_t executions
+    cdef readonly int64_t inline_executions
+    cdef double mean_ns              # of an execution; clipped
+    cdef bint native
+    cdef object batch_type
+    cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns)
+    cpdef begin(self, Batch batch)
+    cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns)
+    cpdef finished(self, Batch batch)

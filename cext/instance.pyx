@@ -1,0 +1,133 @@
+"""The hot half of instances and their pool (neptrio/model/instance.py has the rest and the rules).
+
+A native instance that has nothing under way and whose executions have been measured at a few
+microseconds runs on the trio thread itself: handing such work to a thread and back costs several
+times the work. `inline_executions` says how often that happened. The GIL is kept meanwhile: giving
+it up for so short a time could cost a wait for it, which is far longer.
+"""
+from libc.stdint cimport int64_t
+
+from neptrio._cext.batch cimport Batch
+from neptrio._cext.mailbox cimport CompletionQueue, Mailbox
+from neptrio._cext.request cimport InferRequest, ModelCore, now_ns
+
+from neptrio.errors import TritonError
+
+cdef enum:
+    INLINE_LIMIT_NS = 20000  # above this the hop to a thread and back is worth its 40 us
+
+
+cdef class PoolCore:
+    """The instances of a model version, and which of them has room."""
+
+    def __cinit__(self):
+        self.instances = []
+
+    def _with_turn(self):
+        raise NotImplementedError(f"{type(self).__name__}._with_turn")
+
+    cpdef available(self, int64_t limit):
+        """The instance with the fewest batches under way, if that is below `limit`.
+
+        Instances that work on several batches at once take that many more. With a rate limiter:
+        an idle instance that has a turn.
+        """
+        cdef InstanceCore instance
+        cdef InstanceCore best = None
+        cdef int64_t room
+        if self.limiter is not None:
+            return self._with_turn()
+        for instance in self.instances:
+            backend = instance.backend
+            room = 1 if backend.blocked else limit + <int64_t>backend.capacity - 1
+            if instance.outstanding < room and (best is None or instance.outstanding < best.outstanding):
+                best = instance
+                if best.outstanding == 0:
+                    break
+        return best
+
+    cpdef freed(self):
+        """An instance has room again."""
+        if self.on_free is not None:
+            self.on_free()
+
+
+cdef class InstanceCore:
+    """One instance, as schedulers and batches see it."""
+
+    def __init__(self, str name, ModelCore model, backend, CompletionQueue completions, PoolCore pool):
+        self.name = name
+        self.model = model
+        self.backend = backend
+        self.pool = pool
+        self.under_way = []
+        self.native = backend.native
+        self.batch_type = backend.batch_type
+        self.mean_ns = backend.expected_ns if self.native else float("inf")
+        self.mailbox = Mailbox(completions)
+
+    cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
+        """Executes `requests` as one batch."""
+        cdef Batch batch = self.make_batch(requests, close_reason, oldest_wait_ns)
+        self.outstanding += 1
+        self.under_way.append(batch)
+        if self.turnstile is None:
+            self.begin(batch)
+        elif self.turnstile.granted:
+            self.turnstile.begin()
+            self.begin(batch)
+        else:  # from a scheduler that does not ask first: the batch waits for its turn
+            self.without_turn.append(batch)
+            self.turnstile.ask()
+            self.pool.serve()
+
+    cpdef begin(self, Batch batch):
+        """Starts a batch: here, on the instance's thread, or as the backend does it."""
+        if batch.error is not None:
+            batch.deliver()
+        elif self.outstanding == 1 and self.mean_ns < INLINE_LIMIT_NS and not batch.off_loop:
+            self.inline_executions += 1
+            batch.work.run(&batch.work)
+            batch.deliver()
+        elif self.backend.overlapping:
+            self.backend.begin(batch)
+        else:
+            self.mailbox.submit(batch)
+
+    cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns):
+        """A prepared batch, or one whose error says why it cannot be."""
+        cdef InferRequest request
+        cdef Batch batch = self.batch_type(self.model, requests, close_reason, oldest_wait_ns)
+        batch.instance = self
+        try:
+            batch = self.backend.prepare(batch)
+        except TritonError as error:
+            batch.error = error
+        except Exception as error:
+            batch.error = self.backend.describe_failure(error)
+        if batch.error is not None:
+            batch.count_execution = False
+            batch.compute_start = batch.compute_end = now_ns()
+        for request in requests:
+            request.batch = batch
+        return batch
+
+    cpdef finished(self, Batch batch):
+        """The batch is back on the trio thread and about to be answered."""
+        cdef int64_t took
+        self.outstanding -= 1
+        self.under_way.remove(batch)
+        self.executions += 1
+        if self.native:
+            # clipped: a preempted execution must not send a fast model to its thread for long
+            took = min(batch.compute_end - batch.compute_start, <int64_t>(5 * INLINE_LIMIT_NS))
+            self.mean_ns += (<double>took - self.mean_ns) * 0.1
+        if self.pool.on_finished is not None:
+            self.pool.on_finished(batch)
+        if self.turnstile is not None:
+            if self.without_turn:
+                self.turnstile.ask()
+            self.pool.freed()
+            self.turnstile.end()
+            return
+        self.pool.freed()

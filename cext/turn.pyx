@@ -1,0 +1,75 @@
+"""The hot half of the turn (neptrio/turn.py says what a turn is): notes, decides, flushes."""
+import logging
+
+from neptrio._cext.request cimport now_ns
+
+log = logging.getLogger("neptrio.turn")
+
+
+cdef class TurnCore:
+    """Collects what is to be decided and sent, and does it. On the trio thread only."""
+
+    def __cinit__(self):
+        self.dispatchers = []
+        self.connections = []
+        self.later = []
+        self.marked = set()
+        self.flushing = set()
+
+    cpdef mark(self, dispatcher):
+        """`dispatcher.dispatch(now)` is called before this turn ends."""
+        if dispatcher not in self.marked:
+            self.marked.add(dispatcher)
+            self.dispatchers.append(dispatcher)
+
+    cpdef mark_later(self, dispatcher):
+        """Like mark(), after every task that is runnable now."""
+        if dispatcher not in self.marked:
+            self.marked.add(dispatcher)
+            self.later.append(dispatcher)
+            self.soon()
+
+    cpdef want_flush(self, connection):
+        """`connection.flush()` is called before this turn ends."""
+        if connection not in self.flushing:
+            self.flushing.add(connection)
+            self.connections.append(connection)
+
+    cpdef soon(self):
+        """Has end() called once the runnable tasks have run; the subclass knows how."""
+        raise NotImplementedError(f"{type(self).__name__}.soon")
+
+    cpdef end(self):
+        """Takes every decision that is due and sends what came of it."""
+        cdef list taken
+        if self.ending:
+            return
+        self.ending = True
+        try:
+            while self.dispatchers or self.connections:
+                if self.dispatchers:
+                    taken = self.dispatchers
+                    self.dispatchers = []
+                    now = now_ns()
+                    for dispatcher in taken:
+                        self.marked.discard(dispatcher)
+                        try:
+                            dispatcher.dispatch(now)
+                        except Exception:
+                            log.exception("a scheduler failed to dispatch")
+                    continue
+                taken = self.connections
+                self.connections = []
+                for connection in taken:
+                    self.flushing.discard(connection)
+                    try:
+                        connection.flush()
+                    except Exception:
+                        log.exception("a connection failed to flush")
+        finally:
+            self.ending = False
+
+    cpdef take_later(self):
+        """Marks what was to be marked later; the end of the turn follows."""
+        self.dispatchers += self.later
+        self.later = []
