@@ -31,6 +31,8 @@ Rules (E1.n is spec/rules.md):
  9. `timeout` of a request counts in the backlog only; the earliest one of a sequence rejects all its
     requests (E1.8).
 10. A refused request changes nothing.
+11. A retired instance gives no slot again; its sequences stay until they end, and it is forgotten,
+    once, when the last of them has gone (E1.15). Its index is then another instance's to have.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ REASONS = {
 }
 
 # kinds of effects
-CANCELLED, TIMED_OUT, ENDED = range(3)
+CANCELLED, TIMED_OUT, ENDED, DRAINED = range(4)
 
 
 class StartMissing(Exception):
@@ -166,14 +168,15 @@ class SlotTableStatistics:
 class SlotTable:
     """Slots of every instance of one model, the backlog and the ids that are live.
 
-    `effects` collects (CANCELLED | TIMED_OUT, request) and (ENDED, sequence) for the caller to act on.
-    With `offers`, `ready[instance]` lists sequences that have a request to issue, in the order in which
+    `effects` collects (CANCELLED | TIMED_OUT, request), (ENDED, sequence) and (DRAINED, instance index)
+    for the caller to act on, in order. With `offers`, `ready[instance]` lists sequences that have a request to issue, in the order in which
     they came to have one; entries may be stale (see `drop_stale`).
     """
 
     def __init__(self, instances: int, slots_per_instance: int, idle_ns: int, offers: bool = False) -> None:
         self.live: dict[int | str, Sequence] = {}
         self.slots: list[list[Sequence | None]] = []
+        self.held: list[int] = []  # per instance: slots that are held
         self.waiting: list[int] = []  # per instance: requests in its slots that are not issued
         self.ready: list[deque[Sequence]] = []
         self.effects: list[tuple[int, Any]] = []
@@ -185,7 +188,8 @@ class SlotTable:
         self._per_instance = slots_per_instance
         self._offers = offers
         self._free: list[tuple[int, int]] = []  # heap of (slot, instance)
-        self._retired: set[int] = set()
+        self._retired: set[int] = set()  # with sequences that go on
+        self._vacant: list[int] = []  # indices of instances that are gone
         self._backlog: deque[Sequence] = deque()  # may hold GONE ones
         self._idle: OrderedDict[Sequence, None] = OrderedDict()
         self._timeouts: list[tuple[int, int, Sequence]] = []
@@ -286,22 +290,43 @@ class SlotTable:
 
     # ------------------------------------------------------------ instances
 
-    def add_instance(self) -> int:
-        """A new instance with free slots; returns its index."""
-        instance = len(self.slots)
-        self.slots.append([None] * self._per_instance)
-        self.waiting.append(0)
-        self.ready.append(deque())
+    def add_instance(self, now_ns: int = 0) -> int:
+        """A new instance with free slots, which the backlog is given first; returns its index.
+
+        Call it when every effect has been acted upon: they name instances by their index.
+        """
+        if self.effects:
+            raise RuntimeError("an instance was added while effects name instances by index")
+        if self._vacant:
+            instance = self._vacant.pop()
+        else:
+            instance = len(self.slots)
+            self.slots.append([])
+            self.held.append(0)
+            self.waiting.append(0)
+            self.ready.append(deque())
+        self.slots[instance] = [None] * self._per_instance
         for slot in range(self._per_instance):
             heapq.heappush(self._free, (slot, instance))
+        self._fill(now_ns)
         return instance
 
-    def retire_instance(self, instance: int) -> bool:
-        """No new sequences for it; True when none is left. Running ones keep their slots (E1.15)."""
+    def retire_instance(self, instance: int) -> None:
+        """No new sequences for it. Running ones keep their slots; (DRAINED, instance) follows the last."""
+        if instance in self._retired or not self.slots[instance]:
+            raise RuntimeError(f"instance {instance} was retired twice")
         self._retired.add(instance)
         self._free = [entry for entry in self._free if entry[1] != instance]
         heapq.heapify(self._free)
-        return all(sequence is None for sequence in self.slots[instance])
+        self._forget_if_empty(instance)
+
+    def _forget_if_empty(self, instance: int) -> None:
+        if not self.held[instance]:
+            self._retired.remove(instance)
+            self.slots[instance] = []
+            self.ready[instance].clear()
+            self._vacant.append(instance)
+            self.effects.append((DRAINED, instance))
 
     # ------------------------------------------------------------ looking
 
@@ -403,6 +428,7 @@ class SlotTable:
             raise RuntimeError(f"slot {slot} of instance {instance} was given twice")
         sequence.slot, sequence.instance = slot, instance
         self.slots[instance][slot] = sequence
+        self.held[instance] += 1
         self.slots_used += 1
         self.backlog_sequences -= 1
         moved = len(sequence.waiting or ())
@@ -424,7 +450,10 @@ class SlotTable:
     def _offer(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         if self._offers and sequence.waiting and sequence.in_flight is None and not sequence.offered:
             sequence.offered = True
-            self.ready[sequence.instance].append(sequence)
+            ready = self.ready[sequence.instance]
+            ready.append(sequence)
+            if len(ready) > 2 * self.held[sequence.instance] + 64:  # many were cancelled
+                self.drop_stale(sequence.instance)
 
     def _take(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         if sequence.in_flight is not None or not sequence.waiting:
@@ -466,9 +495,12 @@ class SlotTable:
         if self.slots[instance][slot] is not sequence:
             raise RuntimeError(f"slot {slot} of instance {instance} was released twice")
         self.slots[instance][slot] = None
+        self.held[instance] -= 1
         self.slots_used -= 1
         self.effects.append((ENDED, sequence))
-        if instance not in self._retired:
+        if instance in self._retired:
+            self._forget_if_empty(instance)
+        else:
             heapq.heappush(self._free, (slot, instance))
             self._fill(now_ns)
 
