@@ -33,6 +33,7 @@ run: build ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 80
 	@$(BIN)/neptrio --model-repository examples/model_repository $(ARGS)
 
 test: build lint ## Set up, lint, type-check and run every test
+	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest $(ARGS)
 

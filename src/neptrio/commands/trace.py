@@ -9,9 +9,11 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from neptrio import flags
 from neptrio.observe.trace_summary import Summary, Trace, perfetto, read, trace_lines
+from neptrio.observe.trace_view import LIMIT, collect, html
 
-HELP = "summarise and export trace files"
+HELP = "summarise, show and export trace files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     summary.add_argument(
         "-t", action="store_true", dest="traces", help="every trace with the time between points"
     )
+    view = commands.add_parser("view", help="write an HTML page with a waterfall of every request")
+    view.add_argument("files", nargs="+", metavar="FILE")
+    view.add_argument(
+        "--output", "-o", default="", help="the page (default: the first FILE's name with .html)"
+    )
+    view.add_argument("--limit", type=flags.positive, default=LIMIT, metavar="N",
+                      help="of more requests only the failed and the slowest are shown (default: %(default)s)")  # fmt: skip
     export = commands.add_parser("export", help="convert for other viewers")
     export.add_argument("--format", choices=("perfetto",), default="perfetto",
                         help="perfetto: trace events for ui.perfetto.dev and chrome://tracing")  # fmt: skip
@@ -36,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.action == "export":
             return _export(options)
+        if options.action == "view":
+            return _view(options)
         for name in options.files:
             _summary(name, options.traces)
     except OSError as error:
@@ -61,6 +72,19 @@ def _summary(name: str, traces: bool) -> None:
         read(source, done, _warn(name))
     for line in summary.lines():
         print(line)
+
+
+def _view(options: argparse.Namespace) -> int:
+    page = collect(options.files, options.limit, lambda name, text: _warn(name)(text))
+    output = options.output or options.files[0] + ".html"
+    text = html(page)
+    if output == "-":
+        print(text, end="")
+        return 0
+    with open(output, "w", encoding="utf-8", errors="replace") as out:
+        out.write(text)
+    print(f"{output}: {page.requests - page.left_out} of {page.requests} requests, {len(text) >> 10} KiB")
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:
