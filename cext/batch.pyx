@@ -27,6 +27,7 @@ from neptrio._cext.request cimport (
     Tensor,
     now_ns,
 )
+from neptrio._cext.trace cimport Trace
 
 import traceback
 
@@ -97,6 +98,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     request are dropped here.
     """
     cdef ModelCore model = request.model
+    cdef Trace trace
     if request.state == DONE:
         return
     response.model_name = model.name
@@ -123,9 +125,10 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     if not response.null:
         request.responses += 1
     if request.trace is not None:
-        request.trace.answering(response, final)
+        trace = <Trace>request.trace
+        trace.answering(response, final)
         request.responder.respond(request, response, final)
-        request.trace.answered(final)
+        trace.answered(final)
     else:
         request.responder.respond(request, response, final)
     if final:

@@ -170,7 +170,10 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add = p.add_argument_group("tracing").add_argument
     add("--trace-config", action="append", default=[], metavar="MODE,KEY=VALUE",
         help="level=OFF, TIMESTAMPS or TENSORS (repeat it for both), rate=N: every Nth request, count=N: so "
-        "many traces, -1 = all; triton,file=PATH; triton,log-frequency=N: a file per N traces")  # fmt: skip
+        "many traces, -1 = all; tail=MICROSECONDS: only of requests as slow or failed; triton,file=PATH; "
+        "triton,log-frequency=N: a file per N traces; mode=opentelemetry, opentelemetry,url=URL; "
+        "opentelemetry,resource=KEY=VALUE; opentelemetry,bsp_schedule_delay=MS; "
+        "opentelemetry,bsp_max_queue_size=N; opentelemetry,bsp_max_export_batch_size=N")  # fmt: skip
     add("--trace-file", default="", help=argparse.SUPPRESS)
     add("--trace-level", action="append", default=[], help=argparse.SUPPRESS)
     add("--trace-rate", default="", help=argparse.SUPPRESS)
@@ -182,6 +185,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="false: trace_file is the command line's for good")  # fmt: skip
     add("--trace-tensor-bytes", type=flags.positive, default=1 << 20,
         help="how much of a tensor is traced")  # fmt: skip
+    add("--allow-forced-trace", type=flags.boolean, default=False,
+        help="a request may have itself traced: parameter neptrio_trace, header neptrio-trace")  # fmt: skip
     return p
 
 

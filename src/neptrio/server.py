@@ -26,7 +26,6 @@ from neptrio._cext.mailbox import CompletionQueue
 from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
-from neptrio.observe.trace_settings import TraceTable, start_values
 from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.response_cache import parse_config
@@ -69,8 +68,7 @@ class Server:
         self.completions = CompletionQueue()
         self.repository = RepositoryManager(settings, self.loop, self.completions)
         inference = InferenceService(self.repository)
-        table = TraceTable(start_values(settings))
-        self.tracer = Tracer(table, turn, self.completions, inference, settings.trace_tensor_bytes)
+        self.tracer = Tracer(settings, turn, self.completions, inference)
         self.services = Services(
             settings=settings,
             loop=self.loop,

@@ -92,6 +92,7 @@ class Settings:
     trace_dir: Path | None = None
     allow_trace_file_update: bool = True
     trace_tensor_bytes: int = 1 << 20
+    allow_forced_trace: bool = False
 
     def __post_init__(self) -> None:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):

@@ -13,7 +13,9 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.support.gate import Gate
+from tests.support.infer_messages import request
 from tests.support.metrics import scrape, value
+from tests.support.raw_http2 import RawClient
 from tests.support.server import ServerProcess
 
 RECEIVED = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START"]
@@ -48,6 +50,9 @@ def test_each_shows_the_stages_it_reached(tmp_path: Path) -> None:
             assert gate.started() == ["cancelled"]
             send("late", timeout=1000)  # microseconds in the queue
             assert "imeout" in str(answers["late"].get(timeout=30))
+            with RawClient(server.grpc) as raw:
+                body = request("gate", np.zeros((1, 4), np.int32), request_id="deadline")
+                assert raw.call(1, body, extra=[("grpc-timeout", "20m")]).status == 4
             send("waits")
             while not value(scrape(server), "neptrio_requests", model="gate", version="1", state="queued"):
                 pass
@@ -66,7 +71,8 @@ def test_each_shows_the_stages_it_reached(tmp_path: Path) -> None:
         "cancelled": [*RECEIVED, "QUEUE_START", *COMPUTE, "REQUEST_END"],
         "late": [*RECEIVED, "QUEUE_START", "REQUEST_END", *SENT],
         "waits": [*RECEIVED, "QUEUE_START", *COMPUTE, "REQUEST_END", *SENT],
-        "refused": [*RECEIVED, "QUEUE_START", "REQUEST_END"],
+        "refused": [*RECEIVED, "QUEUE_START", "REQUEST_END", *SENT[1:]],
+        "deadline": [*RECEIVED, "QUEUE_START", "GRPC_SEND_START", "REQUEST_END", "GRPC_SEND_END"],
     }
     assert "cancelled" in traces["cancelled"]["error"].lower()
     assert "maximum queue size" in traces["refused"]["error"] and "error" not in traces["waits"]

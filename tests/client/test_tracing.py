@@ -398,9 +398,26 @@ def test_shutdown_writes_what_is_left(tmp_path: Path) -> None:
         with httpclient.InferenceServerClient(server.http) as client:
             for _ in range(5):
                 client.infer("single", tensors(httpclient))
-        assert not path.exists()
         assert server.stop() == 0
     assert len(read(str(path))) == 5
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["models", "trace.json"]
+
+
+def test_a_killed_server_has_written_what_is_not_new(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    flags = (f"--trace-config=triton,file={path}", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
+    with run_server(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
+        for _ in range(3):
+            before = len(read(str(path))) if path.exists() else 0
+            client.infer("single", tensors(httpclient))
+            while not path.exists() or len(read(str(path))) == before:  # nobody asks for it
+                pass
+        for _ in range(200):
+            client.infer("single", tensors(httpclient))
+            if path.exists():
+                read(str(path))
+        server.stop(signal.SIGKILL)
+    assert len(read(str(path))) >= 3
 
 
 def test_disk_that_cannot_be_written(tmp_path: Path) -> None:

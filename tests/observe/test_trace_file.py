@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from neptrio._cext.request import Tensor
 
 from neptrio.codec.numpy_tensor import from_numpy
 from neptrio.datatypes import NUMBER, NUMPY
-from neptrio.observe import trace_file
+from neptrio.observe import array_file, trace_file
 from neptrio.observe.trace_file import TraceWriter
 from neptrio.observe.trace_record import Copied, tensor_document
 from neptrio.observe.trace_settings import DEFAULTS, Scope
@@ -30,12 +26,13 @@ class Part:
         self.number, self.pad = number, "x" * size
         self.tensors: list[Any] = []
 
-    def document(self) -> list[dict[str, Any]]:
-        return [{"id": self.number, "pad": self.pad}]
+    def text(self) -> bytes:
+        return json.dumps({"id": self.number, "pad": self.pad}).encode()
 
 
-def scope(path: Path, frequency: int = 0) -> Scope:
-    return Scope({}, {**DEFAULTS, "log_frequency": frequency, "trace_file": str(path)})
+def scope(path: Path, frequency: int = 0, count: int = -1) -> Scope:
+    values = {"log_frequency": frequency, "trace_file": str(path), "trace_count": count}
+    return Scope({}, {**DEFAULTS, **values})
 
 
 def ids(path: Path) -> list[int]:
@@ -73,7 +70,7 @@ def test_indexed_files_and_the_index(writer: TraceWriter, tmp_path: Path) -> Non
     for number in range(5):
         writer.put(own, [Part(number)])
     writer.flush(own, False)
-    used_up = scope(path)
+    used_up = scope(path, count=1)
     writer.put(used_up, [Part(9)])
     writer.flush(used_up, True)  # the count is used up: indexed, though log_frequency is 0
     writer.settle()
@@ -142,7 +139,7 @@ def test_a_full_disk_leaves_the_old_file(
         out.write(content[:3])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace_file, "_write", full)
+    monkeypatch.setattr(array_file, "_write", full)
     writer.put(own, [Part(2)])
     writer.flush(own, False)
     writer.close()
@@ -150,37 +147,34 @@ def test_a_full_disk_leaves_the_old_file(
     assert writer.statistics().failed
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from tests.observe.test_trace_file import Part, scope
-from neptrio.observe import trace_file
-trace_file.SPILL_BYTES = 200_000
-writer, own = trace_file.TraceWriter(lambda: None), scope(Path(sys.argv[1]))
-number = 0
-while True:
-    for _ in range(10):
-        writer.put(own, [Part(number, 50_000)])
-        number += 1
+def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:
+    writer.put(scope(tmp_path / "t"), [Part(1)])
+    while not (tmp_path / "t").exists():  # nobody asks for it
+        pass
+    assert ids(tmp_path / "t") == [1] and writer.statistics().written == 1
+
+
+def test_with_a_count_traces_grow_where_they_belong_once_it_is_used_up(
+    writer: TraceWriter, tmp_path: Path
+) -> None:
+    own = scope(tmp_path / "t", count=3)
+    for number in range(3):
+        writer.put(own, [Part(number)])
+        writer.settle()
+        assert ids(tmp_path / "t.0") == list(range(number + 1)) and not (tmp_path / "t").exists()
+    writer.flush(own, True)
+    early = scope(tmp_path / "t", count=9)
+    writer.put(early, [Part(3)])
     writer.settle()
-    print(number, flush=True)
-"""
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 5, 9])
-def test_kill_9_in_the_middle_of_writing(tmp_path: Path, rounds: int) -> None:
-    path = tmp_path / "t"
-    command = [sys.executable, "-c", KILLED, str(path)]
-    root = Path(__file__).parents[2]
-    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        for _ in range(rounds):
-            settled = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    found = ids(path)
-    assert found == list(range(len(found))) and len(found) > settled - 10
+    assert ids(tmp_path / "t.1") == [3]
+    writer.put(early, [Part(4)])
+    writer.flush(early, False)  # settings change before the count is used up
+    writer.settle()
+    assert ids(tmp_path / "t") == [3, 4]
+    last = scope(tmp_path / "t", 1)
+    writer.put(last, [Part(5)])
+    writer.settle()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t", "t.0", "t.1"] and ids(tmp_path / "t.1") == [5]
 
 
 @pytest.mark.parametrize("name", [n for n in NUMBER if n not in ("BYTES", "BF16", "BOOL")])

@@ -18,6 +18,7 @@ from neptrio.observe.trace_settings import (
     check_file,
     parse_changes,
     reply,
+    span_options,
     start_values,
 )
 from neptrio.settings import Settings
@@ -29,6 +30,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "trace_count": (-1, 0, 3),
     "log_frequency": (0, 2),
     "trace_file": ("/t/a", "/t/b"),
+    "trace_tail": (0, 500),
 }
 
 
@@ -135,10 +137,11 @@ def test_random_updates_and_traces(seed: int) -> None:
             if scope.level and scope.left and scope.rate:
                 while not scope.sample():
                     pass
+                assert scope.keep(True)
                 slow.take(model)
             compare(table, slow)
             continue
-        fields = dice.sample(FIELDS, dice.randint(0, 5))
+        fields = dice.sample(FIELDS, dice.randint(0, 6))
         changes = {f: dice.choice((None, *CHOICES[f])) for f in fields}
         step(table, slow, dice.choice(("", "a", "b")), changes)
 
@@ -252,19 +255,31 @@ def test_command_line() -> None:
         "trace_count": 9,
         "log_frequency": 4,
         "trace_file": "/t/x",
+        "trace_tail": 0,
     }
     older = Settings(
         trace_file="f", trace_level=("MAX",), trace_rate="3", trace_count="4", trace_log_frequency="5"
     )
-    assert list(start_values(older).values()) == [("TIMESTAMPS",), 3, 4, 5, "f"]
+    assert list(start_values(older).values()) == [("TIMESTAMPS",), 3, 4, 5, "f", 0]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"trace_config": ("mode=opentelemetry",)}, "does not have trace mode opentelemetry"),
-        ({"trace_config": ("opentelemetry,url=x",)}, "does not have trace mode opentelemetry"),
-        ({"trace_config": ("mode=x",)}, "unknown mode 'x'"),
+        ({"trace_config": ("mode=x",)}, "unknown mode 'x', expected triton or opentelemetry"),
+        ({"trace_config": ("mode=opentelemetry", "level=TENSORS")}, "TENSORS is not there in mode opentel"),
+        ({"trace_config": ("opentelemetry,rate=1",)}, "unknown setting 'rate' of mode opentelemetry"),
+        (
+            {"trace_config": ("opentelemetry,resource=x",)},
+            "expected opentelemetry,resource=KEY=VALUE, got 'x'",
+        ),
+        ({"trace_config": ("opentelemetry,bsp_schedule_delay=0",)}, "must be a number from 1 on, got '0'"),
+        ({"trace_config": ("opentelemetry,bsp_max_queue_size=5x",)}, "must be a number from 1 on, got '5x'"),
+        (
+            {"trace_config": ("opentelemetry,bsp_max_queue_size=9",)},
+            r"bsp_max_export_batch_size \(512\) must not be above bsp_max_queue_size \(9\)",
+        ),
+        ({"trace_config": ("tail=-5",)}, "Unable to parse 'trace_tail', value is out of range"),
         ({"trace_config": ("speed=1",)}, "unknown setting 'speed'"),
         ({"trace_config": ("level",)}, "expected MODE,KEY=VALUE"),
         ({"trace_config": ("level=LOUD",)}, "unknown trace level 'LOUD'"),
@@ -276,3 +291,66 @@ def test_command_line() -> None:
 def test_refused_command_lines(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**given)
+
+
+# ------------------------------------------------------------ trace_tail
+
+
+def test_with_a_tail_only_what_is_kept_counts() -> None:
+    made = scope(trace_rate=1, trace_count=2, trace_tail=1000)
+    kept = []
+    for slow in (False, True, False, True, True):
+        if made.sample():
+            kept.append(made.keep(slow))
+    assert kept == [False, True, False, True] and made.left == 0
+
+
+def test_a_tail_keeps_no_more_than_the_count() -> None:
+    made = scope(trace_rate=1, trace_count=1, trace_tail=1000)
+    assert made.sample() and made.sample()  # both under way
+    assert [made.keep(True), made.keep(True)] == [True, False]
+
+
+def test_the_tail_shows_where_it_is_set() -> None:
+    assert "trace_tail" not in reply(scope())
+    assert reply(scope(trace_tail=70))["trace_tail"] == "70"
+    assert parse_changes({"trace_tail": "5"}, "http") == {"trace_tail": 5}
+    assert parse_changes({"trace_tail": []}, "grpc") == {"trace_tail": None}
+
+
+# ------------------------------------------------------------ mode opentelemetry
+
+
+def test_span_options() -> None:
+    assert span_options(Settings()) is None
+    assert span_options(Settings(trace_config=("opentelemetry,url=x",))) is None  # mode triton
+    plain = span_options(Settings(trace_config=("mode=opentelemetry",)))
+    assert plain is not None and plain.attributes() == {"service.name": "triton-inference-server"}
+    assert plain.shown() == {
+        "url": "http://localhost:4318/v1/traces",
+        "bsp_schedule_delay": "5000",
+        "bsp_max_export_batch_size": "512",
+        "bsp_max_queue_size": "2048",
+    }
+    given = ("mode=opentelemetry", "opentelemetry,url=collector:4318/v1/traces",
+             "opentelemetry,resource=service.name=a=b", "opentelemetry,resource=x=y",
+             "opentelemetry,bsp_schedule_delay=200", "opentelemetry,bsp_max_queue_size=10",
+             "opentelemetry,bsp_max_export_batch_size=5")  # fmt: skip
+    made = span_options(Settings(trace_config=given))
+    assert made is not None and made.attributes() == {"service.name": "a=b", "x": "y"}
+    assert made.url == "http://collector:4318/v1/traces"
+    assert (made.schedule_delay_ms, made.max_queue_size, made.max_export_batch_size) == (200, 10, 5)
+    assert list(reply(TraceTable(DEFAULTS, "opentelemetry").globals, made)) == [
+        "trace_level", "trace_rate", "trace_count", "trace_mode", "url", "resource", "bsp_schedule_delay",
+        "bsp_max_export_batch_size", "bsp_max_queue_size",
+    ]  # fmt: skip
+
+
+def test_spans_need_no_file_and_may_have_rate_0() -> None:
+    table = TraceTable(DEFAULTS, "opentelemetry")
+    table.update({"trace_level": ("TIMESTAMPS",), "trace_rate": 0})
+    assert not table.globals.sample() and table.globals.seen == 0
+    with pytest.raises(InvalidArgument, match="TENSORS is not there in mode opentelemetry"):
+        table.update({"trace_level": ("TENSORS",)})
+    given = {"log_frequency": "x", "trace_file": "y", "trace_rate": "3"}
+    assert parse_changes(given, "http", "opentelemetry") == {"trace_rate": 3}

@@ -12,21 +12,24 @@ Rules:
  4. A trace_count that a scope has of its own goes on from what is left of it; one it inherits starts
     at what the global scope has left (the global one: at the command line's value).
  5. Values are judged where tracing is on: with level OFF anything that can be parsed is kept.
+trace_tail is ours: with it, only traces of requests that took that long or failed are kept and counted.
 Sources: the trace extension's text; spec/rules.md E5; spec/observed.md 11; spec/README.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from neptrio._cext.trace import Sampling
 from neptrio.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from neptrio.settings import Settings
 
-FIELDS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file")
+FIELDS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_tail")
 LEVELS = ("TIMESTAMPS", "TENSORS")  # in the order of replies; none of them is OFF
 UINT32_MAX = (1 << 32) - 1
 INT32_MAX = (1 << 31) - 1
@@ -37,70 +40,72 @@ DEFAULTS: dict[str, Any] = {
     "trace_count": -1,
     "log_frequency": 0,
     "trace_file": "",
+    "trace_tail": 0,
 }
 CONFIG_KEYS = {
     "level": "trace_level",
     "rate": "trace_rate",
     "count": "trace_count",
+    "tail": "trace_tail",
     "log-frequency": "log_frequency",
     "file": "trace_file",
 }
+FILE_FIELDS = ("log_frequency", "trace_file")  # of no use in mode opentelemetry
+OPENTELEMETRY_KEYS = (
+    "url",
+    "resource",
+    "bsp_max_queue_size",
+    "bsp_schedule_delay",
+    "bsp_max_export_batch_size",
+)
+MODES = ("triton", "opentelemetry")
+SERVICE_NAME = "triton-inference-server"  # the resource attribute service.name, unless it is given
 
 
-class Scope:
+class Scope(Sampling):
     """Effective settings of a model or of the server, with what sampling counts in them.
 
     `own` holds the fields that were set for this scope itself.
     """
 
-    __slots__ = ("file", "frequency", "left", "level", "open", "own", "rate", "retired", "seen")
-
     def __init__(self, own: dict[str, Any], values: Mapping[str, Any]) -> None:
         self.own = own
-        self.level: tuple[str, ...] = values["trace_level"]
-        self.rate: int = values["trace_rate"]
-        self.left: int = values["trace_count"]  # traces still to be taken, -1 = no limit
+        self.level = values["trace_level"]
+        self.rate = values["trace_rate"]
+        self.left = values["trace_count"]
+        self.tail_us = values["trace_tail"]
         self.frequency: int = values["log_frequency"]
         self.file: str = values["trace_file"]
-        self.seen = 0  # requests since the scope was made or last taken from
-        self.open = 0  # sampled traces that are not finished
+        self.counted = self.left >= 0
         self.retired = False
 
     def values(self) -> dict[str, Any]:
         """The effective value of every field."""
-        return dict(zip(FIELDS, (self.level, self.rate, self.left, self.frequency, self.file), strict=True))
-
-    def sample(self) -> bool:
-        """Counts a request; True when it is one to trace (the rate-th, 2 * rate-th, ...)."""
-        if not self.level or not self.left:
-            return False
-        self.seen += 1
-        if self.seen < self.rate:
-            return False
-        self.seen = 0
-        if self.left > 0:
-            self.left -= 1
-        self.open += 1
-        return True
+        values = (self.level, self.rate, self.left, self.frequency, self.file, self.tail_us)
+        return dict(zip(FIELDS, values, strict=True))
 
 
-def _check(values: Mapping[str, Any], count_given: bool) -> None:
+def _check(values: Mapping[str, Any], count_given: bool, mode: str) -> None:
     if not values["trace_level"]:
         return
-    if not values["trace_rate"]:
+    spans = mode == "opentelemetry"
+    if spans and "TENSORS" in values["trace_level"]:
+        raise InvalidArgument(INVALID + "trace level TENSORS is not there in mode opentelemetry")
+    if not values["trace_rate"] and not spans:  # with spans: only requests whose parent is sampled
         raise InvalidArgument(INVALID + "sample rate must be non-zero")
     if count_given and not values["trace_count"]:
         raise InvalidArgument(INVALID + "trace count must be non-zero")
-    if not values["trace_file"]:
+    if not values["trace_file"] and not spans:
         raise InvalidArgument(INVALID + "trace file name is not given")
 
 
 class TraceTable:
     """The command line's values, the global scope, and the scopes of models that have their own."""
 
-    def __init__(self, start: Mapping[str, Any]) -> None:
+    def __init__(self, start: Mapping[str, Any], mode: str = "triton") -> None:
         """`start` has a value for every field. Raises InvalidArgument when they do not fit together."""
-        _check(start, True)
+        _check(start, True, mode)
+        self.mode = mode
         self.start = dict(start)
         self.globals = Scope({}, self.start)
         self.models: dict[str, Scope] = {}
@@ -120,7 +125,7 @@ class TraceTable:
         """
         if model:
             was = self.models.get(model)
-            made = _made(was, changes, self.globals.values())
+            made = self._made(was, changes, self.globals.values())
             if was is not None:
                 was.retired = True
             if made is None:
@@ -128,11 +133,11 @@ class TraceTable:
             else:
                 self.models[model] = made
             return [was] if was is not None else []
-        above = _made(self.globals, changes, self.start) or Scope({}, self.start)
+        above = self._made(self.globals, changes, self.start) or Scope({}, self.start)
         models: dict[str, Scope] = {}
         for name, scope in self.models.items():
             try:
-                kept = _made(scope, {}, above.values())
+                kept = self._made(scope, {}, above.values())
             except InvalidArgument as error:
                 raise InvalidArgument(
                     f"{error} (the settings of model '{name}' would become invalid)"
@@ -145,34 +150,33 @@ class TraceTable:
         self.globals, self.models = above, models
         return out
 
-
-def _made(was: Scope | None, changes: Mapping[str, Any], above: Mapping[str, Any]) -> Scope | None:
-    """The scope after `changes`, over the values it inherits; None when it has no field of its own."""
-    own = {} if was is None else dict(was.own)
-    if was is not None and "trace_count" in own:
-        own["trace_count"] = was.left
-    for field, value in changes.items():
-        if value is None:
-            own.pop(field, None)
-        else:
-            own[field] = value
-    values = {**above, **own}
-    _check(values, changes.get("trace_count") is not None)
-    return Scope(own, values) if own else None
+    def _made(self, was: Scope | None, changes: Mapping[str, Any], above: Mapping[str, Any]) -> Scope | None:
+        """The scope after `changes`, over the values it inherits; None when it has no field of its own."""
+        own = {} if was is None else dict(was.own)
+        if was is not None and "trace_count" in own:
+            own["trace_count"] = was.left
+        for field, value in changes.items():
+            if value is None:
+                own.pop(field, None)
+            else:
+                own[field] = value
+        values = {**above, **own}
+        _check(values, changes.get("trace_count") is not None, self.mode)
+        return Scope(own, values) if own else None
 
 
 # ------------------------------------------------------------ from the wire
 
 
-def parse_changes(given: Mapping[str, Any], protocol: str) -> dict[str, Any]:
-    """A request's settings as field -> value, None = clear; what is not a field is left out.
+def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton") -> dict[str, Any]:
+    """A request's settings as field -> value, None = clear; what is not a field of the mode is left out.
 
     Over HTTP values are JSON (strings, a list of strings for trace_level, null); over gRPC they are
     lists of strings. Raises InvalidArgument with the observed texts.
     """
     changes: dict[str, Any] = {}
     for key in FIELDS:
-        if key not in given:
+        if key not in given or (mode == "opentelemetry" and key in FILE_FIELDS):
             continue
         value = given[key]
         if value is None or value == [] or value == "":
@@ -225,16 +229,23 @@ def _scalar(key: str, text: str, protocol: str) -> Any:
     return value
 
 
-def reply(scope: Scope) -> dict[str, Any]:
-    """The settings as the protocol shows them: strings, and a list of strings for trace_level."""
-    return {
+def reply(scope: Scope, spans: SpanOptions | None = None) -> dict[str, Any]:
+    """The settings as the protocol shows them: strings, and a list of strings for trace_level.
+
+    `spans` are the options of mode opentelemetry. trace_tail, which is ours, shows where it is set.
+    """
+    shown: dict[str, Any] = {
         "trace_level": list(scope.level) or ["OFF"],
         "trace_rate": str(scope.rate),
         "trace_count": str(scope.left),
-        "log_frequency": str(scope.frequency),
-        "trace_file": scope.file,
-        "trace_mode": "triton",
     }
+    if spans is None:
+        shown |= {"log_frequency": str(scope.frequency), "trace_file": scope.file, "trace_mode": "triton"}
+    else:
+        shown |= {"trace_mode": "opentelemetry", **spans.shown()}
+    if scope.tail_us:
+        shown["trace_tail"] = str(scope.tail_us)
+    return shown
 
 
 # ------------------------------------------------------------ trace files
@@ -264,30 +275,93 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
 # ------------------------------------------------------------ from the command line
 
 
-def start_values(settings: Settings) -> dict[str, Any]:
-    """The fields' values from --trace-config or the older --trace-* flags. Raises ValueError."""
-    texts: dict[str, str] = {}
-    levels: list[str] = []
+@dataclass(frozen=True)
+class SpanOptions:
+    """Mode opentelemetry: where spans go, and how they are gathered on the way."""
+
+    url: str = "http://localhost:4318/v1/traces"
+    resource: tuple[tuple[str, str], ...] = ()
+    max_queue_size: int = 2048  # spans; more are dropped
+    schedule_delay_ms: int = 5000
+    max_export_batch_size: int = 512
+
+    def attributes(self) -> dict[str, str]:
+        """The resource's attributes."""
+        return {"service.name": SERVICE_NAME, **dict(self.resource)}
+
+    def shown(self) -> dict[str, str]:
+        """The options as a reply to trace/setting has them."""
+        shown = {"url": self.url}
+        if self.resource:
+            shown["resource"] = ",".join(f"{key}={value}" for key, value in self.resource)
+        return {
+            **shown,
+            "bsp_schedule_delay": str(self.schedule_delay_ms),
+            "bsp_max_export_batch_size": str(self.max_export_batch_size),
+            "bsp_max_queue_size": str(self.max_queue_size),
+        }
+
+
+def _split(settings: Settings) -> tuple[str, list[tuple[str, str]], list[tuple[str, str]]]:
+    """--trace-config as (mode, settings, options of mode opentelemetry). Raises ValueError."""
+    chosen = "triton"
+    found: list[tuple[str, str]] = []
+    spans: list[tuple[str, str]] = []
     for item in settings.trace_config:
         mode, comma, rest = item.partition(",")
         if not comma or "=" in mode:
             mode, rest = "", item
         key, equals, value = rest.partition("=")
-        if not equals or mode not in ("", "triton", "opentelemetry"):
+        if not equals or mode not in ("", *MODES):
             raise ValueError(f"--trace-config: expected MODE,KEY=VALUE or KEY=VALUE, got '{item}'")
-        if mode == "opentelemetry" or (key == "mode" and value == "opentelemetry"):
-            raise ValueError("--trace-config: this server does not have trace mode opentelemetry yet")
+        known: Iterable[str] = OPENTELEMETRY_KEYS if mode == "opentelemetry" else CONFIG_KEYS
         if key == "mode":
-            if value != "triton":
-                raise ValueError(f"--trace-config: unknown mode '{value}', expected triton")
-        elif key not in CONFIG_KEYS:
+            if value not in MODES:
+                raise ValueError(f"--trace-config: unknown mode '{value}', expected {' or '.join(MODES)}")
+            chosen = value
+        elif key not in known:
             raise ValueError(
-                f"--trace-config: unknown setting '{key}', expected one of {', '.join(CONFIG_KEYS)}"
+                f"--trace-config: unknown setting '{key}'{f' of mode {mode}' if mode else ''}, expected one "
+                f"of {', '.join(known)}"
             )
-        elif key == "level":
-            levels.append(value)
         else:
-            texts[CONFIG_KEYS[key]] = value
+            (spans if mode == "opentelemetry" else found).append((key, value))
+    return chosen, found, spans
+
+
+def span_options(settings: Settings) -> SpanOptions | None:
+    """The options of mode opentelemetry, None in mode triton. Raises ValueError."""
+    mode, _, given = _split(settings)
+    values: dict[str, Any] = {}
+    resource: list[tuple[str, str]] = []
+    for key, value in given:
+        if key == "url":
+            values["url"] = value if "://" in value else f"http://{value}"
+        elif key == "resource":
+            name, equals, text = value.partition("=")
+            if not equals or not name:
+                raise ValueError(f"--trace-config: expected opentelemetry,resource=KEY=VALUE, got '{value}'")
+            resource.append((name, text))
+        else:
+            number = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
+            if not number:
+                raise ValueError(f"--trace-config: {key} must be a number from 1 on, got '{value}'")
+            values["schedule_delay_ms" if key == "bsp_schedule_delay" else key[4:]] = number
+    made = SpanOptions(resource=tuple(resource), **values)
+    if made.max_export_batch_size > made.max_queue_size:
+        raise ValueError(
+            f"--trace-config: bsp_max_export_batch_size ({made.max_export_batch_size}) must not be above "
+            f"bsp_max_queue_size ({made.max_queue_size})"
+        )
+    return made if mode == "opentelemetry" else None
+
+
+def start_values(settings: Settings) -> dict[str, Any]:
+    """The fields' values from --trace-config or the older --trace-* flags. Raises ValueError."""
+    mode, found, _ = _split(settings)
+    span_options(settings)
+    texts = {CONFIG_KEYS[key]: value for key, value in found if key != "level"}
+    levels = [value for key, value in found if key == "level"]
     older = {
         "trace_file": settings.trace_file,
         "trace_rate": settings.trace_rate,
@@ -311,7 +385,7 @@ def start_values(settings: Settings) -> dict[str, Any]:
     try:
         for field, text in texts.items():
             values[field] = _scalar(field, text, "flag")
-        _check(values, True)
+        _check(values, True, mode)
     except InvalidArgument as error:
         raise ValueError(f"trace settings: {error}") from None
     return values

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.trace_file import TraceWriterStatistics
 from neptrio.observe.trace_settings import check_file, directory, parse_changes, reply
-from neptrio.observe.tracer import Tracer
+from neptrio.observe.tracer import RECENT, Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings
 
@@ -28,7 +29,7 @@ class TraceService:
     def settings(self, model: str = "") -> dict[str, Any]:
         """The settings in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
         self._known(model)
-        return reply(self._tracer.table.scope(model))
+        return reply(self._tracer.table.scope(model), self._tracer.spans)
 
     async def update(
         self, given: Mapping[str, Any], model: str = "", protocol: str = "http"
@@ -40,7 +41,7 @@ class TraceService:
         if "trace_file" in given and not self._allow_file:
             check_file("", self._folder, False)
         self._known(model)
-        changes = parse_changes(given, protocol)
+        changes = parse_changes(given, protocol, self._tracer.table.mode)
         file = changes.get("trace_file")
         if file is not None:
             check_file(file, self._folder, True)
@@ -48,8 +49,18 @@ class TraceService:
             await self._tracer.update(changes, model)
         return self.settings(model)
 
-    def recent(self, count: int = 100) -> list[dict[str, Any]]:
-        """The objects of the last traces that finished, oldest first (our extension)."""
+    def recent(self, query: str = "") -> list[dict[str, Any]]:
+        """The objects of the last traces that finished, oldest first (our extension).
+
+        `query` is a URL's; `count=N` limits the answer to N traces. Raises InvalidArgument.
+        """
+        count = RECENT
+        for key, value in parse_qsl(query, keep_blank_values=True):
+            if key != "count":
+                raise InvalidArgument(f"trace/recent: unknown parameter '{key}', expected count")
+            if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
+                raise InvalidArgument(f"trace/recent: count must be a number from 1 on, got '{value}'")
+            count = int(value)
         return self._tracer.recent(count)
 
     def statistics(self) -> TraceWriterStatistics:

@@ -252,7 +252,7 @@ class RestApp:
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.trace.recent())]
+        return 200, JSON, [dump_json(self._services.trace.recent(scope["query_string"].decode("latin-1")))]
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)

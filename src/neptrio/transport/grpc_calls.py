@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
@@ -92,7 +92,14 @@ class Call(GrpcStream):
         """The deadline is over."""
         self._timer = None
         if not self.ended and self.trailers is None:
+            for request in self.requests():
+                if request.trace is not None:
+                    request.trace.told()
             self.refuse(Status.DEADLINE_EXCEEDED.value, "Deadline Exceeded")
+
+    def requests(self) -> Iterable[InferRequest]:
+        """Its requests that are under way."""
+        return ()
 
     def on_refused(self) -> None:
         self.release()
@@ -206,6 +213,9 @@ class UnaryInfer(Call):
         except TritonError as error:
             self._request = None
             self._fail(error)
+
+    def requests(self) -> Iterable[InferRequest]:
+        return () if self._request is None else (self._request,)
 
     async def _inflate(self, message: bytes, bits: int) -> None:
         connection = self._connection
@@ -347,6 +357,9 @@ class StreamInfer(Call):
                 self.send_headers([*HEADERS, (b"grpc-encoding", self._encoding)])
 
     # ------------------------------------------------------------ requests
+
+    def requests(self) -> Iterable[InferRequest]:
+        return self._open
 
     @property
     def _full(self) -> bool:

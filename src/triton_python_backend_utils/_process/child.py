@@ -35,6 +35,7 @@ from .._request import (
 from .._sender import Channel
 from .._tensor import Tensor
 from .._types import BYTES, join_strings, numpy_dtype, split_strings
+from . import tracing
 from .wire import Lease, Wire, tensor_row
 
 
@@ -78,6 +79,11 @@ def response_out(response: InferenceResponse, names: Any, rows: list[dict[str, A
         return {"e": [error.message(), error.code()], "p": response._parameters}
     outputs = [tensor_out(t, rows) for t in response.output_tensors() if names is None or t.name() in names]
     return {"o": outputs, "p": response._parameters}
+
+
+def contexts(requests: list[InferenceRequest]) -> list[Any]:
+    """The trace contexts of requests, None where there is none."""
+    return [None if request._trace is None else request._trace.get_context() for request in requests]
 
 
 class _Back:
@@ -415,6 +421,7 @@ class Child:
     def _initialize(self, message: dict[str, Any]) -> Any:
         self.name = message["name"]
         self.decoupled = message["decoupled"]
+        tracing.start(message["spans"])
         model = check_class(self._load(message["path"]), message["path"])()
         self.model = model
         if inspect.iscoroutinefunction(model.execute):
@@ -454,6 +461,7 @@ class Child:
         return {"t": "finalized"}
 
     def _exit(self) -> None:
+        tracing.stop()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -471,7 +479,7 @@ class Child:
             request._flags = row["f"]
             request._timeout = row["timeout"]
             request._preferred_memory = None
-            request._trace = InferenceTrace(row["r"]) if row["trace"] else None
+            request._trace = InferenceTrace(row["r"], row["context"]) if row["trace"] else None
             request._parameters = row["p"]
             request._channel = _Back(self, row)
             request._release_flags = 1
@@ -531,7 +539,11 @@ class Child:
             given = self._requests(message)
             message["blob"] = message["requests"] = None
             times.append(time.monotonic_ns())
-            responses = self.model.execute(given)
+            span = tracing.enter(contexts(given))
+            try:
+                responses = self.model.execute(given)
+            finally:
+                tracing.leave(span)
             times.append(time.monotonic_ns())
             answers, rows = self._answer(given, responses)
         except BaseException as error:
@@ -590,6 +602,7 @@ class Child:
             given = self._requests(message)
             message["blob"] = message["requests"] = None
             times.append(time.monotonic_ns())
+            tracing.enter(contexts(given))  # of this task; it ends with it
             responses = await self.model.execute(given)
             times.append(time.monotonic_ns())
             answers, rows = self._answer(given, responses)

@@ -60,7 +60,9 @@ class Reader:
         made._flags = (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0)
         made._timeout = request.timeout_us
         made._preferred_memory = None
-        made._trace = None if request.trace is None else utils.InferenceTrace(request)
+        made._trace = (
+            None if request.trace is None else utils.InferenceTrace(request, request.trace.context())
+        )
         made._parameters = request.parameters
         made._channel = channel
         made._release_flags = 1

@@ -25,6 +25,7 @@ from neptrio.backends.python import convert
 from neptrio.backends.python.bls import InProcessHost, current_batch
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError
+from neptrio.observe import current_span
 from triton_python_backend_utils import _host
 from triton_python_backend_utils._execute import check_class, check_count, failure_text
 from triton_python_backend_utils._sender import Channel
@@ -324,6 +325,7 @@ class InProcessInstance(BackendInstance):
         batch.mark_input_end()
         host = runner.host
         host.batch = batch
+        span = current_span.enter(batch.requests) if current_span.active else None
         try:
             runner.answer(batch, given, runner.model.execute(given))
         except BaseException:
@@ -331,6 +333,8 @@ class InProcessInstance(BackendInstance):
             raise
         finally:
             host.batch = None
+            if span is not None:
+                current_span.leave(span)
 
     def finalize(self) -> None:
         try:
@@ -424,6 +428,8 @@ class InProcessInstance(BackendInstance):
         batch.compute_start = monotonic_ns()
         current_batch.set(batch)
         given: list[utils.InferenceRequest] = []
+        if current_span.active:
+            current_span.enter(batch.requests)  # of this task; it ends with it
         try:
             given = runner.requests(batch)
             batch.mark_input_end()

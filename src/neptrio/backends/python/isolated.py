@@ -22,6 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from neptrio.backends.python.convert import CODES, NUMBERS, wanted_names
 from neptrio.backends.python.instance import ASYNC_CAPACITY, EXECUTING, Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+from neptrio.observe.trace_settings import span_options
 from triton_python_backend_utils._process.wire import Lease, tensor_row
 
 log = logging.getLogger("neptrio.python")
@@ -137,6 +139,8 @@ class IsolatedInstance(BackendInstance):
         self._completions = services.completions
         self._decoupled = decoupled
         self._limit = initialize_seconds
+        spans = span_options(services.settings)
+        self._spans = None if spans is None else {**asdict(spans), "attributes": spans.attributes()}
         self._host = InProcessHost(name, args["model_name"], services)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -171,6 +175,7 @@ class IsolatedInstance(BackendInstance):
                     "path": str(self._path),
                     "args": self._args,
                     "decoupled": self._decoupled,
+                    "spans": self._spans,
                 },
                 [],
             )
@@ -348,6 +353,7 @@ class IsolatedInstance(BackendInstance):
             "w": wanted,
             "o": self._output_names if request.outputs is None else [o.name for o in request.outputs],
             "trace": request.trace is not None,
+            "context": None if request.trace is None else request.trace.context(),
             "in": [_row(tensor, rows) for tensor in request.inputs],
         }
 

@@ -1,0 +1,62 @@
+# Sampled requests. Everything here is the trio thread's, but for text(), points and document() of a
+# trace that is closed, which any thread may call.
+from libc.stdint cimport int64_t
+
+from neptrio._cext.request cimport STAMPS, InferRequest, InferResponse
+
+cdef struct Point:
+    int64_t ns
+    int name            # index into the names of a trace file
+
+cdef class Sampling:
+    cdef public tuple level
+    cdef public int64_t rate         # every rate-th request, 0 = none
+    cdef public int64_t left         # traces still to be taken, -1 = no limit
+    cdef public int64_t tail_us      # > 0: only requests that took as long, or failed, are kept and counted
+    cdef public int64_t seen         # requests since the scope was made or last taken from
+    cdef public int64_t open         # sampled traces that are not finished
+    cpdef bint sample(self)
+
+cdef class Group:
+    cdef readonly object tracer
+    cdef readonly object scope
+    cdef readonly bint timestamps
+    cdef readonly bint tensors
+    cdef readonly bint asked         # the request itself or its parent wants this trace: it is kept and counts nowhere
+    cdef readonly list parts         # [Trace], the root first
+    cdef readonly int64_t open       # parts that have not ended
+    cdef public object trace_id      # of OpenTelemetry, 0 in mode triton
+    cdef public object root_span_id
+    cdef public object remote        # the observe.propagation.Asked with the parent's span, or None
+
+cdef class Trace:
+    cdef readonly int64_t id
+    cdef readonly int64_t parent     # id of the part above, 0 = the root
+    cdef readonly Group group
+    cdef readonly str error
+    cdef readonly list tensors       # [observe.trace_record.Copied]
+    cdef public tuple headers        # ((name, value), ...) of the answer
+    cdef public object span_id       # of OpenTelemetry, 0 in mode triton
+    cdef public object span          # what a model adds to that span, or None
+    cdef readonly bint composing
+    cdef InferRequest request        # None once closed
+    cdef object turn
+    cdef str name
+    cdef str request_id
+    cdef int64_t version
+    cdef int front                   # 0 a step or a call, 1 HTTP, 2 gRPC
+    cdef bint deferred, has_left, flushing, again, ended, told_by_front
+    cdef int64_t stamps[STAMPS]
+    cdef int64_t made                # the first response: when it was there, and when it was sent
+    cdef int64_t send_start
+    cdef int64_t send_end
+    cdef list waiting                # further responses that are not sent: when they were there
+    cdef list more                   # further responses: (made, send start, send end)
+    cpdef object answering(self, InferResponse response, bint final)
+    cpdef object answered(self, bint final)
+    cpdef object sent(self)
+    cpdef object close(self)
+    cdef int note(self, int64_t now) except -1
+    cdef int response(self, Point* points, int n, int64_t made, int64_t start, int64_t end) noexcept
+    cdef int collect(self, Point* points) noexcept
+    cdef int64_t most(self)

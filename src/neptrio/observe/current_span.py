@@ -1,0 +1,128 @@
+"""The OpenTelemetry span that a Python model finds as the current one while it executes.
+
+The span of the request's model is made when its trace is finished; what the model says of it until
+then (attributes, events, links, status) is kept here. Importable, and without effect, where the
+OpenTelemetry packages are missing.
+
+Rules:
+ 1. A model executes under the span of its batch's first traced request; the spans of the others are
+    linked to it. `request.trace().get_context()` names each request's own.
+ 2. The server begins and ends the span; end() by the model does nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+active = False  # True once a server of this process is in mode opentelemetry
+
+if TYPE_CHECKING:
+    from neptrio._cext.request import InferRequest
+
+
+def enter(requests: list[InferRequest]) -> Any:
+    """Makes the requests' span the current one; returns what leave() wants, None if none is traced."""
+    traced = [r.trace for r in requests if r.trace is not None and r.trace.span_id]
+    if not traced:
+        return None
+    from opentelemetry import context
+    from opentelemetry.trace import set_span_in_context
+
+    first = traced[0]
+    if first.span is None:
+        first.span = _live_span()(span_context(first.group, first.span_id))
+    for other in traced[1:]:
+        first.span.add_link(span_context(other.group, other.span_id))
+    return context.attach(set_span_in_context(first.span))
+
+
+def leave(token: Any) -> None:
+    """The model has executed."""
+    if token is not None:
+        from opentelemetry import context
+
+        context.detach(token)
+
+
+def span_context(group: Any, span_id: int) -> Any:
+    """The SpanContext of one of the spans of a trace."""
+    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
+
+    state = group.remote.tracestate if group.remote is not None else ""
+    return SpanContext(
+        group.trace_id,
+        span_id,
+        False,
+        TraceFlags(TraceFlags.SAMPLED),
+        TraceState.from_header([state]) if state else None,
+    )
+
+
+_class: Any = None
+
+
+def _live_span() -> Any:
+    global _class
+    if _class is None:
+        _class = _make_class()
+    return _class
+
+
+def _make_class() -> Any:
+    from opentelemetry.attributes import BoundedAttributes
+    from opentelemetry.sdk.trace import Event
+    from opentelemetry.trace import Link, Span, Status, StatusCode
+
+    class LiveSpan(Span):
+        """A span under way. Its methods may be called from any thread."""
+
+        def __init__(self, context: Any) -> None:
+            self._context = context
+            self.name = ""
+            self.attributes = BoundedAttributes(maxlen=128, immutable=False)
+            self.events: list[Any] = []
+            self.links: list[Any] = []
+            self.status = Status()
+
+        def get_span_context(self) -> Any:
+            return self._context
+
+        def is_recording(self) -> bool:
+            return True
+
+        def end(self, end_time: int | None = None) -> None:
+            """Rule 2."""
+
+        def set_attribute(self, key: str, value: Any) -> None:
+            self.attributes[key] = value
+
+        def set_attributes(self, attributes: Any) -> None:
+            for key, value in attributes.items():
+                self.set_attribute(key, value)
+
+        def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+            kept = BoundedAttributes(maxlen=128, attributes=attributes)
+            self.events.append(Event(name, kept, timestamp or time.time_ns()))
+
+        def add_link(self, context: Any, attributes: Any = None) -> None:
+            self.links.append(Link(context, BoundedAttributes(maxlen=128, attributes=attributes)))
+
+        def update_name(self, name: str) -> None:
+            self.name = name
+
+        def set_status(self, status: Any, description: str | None = None) -> None:
+            self.status = status if isinstance(status, Status) else Status(status, description)
+
+        def record_exception(
+            self,
+            exception: BaseException,
+            attributes: Any = None,
+            timestamp: int | None = None,
+            escaped: bool = False,
+        ) -> None:
+            about = {"exception.type": type(exception).__qualname__, "exception.message": str(exception)}
+            self.add_event("exception", {**about, **(attributes or {})}, timestamp)
+            self.set_status(StatusCode.ERROR, str(exception))
+
+    return LiveSpan

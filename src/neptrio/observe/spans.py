@@ -1,0 +1,254 @@
+"""Mode opentelemetry: finished traces become spans and leave over OTLP/HTTP.
+
+The problem: spans must leave in batches over a network that may be slow or gone, and no request may
+notice. The choice: the official SDK's batch processor and exporter. Finished traces wait for a thread
+that makes spans of them, with the ids that were drawn when the requests were sampled.
+
+    InferRequest            the request at its front: HTTP_*, GRPC_*, INFER_RESPONSE_COMPLETE events
+      MODEL                 REQUEST_START, QUEUE_START, REQUEST_END; attributes triton.*
+        compute             COMPUTE_*; absent for ensembles, cache hits and what never ran
+        MODEL               ensemble steps and the calls of Python models
+
+Rules:
+ 1. A span is exported only as a part of a finished trace, or made by a model under such a span.
+ 2. At most max_queue_size traces wait here, and as many spans in the processor; more are dropped.
+ 3. A collector that does not answer is logged once, and once more when it does again.
+Sources: spec/observed.md 11; W3C Trace Context.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from random import getrandbits
+from typing import Any
+
+from neptrio import __version__
+from neptrio._cext.request import monotonic_ns
+from neptrio.errors import Unavailable
+from neptrio.observe import current_span
+from neptrio.observe.current_span import span_context
+from neptrio.observe.trace_file import TraceWriterStatistics
+from neptrio.observe.trace_settings import SpanOptions
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+except ImportError as error:
+    raise Unavailable(
+        "trace mode opentelemetry needs packages that are not installed; install them with "
+        f"pip install 'neptrio[opentelemetry]' ({error})"
+    ) from None
+
+log = logging.getLogger("neptrio.trace")
+
+ROOT = "InferRequest"
+FRONT = ("HTTP_", "GRPC_", "INFER_RESPONSE_COMPLETE")
+SCOPE = InstrumentationScope("neptrio", __version__)
+STOP_SECONDS = 4.0  # for the last spans to leave
+
+
+class Exporter(SpanExporter):
+    """The OTLP exporter, with its failures counted, and told once."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._exporter = trace_exporter.OTLPSpanExporter(endpoint=url)
+        self._reason = ""
+        self._failing = False
+        self.exported = 0
+        self.lost = 0
+        logging.getLogger(trace_exporter.__name__).addFilter(self._note)
+
+    def _note(self, record: logging.LogRecord) -> bool:
+        """The exporter's own messages come with every batch: only the last is kept."""
+        self._reason = record.getMessage()
+        return False
+
+    def export(self, spans: Any) -> SpanExportResult:
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            self._reason, result = str(error), SpanExportResult.FAILURE
+        roots = sum(span.name == ROOT for span in spans)
+        if result is SpanExportResult.SUCCESS:
+            self.exported += roots
+            if self._failing:
+                self._failing = False
+                log.warning("spans reach %s again", self._url)
+        else:
+            self.lost += roots
+            if not self._failing:
+                self._failing = True
+                log.error("spans do not reach %s: %s", self._url, self._reason)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+        logging.getLogger(trace_exporter.__name__).removeFilter(self._note)
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+
+class SpanWriter:
+    """Turns finished traces into spans. Methods are the trio thread's and do not block, but for
+    settle() and close()."""
+
+    def __init__(self, options: SpanOptions) -> None:
+        self._limit = options.max_queue_size
+        self._resource = Resource.create(dict(options.attributes()))
+        self._exporter = Exporter(options.url)
+        self._processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=options.max_queue_size,
+            schedule_delay_millis=options.schedule_delay_ms,
+            max_export_batch_size=options.max_export_batch_size,
+        )
+        self._queue: queue.SimpleQueue[list[Any] | threading.Event | None] = queue.SimpleQueue()
+        self._put = 0
+        self._taken = 0
+        self._refused = 0
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="span-writer", daemon=True
+        )
+        self._thread.start()
+        current_span.active = True
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            # spans that models make under theirs leave the same way; those under nothing do not
+            provider = TracerProvider(
+                sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False
+            )
+            provider.add_span_processor(self._processor)
+            trace.set_tracer_provider(provider)
+
+    def statistics(self) -> TraceWriterStatistics:
+        """What has become of the traces so far: written are those the collector took."""
+        exporter = self._exporter
+        return TraceWriterStatistics(exporter.exported, exporter.lost + self._refused, False)
+
+    def put(self, scope: Any, parts: list[Any]) -> None:
+        """Takes a finished trace."""
+        if self._put - self._taken >= self._limit:
+            self._refused += 1
+        else:
+            self._put += 1
+            self._queue.put(parts)
+
+    def flush(self, scope: Any, indexed: bool) -> None:
+        """Spans leave when the processor wants them to."""
+
+    def reset(self, path: str) -> None:
+        """There are no files."""
+
+    def settle(self) -> None:
+        """Blocks until what was put so far is with the processor."""
+        done = threading.Event()
+        if self._thread is not None:
+            self._queue.put(done)
+            done.wait()
+
+    def close(self) -> None:
+        """Sends what waits, for a few seconds at most."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+            worker = threading.Thread(target=self._processor.shutdown, daemon=True)
+            worker.start()
+            worker.join(STOP_SECONDS)
+
+    # ------------------------------------------------------------ on the thread
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            self._taken += 1
+            try:
+                for span in self._spans(item):
+                    self._processor.on_end(span)
+            except Exception:
+                log.exception("a trace could not be turned into spans")
+
+    def _spans(self, parts: list[Any]) -> list[ReadableSpan]:
+        offset = time.time_ns() - monotonic_ns()
+        root = parts[0]
+        group = root.group
+        remote = group.remote
+        above = None
+        if remote is not None:
+            above = trace.SpanContext(
+                remote.trace_id, remote.span_id, True, trace.TraceFlags(int(remote.sampled))
+            )
+        top = span_context(group, group.root_span_id)
+        made = []
+        contexts = {0: top}
+        times = {part: [(ns + offset, name) for ns, name in part.times] for part in parts}
+        front = [t for t in times[root] if t[1].startswith(FRONT)]
+        first, last = times[root][0][0], times[root][-1][0]
+        made.append(self._span(ROOT, top, above, front, first, last, root.error))
+        for part in parts:
+            name, version, request_id = part.identity
+            context = contexts[part.id] = span_context(group, part.span_id)
+            attributes: dict[str, Any] = {
+                "triton.model_name": name,
+                "triton.model_version": version,
+                "triton.trace_id": part.id,
+                "triton.trace_parent_id": part.parent,
+            }
+            if request_id:
+                attributes["triton.request_id"] = request_id
+            stages = [t for t in times[part] if not t[1].startswith(FRONT)]
+            compute = [t for t in stages if t[1].startswith("COMPUTE_")]
+            own = [t for t in stages if not t[1].startswith("COMPUTE_")]
+            made.append(
+                self._span(
+                    name, context, contexts.get(part.parent, top), own, own[0][0], own[-1][0], part.error,
+                    attributes, part.span,
+                )
+            )  # fmt: skip
+            if compute:
+                inner = span_context(group, getrandbits(64) or 1)
+                made.append(
+                    self._span("compute", inner, context, compute, compute[0][0], compute[-1][0], part.error)
+                )
+        return made
+
+    def _span(
+        self,
+        name: str,
+        context: Any,
+        parent: Any,
+        times: list[tuple[int, str]],
+        start: int,
+        end: int,
+        error: str,
+        attributes: dict[str, Any] | None = None,
+        live: Any = None,
+    ) -> ReadableSpan:
+        events = [Event(what, timestamp=ns) for ns, what in times]
+        links: list[Any] = []
+        status = Status(StatusCode.ERROR, error) if error else Status()
+        if live is not None:
+            name = live.name or name
+            events += live.events
+            events.sort(key=lambda event: event.timestamp)
+            links = live.links
+            attributes = {**live.attributes, **(attributes or {})}
+            if not error:
+                status = live.status
+        return ReadableSpan(
+            name=name, context=context, parent=parent, resource=self._resource, attributes=attributes or {},
+            events=events, links=links, kind=SpanKind.SERVER, status=status, start_time=start, end_time=end,
+            instrumentation_scope=SCOPE,
+        )  # fmt: skip
