@@ -1,0 +1,260 @@
+"""Traces that requests ask for themselves, traces of what was slow or failed, and the recent ones."""
+
+from __future__ import annotations
+
+import json
+import queue
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+# waits as many milliseconds as its input says; a negative one fails
+WAITS = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            array = request.inputs()[0].as_numpy()
+            if array[0] < 0:
+                answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
+                continue
+            time.sleep(array[0] / 1000)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
+        return answers
+"""
+WAITS_CONFIG = """
+backend: "python" max_batch_size: 0
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+FIELDS = ("trace_level", "trace_rate", "trace_count", "trace_file", "trace_tail", "log_frequency")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    write_model(repository, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
+    write_model(repository, "waits", WAITS_CONFIG, {"1/model.py": WAITS})
+    folder = tmp_path_factory.mktemp("traces")
+    with ServerProcess(repository, "--allow-forced-trace=true", f"--trace-dir={folder}") as process:
+        process.folder = folder  # type: ignore[attr-defined]
+        yield process
+
+
+@pytest.fixture
+def path(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A path for the test's traces; every setting is cleared afterwards."""
+    folder: Path = server.folder  # type: ignore[attr-defined]
+    yield str(folder / request.node.name.replace("[", "-").rstrip("]"))
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.update_trace_settings(None, dict.fromkeys(FIELDS))
+        client.update_trace_settings("waits", dict.fromkeys(FIELDS))
+
+
+def tensor(module: Any, value: int = 1, name: str = "INPUT0") -> list[Any]:
+    made = module.InferInput(name, [1], "INT32")
+    made.set_data_from_numpy(np.array([value], np.int32))
+    return [made]
+
+
+def recent(server: ServerProcess, query: str = "") -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"http://{server.http}/v2/trace/recent{query}") as response:
+        found: list[dict[str, Any]] = json.loads(response.read())
+    return found
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(Path(path).read_bytes())
+    return found
+
+
+def ids(traces: list[dict[str, Any]]) -> list[str]:
+    return [trace["request_id"] for trace in traces if "activity" not in trace]
+
+
+def names(trace: dict[str, Any]) -> list[str]:
+    return [t["name"] for t in trace["timestamps"]]
+
+
+# ------------------------------------------------------------ forced
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("how", ["parameter", "header"])
+def test_a_request_forces_its_trace(server: ServerProcess, path: str, protocol: str, how: str) -> None:
+    module: Any = httpclient if protocol == "http" else grpcclient
+    asked: dict[str, Any] = (
+        {"parameters": {"neptrio_trace": True}} if how == "parameter" else {"headers": {"neptrio-trace": "1"}}
+    )
+    with module.InferenceServerClient(getattr(server, protocol)) as client:
+        client.update_trace_settings(None, {"trace_file": path, "trace_count": "5"})  # the level is OFF
+        client.infer("number", tensor(module), request_id="plain")
+        client.infer("number", tensor(module), request_id=f"{protocol} {how}", **asked)
+        client.update_trace_settings(None, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"})
+        client.infer("number", tensor(module), request_id="again", **asked)
+        settings = client.get_trace_settings()
+        count = settings["trace_count"] if protocol == "http" else settings.settings["trace_count"].value[0]
+        assert count == "5"
+        client.update_trace_settings(None, {"trace_level": ["OFF"]})
+    traces = read(path)
+    assert ids(traces) == [f"{protocol} {how}", "again"]
+    start = "HTTP_RECV_START" if protocol == "http" else "GRPC_WAITREAD_START"
+    assert names(traces[0])[0] == start and names(traces[0])[-1].endswith("SEND_END")
+    assert ids(recent(server, "?count=2")) == ids(traces)
+
+
+def test_in_a_stream_each_request_for_itself(server: ServerProcess, path: str) -> None:
+    got: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.update_trace_settings(None, {"trace_file": path})
+        client.start_stream(lambda result, error: got.put(error))
+        for i, asks in enumerate((False, True, False)):
+            parameters = {"neptrio_trace": True} if asks else None
+            client.async_stream_infer("number", tensor(grpcclient), request_id=str(i), parameters=parameters)
+        assert [got.get(timeout=20) for _ in range(3)] == [None] * 3
+        client.stop_stream()
+        client.update_trace_settings(None, {"trace_file": None})
+    assert ids(read(path)) == ["1"]
+
+
+def test_the_level_may_be_named(server: ServerProcess, path: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.update_trace_settings(None, {"trace_file": path})
+        client.infer("number", tensor(httpclient, 7), request_id="a", headers={"Neptrio-Trace": "TENSORS"})
+        client.infer("number", tensor(httpclient, 8), request_id="b",
+                     parameters={"neptrio_trace": "TENSORS,TIMESTAMPS"})  # fmt: skip
+        client.update_trace_settings(None, {"trace_file": None})
+    objects = read(path)
+    assert [o.get("activity") for o in objects] == [
+        None, "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT",
+    ] * 2  # fmt: skip
+    assert "timestamps" not in objects[0] and "timestamps" in objects[4]
+    assert [objects[1]["tensor"]["data"], objects[5]["tensor"]["data"]] == ["7", "8"]
+
+
+@pytest.mark.parametrize("wish", ["LOUD", "TENSORS,LOUD", "2"])
+def test_an_unknown_level_is_refused(server: ServerProcess, wish: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        for asked in ({"parameters": {"neptrio_trace": wish}}, {"headers": {"neptrio-trace": wish}}):
+            with pytest.raises(
+                InferenceServerException, match=f"expected true, false, .* got '{wish}'"
+            ) as info:
+                client.infer("number", tensor(httpclient), **asked)
+            assert info.value.status() == "400"
+        client.infer("number", tensor(httpclient))
+
+
+def test_a_request_may_say_no(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.infer("number", tensor(httpclient), request_id="yes", headers={"neptrio-trace": "true"})
+        for no in (False, "false", "0"):
+            client.infer("number", tensor(httpclient), request_id="no", parameters={"neptrio_trace": no})
+    assert ids(recent(server))[-1] == "yes"
+
+
+def test_without_a_file_it_is_among_the_recent_ones(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.infer("number", tensor(httpclient), request_id="seen", headers={"neptrio-trace": "TENSORS"})
+        client.infer("number", tensor(httpclient), request_id="too", headers={"neptrio-trace": "1"})
+    assert ids(recent(server, "?count=2")) == ["seen", "too"]
+
+
+def test_it_takes_a_permission(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "number", identity_config(dims="1", max_batch_size=0, pairs=1))
+    flags = (
+        f"--trace-config=triton,file={tmp_path}/t",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-config=rate=3",
+    )
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            for i in range(3):
+                client.infer("number", tensor(httpclient), request_id=str(i), headers={"neptrio-trace": "1"},
+                             parameters={"neptrio_trace": "LOUD"})  # fmt: skip
+    assert ids(read(f"{tmp_path}/t")) == ["2"]  # the third, as the rate says
+
+
+# ------------------------------------------------------------ slow or failed
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "stream"])
+def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protocol: str) -> None:
+    module: Any = httpclient if protocol == "http" else grpcclient
+    settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_file": path, "trace_count": "3"}
+    waits = {"quick": 0, "slow": 300, "failed": -1, "quick again": 0, "slow again": 300, "too late": 300}
+    address = server.http if protocol == "http" else server.grpc
+    with module.InferenceServerClient(address) as client:
+        client.update_trace_settings(None, settings)
+        client.update_trace_settings("waits", {"trace_tail": "200000"})  # microseconds
+        if protocol == "stream":
+            got: queue.Queue[Any] = queue.Queue()
+            client.start_stream(lambda result, error: got.put(error))
+        for name, wait in waits.items():
+            inputs = tensor(module, wait, "IN")
+            if protocol == "stream":
+                client.async_stream_infer("waits", inputs, request_id=name)
+                assert (got.get(timeout=20) is None) == (wait >= 0)
+            elif wait < 0:
+                with pytest.raises(InferenceServerException, match="negative"):
+                    client.infer("waits", inputs, request_id=name)
+            else:
+                client.infer("waits", inputs, request_id=name)
+        if protocol == "stream":
+            client.stop_stream()
+        kept = client.get_trace_settings("waits")
+        if protocol == "http":
+            assert (kept["trace_count"], kept["trace_tail"]) == ("0", "200000")
+        else:
+            assert kept.settings["trace_tail"].value == ["200000"]
+        client.update_trace_settings("waits", dict.fromkeys(FIELDS))
+        client.update_trace_settings(None, dict.fromkeys(FIELDS))
+    assert ids(read(path + ".0")) == ["slow", "failed", "slow again"]
+
+
+def test_globally_and_forced(server: ServerProcess, path: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_file": path, "trace_tail": "60000000"}
+        client.update_trace_settings(None, on)
+        assert client.get_trace_settings()["trace_tail"] == "60000000"
+        client.infer("number", tensor(httpclient), request_id="quick")
+        client.infer("number", tensor(httpclient), request_id="asked", headers={"neptrio-trace": "1"})
+        client.update_trace_settings(None, {"trace_tail": None})
+        assert "trace_tail" not in client.get_trace_settings()
+        client.infer("number", tensor(httpclient), request_id="quick again")
+        client.update_trace_settings(None, dict.fromkeys(FIELDS))
+    assert ids(read(path)) == ["asked", "quick again"]
+
+
+# ------------------------------------------------------------ recent
+
+
+def test_the_recent_ones_are_limited(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        for i in range(130):
+            client.infer("number", tensor(httpclient), request_id=str(i), headers={"neptrio-trace": "1"})
+    assert ids(recent(server)) == [str(i) for i in range(2, 130)]
+    assert ids(recent(server, "?count=3")) == ["127", "128", "129"]
+    assert ids(recent(server, "?count=999")) == [str(i) for i in range(2, 130)]
+
+
+@pytest.mark.parametrize("query", ["?count=0", "?count=x", "?count=", "?last=3"])
+def test_what_recent_does_not_understand(server: ServerProcess, query: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as info:
+        recent(server, query)
+    assert info.value.code == 400 and "trace/recent: " in json.loads(info.value.read())["error"]
+    info.value.close()
