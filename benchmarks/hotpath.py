@@ -51,7 +51,7 @@ async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int
     connection = Http1Connection(ours, server.services, app, nursery)
     turn = server.loop.turn
     for _ in range(count):
-        connection._feed(request)
+        connection.pass_on(request)
         turn.end()
         if not (await _receive(theirs)).startswith(b"HTTP/1.1 200"):
             raise AssertionError("a request failed")

@@ -31,20 +31,6 @@ cdef inline bint _is(bytes name, const char* lower, Py_ssize_t n) noexcept:
 cdef class RequestHead:
     """Protocol object for httptools.HttpRequestParser."""
 
-    cdef public bytes url
-    cdef public list headers               # [(name, value)]
-    cdef public bytes header_length        # Inference-Header-Content-Length
-    cdef public bytes content_encoding
-    cdef public bytes accept_encoding
-    cdef public bytes expect
-    cdef public bint in_message            # begun and not complete
-    cdef public bint head_complete
-    cdef public bint chunked
-    cdef public int64_t content_length     # -1 when not announced
-    cdef public int64_t receive_start      # CLOCK_MONOTONIC ns of the message's first byte
-    cdef public int64_t head_limit         # bytes of URL and headers
-    cdef int64_t head_bytes
-
     def on_message_begin(self):
         self.url = b""
         self.headers = []

@@ -3,7 +3,8 @@
 The problem: hypercorn's own HTTP/1.1 (h11) costs about 400 us a request. The choice: plain
 connections are parsed by httptools; an infer request goes from the parser's callback straight to
 the inference service, and its answer is written from the completion. Every other route is the
-same ASGI app that hypercorn serves, run in a task of its own.
+same ASGI app that hypercorn serves, run in a task of its own. Infer requests of the plainest form
+do not even meet the parser: cext/http1_lane.
 
 A body that did not arrive with its head, and whose length is announced, does not go through the
 parser: it is received straight into one buffer of that length, and tensors are views of it.
@@ -26,7 +27,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,15 +34,24 @@ import httptools
 import numpy as np
 import trio
 
-from neptrio._cext.http1_head import HeadTooLarge, RequestHead
-from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
+from neptrio._cext.http1_head import HeadTooLarge
+from neptrio._cext.http1_lane import (
+    BUFFER,
+    JOIN_BYTES,
+    RECEIVE_BYTES,
+    VIEW,
+    ExchangeCore,
+    Http1Lane,
+)
+from neptrio._cext.request import InferRequest, InferResponse
 from neptrio.codec.compression import too_large
+from neptrio.codec.json_infer import HEADER_LENGTH
 from neptrio.errors import Internal, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.transport import routes
 from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
-from neptrio.transport.http_infer import JSON, HttpInfer, error_body
+from neptrio.transport.http_infer import BINARY, JSON, Headers, HttpInfer, error_body
 from neptrio.transport.link import Link
 
 log = logging.getLogger("neptrio.http1")
@@ -77,17 +86,11 @@ NAMES = {
         b"Accept-Encoding",
     )
 }
-RECEIVE_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
 MAX_HEAD_BYTES = 64 << 10
-MAX_EXCHANGES = 64
 MIN_BYTES_PER_SECOND = 16 << 10
-JOIN_BYTES = 16 << 10  # answers up to this size leave as one buffer
 CLOSE_SECONDS = 5.0
 PREFACE = b"PRI * HTTP/2.0"
-
-_buffer = bytearray(RECEIVE_BYTES)  # shared: it is emptied before anything else can run
-_view = memoryview(_buffer)
 
 
 class Refusal(Exception):
@@ -123,21 +126,8 @@ class Http1Statistics:
     receiving: bool
 
 
-class Exchange(Responder):
-    """One request and its answer on a connection."""
-
-    __slots__ = (
-        "_disconnected",
-        "complete",
-        "connection",
-        "held",
-        "infer",
-        "keep_alive",
-        "method",
-        "output",
-        "path",
-        "version",
-    )
+class Exchange(ExchangeCore):
+    """One request that came through the parser, and its answer."""
 
     def __init__(
         self, connection: Http1Connection, method: str, path: str, version: str, keep_alive: bool
@@ -148,9 +138,6 @@ class Exchange(Responder):
         self.version = version
         self.keep_alive = keep_alive
         self.infer: HttpInfer | None = None
-        self.output: list[Any] = []
-        self.complete = False
-        self.held = 0
         self._disconnected: trio.Event | None = None
 
     @property
@@ -182,26 +169,13 @@ class Exchange(Responder):
         else:
             self.reply(status, headers, body)
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def head(self, status: int, headers: Headers) -> bytes:
         """The status line and headers, with the connection's own added."""
-        lines = [STATUS.get((self.version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
-        for name, value in headers:
-            lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
-        lines.append(b"\r\n" if self.keep_alive else b"Connection: close\r\n\r\n")
-        return b"".join(lines)
+        return head(self.version, status, headers, self.keep_alive)
 
     def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
         """The whole answer."""
-        length = 0
-        for part in body:
-            length += len(part) if type(part) is bytes else memoryview(part).nbytes
-        head = self.head(status, [*headers, (b"content-length", b"%d" % length)])
-        if self.method == "HEAD":
-            body = []
-        if length <= JOIN_BYTES:
-            self.output.append(b"".join((head, *body)))
-        else:
-            self.output += (head, *body)
+        self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
         self.complete = True
         self.connection.advance()
 
@@ -221,10 +195,37 @@ class Exchange(Responder):
             self.connection.advance()
 
 
-class Http1Connection(RequestHead):
+def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes:
+    """A status line and headers."""
+    lines = [STATUS.get((version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
+    for name, value in headers:
+        lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
+    lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    return b"".join(lines)
+
+
+def answer(
+    version: str, status: int, headers: Headers, body: list[Any], keep_alive: bool, head_only: bool = False
+) -> list[Any]:
+    """A whole answer as buffers; a small one is one buffer."""
+    length = 0
+    for part in body:
+        length += len(part) if type(part) is bytes else memoryview(part).nbytes
+    start = head(version, status, [*headers, (b"content-length", b"%d" % length)], keep_alive)
+    if head_only:
+        body = []
+    return [b"".join((start, *body))] if length <= JOIN_BYTES else [start, *body]
+
+
+class Http1Connection(Http1Lane):
     """Reads requests from a socket and answers them in order."""
 
     expect: bytes | None  # b"wanted" while a 100 Continue is due
+    closing: bool
+    ended: bool
+    direct: Any
+    room: trio.Event | None
+    idle: trio.Event | None
 
     def __init__(
         self,
@@ -234,40 +235,29 @@ class Http1Connection(RequestHead):
         nursery: trio.Nursery,
         policy: HeaderPolicy | None = None,
     ) -> None:
-        self.sock = sock
-        self.services = services
+        link = Link(sock, nursery)
+        super().__init__(sock, link, services)
+        link.on_drained = self._drained
         self.app = app
-        self.closing = False
-        self.ended = False  # the peer will send nothing more
         self.head_limit = MAX_HEAD_BYTES
-        self._max_body = services.settings.http_max_input_size
+        # headers that are forwarded or restrict are looked at by the general path
+        self.lane = policy is None
         self._nursery = nursery
         self._policy = policy
-        self._turn = services.loop.turn
         self._poller = services.loop.poller
-        self._link = Link(sock, nursery)
-        self._link.on_drained = self._drained
-        self._exchanges: deque[Exchange] = deque()
-        self._held = 0
-        self._ready: list[Any] = []
         self._scope = trio.CancelScope()
         self._parser: Any = httptools.HttpRequestParser(self)
         self._body: Any = b""
-        self._direct: Any = None  # the buffer of a body that is received past the parser
         self._direct_at = 0
         self._received = 0  # body bytes of the message under way
         self._direct_request = ("", "", False)
         self._head_seen = 0
-        self._since_ns = int(monotonic_ns())  # of the last answer, or of the connection's start
-        self._requests = 0
         self._refused = False
         self._first: bytes | None = None  # the bytes under way, while they are the connection's first
-        self._room: trio.Event | None = None
-        self._idle: trio.Event | None = None
 
     def statistics(self) -> Http1Statistics:
         """What the connection holds now."""
-        return Http1Statistics(len(self._exchanges), self._held, self._link.pending, bool(self.in_message))
+        return Http1Statistics(len(self.exchanges), self.held, self.link.pending, bool(self.in_message))
 
     # ------------------------------------------------------------ parser callbacks
 
@@ -277,8 +267,8 @@ class Http1Connection(RequestHead):
         self._received = 0
         if self._first is not None and self._parser.should_upgrade() and self._asks_for_h2c():
             raise HandOver(self._first)
-        if self.content_length > self._max_body:
-            raise Refusal(too_large(self._max_body))
+        if self.content_length > self.max_body:
+            raise Refusal(too_large(self.max_body))
         expect = self.expect
         self.expect = None
         if (
@@ -291,8 +281,8 @@ class Http1Connection(RequestHead):
     def on_body(self, data: bytes) -> None:
         self.expect = None
         self._received += len(data)
-        if self._received > self._max_body:
-            raise Refusal(too_large(self._max_body))
+        if self._received > self.max_body:
+            raise Refusal(too_large(self.max_body))
         if not self._body:
             self._body = data
         else:
@@ -313,14 +303,14 @@ class Http1Connection(RequestHead):
         """A complete request."""
         if self.closing:
             return
-        self._requests += 1
+        self.requests += 1
         keep_alive = keep_alive and version == "1.1"
         exchange = Exchange(self, method, self.url.decode("latin-1"), version, keep_alive)
         if not keep_alive:
             self.closing = True
         exchange.held = len(body)
-        self._held += exchange.held
-        self._exchanges.append(exchange)
+        self.held += exchange.held
+        self.exchanges.append(exchange)
         route = routes.match(method, exchange.path)
         if route is not None and route.verb == "infer" and route.allowed:
             try:
@@ -352,7 +342,7 @@ class Http1Connection(RequestHead):
     ) -> None:
         try:
             body = await infer.decompress_later(body)
-            if not self._link.broken:
+            if not self.link.broken:
                 infer.submit(body, exchange, receive_start)
                 if self.ended:
                     exchange.disconnect(self.services)
@@ -361,16 +351,16 @@ class Http1Connection(RequestHead):
         except Exception as error:
             log.exception("%s %s failed", exchange.method, exchange.path)
             exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
-        self._turn.end()
+        self.turn.end()
 
     def compress_later(self, exchange: Exchange, infer: HttpInfer, headers: Any, body: list[Any]) -> None:
         """Answers with the body compressed on a worker thread."""
 
         async def task() -> None:
             exchange.reply(200, headers, await infer.compress_later(body))
-            self._turn.end()
+            self.turn.end()
 
-        if self._link.broken:
+        if self.link.broken:
             exchange.finish()
         else:
             self._nursery.start_soon(task)
@@ -423,9 +413,9 @@ class Http1Connection(RequestHead):
                 if chunked:
                     exchange.write([b"0\r\n\r\n"])
                 exchange.finish()
-            self._turn.end()
-            while self._link.congested and not self._link.broken:
-                await self._link.drained()
+            self.turn.end()
+            while self.link.congested and not self.link.broken:
+                await self.link.drained()
 
         try:
             await self.app(scope, receive, send)
@@ -437,59 +427,41 @@ class Http1Connection(RequestHead):
             # an answer that broke off can only be told by the end of the connection
             exchange.keep_alive = False
             exchange.finish()
-        self._turn.end()
+        self.turn.end()
 
     # ------------------------------------------------------------ output
 
-    def advance(self) -> None:
-        """Moves what the oldest exchanges have written to the output."""
-        exchanges = self._exchanges
-        while exchanges:
-            first = exchanges[0]
-            if first.output:
-                self._ready += first.output
-                first.output = []
-            if not first.complete:
-                break
-            exchanges.popleft()
-            self._held -= first.held
-            if not first.keep_alive:
-                self.closing = True
-        if not exchanges:
-            self._since_ns = monotonic_ns()
-            if self._idle is not None:
-                self._idle.set()
-        if self._room is not None and self._has_room():
-            self._room.set()
-        self._turn.want_flush(self)
+    def over(self) -> None:
+        """Everything owed has been sent, or cannot be."""
+        self._scope.cancel()
 
-    def flush(self) -> None:
-        """Sends what is ready; called by the turn."""
-        if self._ready:
-            ready, self._ready = self._ready, []
-            self._link.send(ready)
-        if self._link.broken or (self.closing and not self._exchanges):
-            self._scope.cancel()
+    def reply_error(self, exchange: ExchangeCore, error: TritonError, headers: Headers) -> None:
+        """Gives an exchange of the lane an error for its answer."""
+        exchange.output = answer(
+            "1.1", error.code.http, [*JSON, *headers], error_body(error), exchange.keep_alive
+        )
+
+    def reply_with(
+        self, exchange: ExchangeCore, extra: Headers, text: bytes, blobs: list[Any] | None
+    ) -> None:
+        """Gives an exchange of the lane its answer, with headers that are not on every answer."""
+        headers = [*JSON, *extra]
+        if blobs:
+            headers = [BINARY, (HEADER_LENGTH, b"%d" % len(text)), *extra]
+        exchange.output = answer("1.1", 200, headers, [text, *(blobs or ())], exchange.keep_alive)
 
     def _drained(self) -> None:
-        if self._link.broken:
+        if self.link.broken:
             self._scope.cancel()
-        if self._room is not None and self._has_room():
-            self._room.set()
-
-    def _has_room(self) -> bool:
-        return (
-            len(self._exchanges) < MAX_EXCHANGES
-            and (self._held <= self._max_body or not self._exchanges)
-            and not self._link.congested
-        )
+        if self.room is not None and self.has_room():
+            self.room.set()
 
     def drain(self) -> None:
         """No further request: closes once everything owed has been answered."""
         self.closing = True
-        for exchange in self._exchanges:
+        for exchange in self.exchanges:
             exchange.keep_alive = False
-        if not self._exchanges:
+        if not self.exchanges:
             self._scope.cancel()
 
     # ------------------------------------------------------------ time
@@ -499,17 +471,17 @@ class Http1Connection(RequestHead):
 
         Called now and then with the time; `idle_timeout_ns` 0 means for ever.
         """
-        if self._exchanges or self.closing:
+        if self.exchanges or self.closing:
             return
         if self.in_message:
             earned = self._received * 1_000_000_000 // MIN_BYTES_PER_SECOND
             if now_ns - self.receive_start > request_timeout_ns + earned:
                 self._refuse(TritonError("the request did not arrive in time"), 408)
-                self._turn.end()
-        elif self._requests == 0:
-            if now_ns - self._since_ns > request_timeout_ns:
+                self.turn.end()
+        elif self.requests == 0:
+            if now_ns - self.since_ns > request_timeout_ns:
                 self._scope.cancel()
-        elif idle_timeout_ns and now_ns - self._since_ns > idle_timeout_ns:
+        elif idle_timeout_ns and now_ns - self.since_ns > idle_timeout_ns:
             self._scope.cancel()
 
     # ------------------------------------------------------------ input
@@ -520,16 +492,16 @@ class Http1Connection(RequestHead):
         try:
             with self._scope:
                 self._first = await self._first_bytes()
-                self._feed(self._first)
+                self.pass_on(self._first)
                 self._first = None
-                self._turn.end()
+                self.turn.end()
                 while not self.closing and not self.ended:
-                    if not self._has_room():
-                        self._room = trio.Event()
-                        await self._room.wait()
-                        self._room = None
+                    if not self.has_room():
+                        self.room = trio.Event()
+                        await self.room.wait()
+                        self.room = None
                         continue
-                    await self._poller.read(self.sock, self._take)
+                    await self._poller.read(self.sock, self.take)
                 await self._last_answers()
         except HandOver as signal:
             hand_over = signal
@@ -546,44 +518,26 @@ class Http1Connection(RequestHead):
         while True:
             await trio.lowlevel.wait_readable(self.sock)
             try:
-                n = self.sock.recv_into(_buffer)
+                n = self.sock.recv_into(BUFFER)
             except (BlockingIOError, InterruptedError):
                 continue
             if n == 0:
                 self.ended = True
                 return b""
-            first += bytes(_view[:n])
+            first += bytes(VIEW[:n])
             if first.startswith(PREFACE):
                 raise HandOver(first)
             if not PREFACE.startswith(first):
                 return first
 
-    def _take(self) -> bool:
-        """Reads once; False when reading must pause or is over."""
-        if self._direct is None:
-            self._receive()
-        else:
-            self._receive_direct()
-        return not self.closing and not self.ended and self._has_room()
-
-    def _receive(self) -> None:
-        try:
-            n = self.sock.recv_into(_buffer)
-        except (BlockingIOError, InterruptedError):
-            return
-        if n == 0:
-            self._end_of_input()
-        else:
-            self._feed(_view[:n])
-
-    def _receive_direct(self) -> None:
-        buffer, at = self._direct, self._direct_at
+    def receive_direct(self) -> None:
+        buffer, at = self.direct, self._direct_at
         length = len(buffer)
         try:
             for _ in range(16):  # then the other connections have their turn
                 n = self.sock.recv_into(buffer[at:])
                 if n == 0:
-                    self._end_of_input()
+                    self.end_of_input()
                     return
                 self._direct_at = self._received = at = at + n
                 if at == length:
@@ -592,12 +546,12 @@ class Http1Connection(RequestHead):
             return
         if at == length:
             method, version, keep_alive = self._direct_request
-            self._direct = None
+            self.direct = None
             self.in_message = False
             self._parser = httptools.HttpRequestParser(self)
             self._request(method, version, keep_alive, buffer)
 
-    def _feed(self, data: Any) -> None:
+    def feed(self, data: Any) -> None:
         if not data:
             return
         try:
@@ -607,7 +561,7 @@ class Http1Connection(RequestHead):
             if self._parser.get_method() == b"CONNECT":
                 self.closing = True
             else:
-                self._feed(data[upgrade.args[0] :])
+                self.feed(data[upgrade.args[0] :])
             return
         except httptools.HttpParserCallbackError as error:
             self._parser_refused(error.__context__ or error)
@@ -630,8 +584,8 @@ class Http1Connection(RequestHead):
         self._head_seen = 0
         if self.expect == b"wanted":
             self.expect = None
-            if not self._exchanges:
-                self._link.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+            if not self.exchanges:
+                self.link.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
         if not self.chunked and self.content_length - self._received > DIRECT_BYTES and not self.closing:
             self._begin_direct()
 
@@ -661,8 +615,8 @@ class Http1Connection(RequestHead):
             parser.should_keep_alive(),
         )
         # numpy does not touch the memory: pages are taken as the body arrives
-        self._direct = np.empty(self.content_length, np.uint8)
-        self._direct[: self._received] = np.frombuffer(self._body, np.uint8)
+        self.direct = np.empty(self.content_length, np.uint8)
+        self.direct[: self._received] = np.frombuffer(self._body, np.uint8)
         self._direct_at = self._received
         self._body = b""
 
@@ -675,45 +629,45 @@ class Http1Connection(RequestHead):
         if self.closing:
             return  # the last request has been seen; what follows it does not matter
         exchange = Exchange(self, "", "", "1.1", False)
-        self._exchanges.append(exchange)
+        self.exchanges.append(exchange)
         self.closing = self._refused = True
         self.in_message = False
-        self._direct = None
+        self.direct = None
         exchange.refuse(error, status)
 
-    def _end_of_input(self) -> None:
+    def end_of_input(self) -> None:
         self.ended = True
-        for exchange in list(self._exchanges):
+        for exchange in list(self.exchanges):
             exchange.disconnect(self.services)
 
     async def _last_answers(self) -> None:
         """Waits until every exchange is answered, then for the peer to take the answers."""
-        while self._exchanges and not self._link.broken:
+        while self.exchanges and not self.link.broken:
             if self.ended:
-                self._idle = trio.Event()
-                await self._idle.wait()
+                self.idle = trio.Event()
+                await self.idle.wait()
                 continue
             # still listening for the peer's end, so that it cancels what is under way
             await trio.lowlevel.wait_readable(self.sock)
             try:
-                if self.sock.recv_into(_buffer) == 0:
-                    self._end_of_input()
-                    self._turn.end()
+                if self.sock.recv_into(BUFFER) == 0:
+                    self.end_of_input()
+                    self.turn.end()
             except (BlockingIOError, InterruptedError):
                 continue
 
     async def _close(self) -> None:
         """Cancels what is under way, lets pending output leave for a while, then closes."""
-        for exchange in list(self._exchanges):
+        for exchange in list(self.exchanges):
             exchange.disconnect(self.services)
-        self._turn.end()
+        self.turn.end()
         with trio.move_on_after(CLOSE_SECONDS) as scope:
             scope.shield = True
-            await self._link.drained()
-            if self._refused and not self.ended and not self._link.broken:
+            await self.link.drained()
+            if self._refused and not self.ended and not self.link.broken:
                 await self._linger()
         self.ended = True
-        self._link.fail()
+        self.link.fail()
         self._parser = None
         self.sock.close()
 
@@ -724,7 +678,7 @@ class Http1Connection(RequestHead):
             while True:
                 await trio.lowlevel.wait_readable(self.sock)
                 try:
-                    if self.sock.recv_into(_buffer) == 0:
+                    if self.sock.recv_into(BUFFER) == 0:
                         return
                 except (BlockingIOError, InterruptedError):
                     continue

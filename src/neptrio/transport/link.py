@@ -3,6 +3,7 @@
 The problem: a send per answer through trio's streams costs a checkpoint and a task switch each.
 The choice: flush() tries the socket directly from wherever the answer was made; only when the
 kernel's buffer is full does a task wait for room. Bytes leave in the order they were given.
+The system call is in cext/link.
 
 Rules:
  1. send() never blocks and never raises: a broken link drops its output and says `broken`.
@@ -13,94 +14,48 @@ Rules:
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import trio
 
-CONGESTED_BYTES = 1 << 20  # above this, callers should hold their output back
+from neptrio._cext.link import CONGESTED_BYTES, LinkCore
+
+__all__ = ["CONGESTED_BYTES", "Link", "accept_loop", "listen"]
+
 MAX_BUFFERS = 512  # of one sendmsg (IOV_MAX is 1024)
 
 
-class Link:
+class Link(LinkCore):
     """The sending half of a connection."""
 
     def __init__(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        self.sock = sock
-        self.pending = 0
-        self.broken = False
+        super().__init__(sock)
         self.on_drained: Callable[[], None] = lambda: None
         self._nursery = nursery
-        self._queue: deque[Any] = deque()
         self._writing = False
         self._emptied: trio.Event | None = None
 
-    @property
-    def congested(self) -> bool:
-        """True while the peer does not keep up."""
-        return self.pending > CONGESTED_BYTES
-
-    def send(self, buffers: list[Any]) -> None:
-        """Sends the buffers in order, now or as soon as the peer takes them."""
-        if self.broken or not buffers:
-            return
-        if self._queue:
-            self._append(buffers)
-            return
-        try:
-            if len(buffers) == 1:
-                data = buffers[0]
-                sent = self.sock.send(data)
-                if sent == len(memoryview(data)):
-                    return
-            else:
-                sent = self.sock.sendmsg(buffers[:MAX_BUFFERS])
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self.fail()
-            return
-        self._append(buffers)
-        self._drop(sent)
-        if self._queue and not self._writing:
+    def write_later(self) -> None:
+        if self.queue and not self._writing:
             self._writing = True
             self._nursery.start_soon(self._write)
 
-    def _append(self, buffers: list[Any]) -> None:
-        for buffer in buffers:
-            view = memoryview(buffer).cast("B")
-            if len(view):
-                self._queue.append(view)
-                self.pending += len(view)
-
-    def _drop(self, sent: int) -> None:
-        self.pending -= sent
-        while sent > 0:
-            first = self._queue[0]
-            if len(first) <= sent:
-                sent -= len(first)
-                self._queue.popleft()
-            else:
-                self._queue[0] = first[sent:]
-                sent = 0
-
     async def _write(self) -> None:
         try:
-            while self._queue and not self.broken:
+            while self.queue and not self.broken:
                 await trio.lowlevel.wait_writable(self.sock)
                 try:
                     sent = self.sock.sendmsg(
-                        [self._queue[i] for i in range(min(len(self._queue), MAX_BUFFERS))]
+                        [self.queue[i] for i in range(min(len(self.queue), MAX_BUFFERS))]
                     )
                 except (BlockingIOError, InterruptedError):
                     continue
-                self._drop(sent)
+                self.drop(sent)
         except (OSError, trio.ClosedResourceError):
             self.fail()
         finally:
             self._writing = False
-        if not self._queue:
+        if not self.queue:
             self._tell_empty()
         self.on_drained()
 
@@ -111,14 +66,12 @@ class Link:
 
     def fail(self) -> None:
         """The peer is gone: pending output is dropped."""
-        self.broken = True
-        self._queue.clear()
-        self.pending = 0
+        super().fail()
         self._tell_empty()
 
     async def drained(self) -> None:
         """Returns when everything was handed to the kernel, or the link is broken."""
-        if self._queue and not self.broken:
+        if self.queue and not self.broken:
             if self._emptied is None:
                 self._emptied = trio.Event()
             await self._emptied.wait()

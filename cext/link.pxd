@@ -1,0 +1,13 @@
+# The sending half of a connection. Trio thread only.
+cdef class LinkCore:
+    cdef readonly object sock
+    cdef int fd
+    cdef public Py_ssize_t pending   # bytes the kernel did not take yet
+    cdef public bint broken
+    cdef public object queue         # deque of memoryviews, those bytes
+    cpdef send(self, list buffers)
+    cpdef append(self, list buffers)
+    cpdef drop(self, Py_ssize_t sent)
+    cpdef fail(self)
+    cdef ssize_t try_send(self, list buffers, Py_ssize_t* total) except? -2
+    cdef bint congested_now(self) noexcept
