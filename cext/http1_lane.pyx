@@ -384,6 +384,7 @@ cdef class Http1Lane(RequestHead):
         if route is None:
             return 0
         begun = now_ns()
+        self.passed += 1
         self.infer(route, p[at:at + content_length], header_length, begun)
         return at + content_length
 
