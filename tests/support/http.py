@@ -145,13 +145,11 @@ class Http2:
         fields += [(name.lower(), value) for name, value in (headers or {}).items()]
         self.connection.send_headers(stream, fields, end_stream=not body)
         self.flush()
-        while body:
+        while body and stream not in self.ended:
             room = min(
                 self.connection.local_flow_control_window(stream), self.connection.max_outbound_frame_size
             )
             if room == 0:
-                if stream in self.ended:
-                    return stream  # answered before it was read whole
                 self.pump()
                 continue
             self.connection.send_data(stream, body[:room], end_stream=len(body) <= room)

@@ -323,7 +323,7 @@ def test_a_restricted_api_wants_its_header(front: str, start: Start) -> None:
         for method, path, status in PATHS:
             body = BODY if path == INFER and method == "POST" else b""
             for headers in ({}, {"Admin-Key": "A=B:C"}, {"Admin-Key": ""}, {"other": "a=b:c"}):
-                reply = client.request(method, path, b"", headers)
+                reply = client.request(method, path, body, headers)
                 assert (reply.status, json.loads(reply.body)) == (403, refused), (method, path, headers)
                 assert reply.headers["content-type"] == "application/json"
             assert client.request(method, path, body, {"ADMIN-key": "a=b:c"}).status == status, (method, path)

@@ -85,6 +85,7 @@ class RestApp:
         start = [*headers, (b"content-length", b"%d" % length)]
         await send({"type": "http.response.start", "status": status, "headers": start})
         whole = b"" if scope["method"] == "HEAD" else b"".join(body)
+        del answer, body  # a slow client must not keep the model's memory beside the answer
         await send({"type": "http.response.body", "body": whole})
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:

@@ -5,41 +5,36 @@ Plain connections that speak HTTP/1.1 are served by Http1Connection; HTTP/2 (by 
 (--http-lean=false). All of them call the same ASGI app.
 
 Rules:
- 1. Whatever a connection raises ends at that connection: hypercorn's HTTP/2 protocol raises
-    KeyError, TooManyStreamsError and others when clients drop streams or connections.
- 2. A connection whose first request does not come within the request timeout is closed; bodies
-    are timed by the app.
+ 1. Whatever a connection raises ends at that connection.
+ 2. A connection whose request's head does not come within the request timeout is closed; bodies
+    are timed by the app (transport.hypercorn_server has the rules of hypercorn's connections).
  3. Draining: no new connection, idle ones close, busy ones close behind their last answer.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import ssl
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.utils import wrap_app
 
 from neptrio._cext.request import monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.app import RestApp
 from neptrio.transport.header_policy import RAW_HEADERS, http_policy
-from neptrio.transport.http1 import HandOver, Http1Connection
+from neptrio.transport.http1 import MAX_HEAD_BYTES, HandOver, Http1Connection
+from neptrio.transport.hypercorn_server import HypercornConnection
 from neptrio.transport.link import accept_loop
 
 log = logging.getLogger("neptrio.rest")
 
-MAX_HTTP2_STREAMS = 1000
-LEFT_BEHIND_SECONDS = 1.0  # for hypercorn's tasks to end once their connection is closed
-MAX_APP_BODY_EVENTS = 64  # hypercorn events waiting for the app, per request
+QUIET_SECONDS = 1.0  # at the end, with nothing under way: then what is left is ended
 
 
 @dataclass(frozen=True)
@@ -48,39 +43,6 @@ class RestStatistics:
 
     connections: int
     hypercorn_connections: int
-
-
-class PrefixedStream(trio.abc.Stream):
-    """A socket stream some of whose input was read already, and which tells when it is closed.
-
-    hypercorn may leave tasks behind when it closes a connection on an error; on_close ends them.
-    """
-
-    def __init__(self, stream: trio.SocketStream, prefix: bytes, on_close: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_close = on_close
-        self._prefix = prefix
-        self.socket = stream.socket
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if self._prefix:
-            await trio.lowlevel.checkpoint()
-            given, self._prefix = self._prefix, b""
-            return given
-        return bytes(await self._stream.receive_some(max_bytes))
-
-    async def send_all(self, data: Any) -> None:
-        await self._stream.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        self._on_close()
-        await self._stream.aclose()
 
 
 class RestServer:
@@ -93,13 +55,13 @@ class RestServer:
         self._policy = http_policy(settings)
         self._app = RestApp(services, self._policy)
         self._connections: set[Http1Connection] = set()
-        self._hypercorn_scopes: set[trio.CancelScope] = set()
+        self._hypercorns: set[HypercornConnection] = set()
         self._accepting = trio.CancelScope()
         self._changed = trio.Event()
         self._lean = settings.http_lean
         self._config = config = Config()
-        config.max_app_queue_size = MAX_APP_BODY_EVENTS
-        config.h2_max_concurrent_streams = MAX_HTTP2_STREAMS
+        config.h11_max_incomplete_size = MAX_HEAD_BYTES
+        config.keep_alive_max_requests = sys.maxsize
         config.include_server_header = False
         config.include_date_header = False
         config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
@@ -117,7 +79,7 @@ class RestServer:
 
     def statistics(self) -> RestStatistics:
         """What the front holds now."""
-        return RestStatistics(len(self._connections), len(self._hypercorn_scopes))
+        return RestStatistics(len(self._connections), len(self._hypercorns))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -167,57 +129,42 @@ class RestServer:
             sock.close()
 
     async def _hypercorn(self, sock: socket.socket, prefix: bytes) -> None:
-        # until its first request has come, a connection lives as long as a request may take
-        scope = trio.CancelScope(
-            deadline=trio.current_time() + self._services.settings.http_request_timeout_secs
+        connection = HypercornConnection(
+            sock,
+            prefix,
+            self._tls,
+            self._show_raw if self._raw else self._app,
+            self._config,
+            self._context,
+            self._services.settings.http_request_timeout_secs,
         )
-        asked = False
-
-        def closed() -> None:
-            scope.deadline = min(scope.deadline, trio.current_time() + LEFT_BEHIND_SECONDS)
-
-        async def app(asgi_scope: Any, receive: Any, send: Any) -> None:
-            nonlocal asked
-            if not asked:
-                asked = True
-                scope.deadline = math.inf
-            if self._raw and asgi_scope["type"] == "http":
-                raw = asgi_scope["headers"]
-                lower = [(name.lower(), value) for name, value in raw]
-                asgi_scope = {**asgi_scope, "headers": lower, RAW_HEADERS: raw}
-            await self._app(asgi_scope, receive, send)
-
-        plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        stream: Any = PrefixedStream(plain, prefix, closed)
-        if self._tls is not None:
-            stream = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        self._hypercorn_scopes.add(scope)
-        wrapped = wrap_app(app, 0, "asgi")
-        server: Any = TCPServer(wrapped, self._config, self._context, {}, stream)
+        self._hypercorns.add(connection)
         try:
-            with scope:
-                await server.run()
+            await connection.run()
         except trio.Cancelled:
             raise
         except BaseExceptionGroup as group:
             others = group.split(trio.Cancelled)[1]
-            if others is not None and others.split(Exception)[1] is not None:
+            if others is None or others.split(Exception)[1] is not None:
                 raise  # KeyboardInterrupt and the like are not the connection's
-            if others is not None:
-                log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
-            if others is None:
-                raise
+            log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
         except Exception as error:
             log.info("an HTTP/2 or TLS connection ended: %r", error)
         finally:
-            self._hypercorn_scopes.discard(scope)
+            self._hypercorns.discard(connection)
             self._changed.set()
             sock.close()
+
+    async def _show_raw(self, scope: Any, receive: Any, send: Any) -> None:
+        """The app, with the headers' names in their own case beside the lower-case ones."""
+        raw = scope["headers"]
+        lower = [(name.lower(), value) for name, value in raw]
+        await self._app({**scope, "headers": lower, RAW_HEADERS: raw}, receive, send)
 
     @property
     def connections(self) -> int:
         """Open ones."""
-        return len(self._connections) + len(self._hypercorn_scopes)
+        return len(self._connections) + len(self._hypercorns)
 
     async def drain(self) -> None:
         """Stops accepting and lets open connections finish their answers."""
@@ -226,7 +173,7 @@ class RestServer:
         for connection in list(self._connections):
             connection.drain()
         quiet_since: float | None = None
-        while self._connections or self._hypercorn_scopes:
+        while self._connections or self._hypercorns:
             self._changed = trio.Event()
             with trio.move_on_after(0.1):
                 await self._changed.wait()
@@ -236,6 +183,6 @@ class RestServer:
                 quiet_since = None
             elif quiet_since is None:
                 quiet_since = trio.current_time()
-            elif trio.current_time() - quiet_since > LEFT_BEHIND_SECONDS:
-                for scope in self._hypercorn_scopes:
-                    scope.cancel()
+            elif trio.current_time() - quiet_since > QUIET_SECONDS:
+                for left in self._hypercorns:
+                    left.cancel()

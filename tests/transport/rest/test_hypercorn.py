@@ -137,20 +137,27 @@ def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tup
         assert client.request("GET", "/v2/health/live").status == 200
 
 
-def closes(client: Http1) -> None:
-    """The server ends the connection."""
+def closes(client: Http1) -> bytes:
+    """What the server sends until it ends the connection."""
+    got = b""
     try:
-        while client.sock.recv(65536):
-            pass
+        while part := client.sock.recv(65536):
+            got += part
     except ConnectionResetError:
         pass
+    return got
 
 
 def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
-    for garbage in (b"\xff" * 100, b"\0" * 100, b"\0\0\1\0\0\0\0\0\0x"):
+    """With GOAWAY and its code, at once: no timeout has a part in it."""
+    too_late = lean_server.log().count("did not send its request in time")
+    for garbage, code in ((b"\xff" * 100, 6), (b"\0" * 100, 1), (b"\0\0\1\0\0\0\0\0\0x", 1)):
         with Http1(lean_server.http) as client:
             client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + garbage)
-            closes(client)
+            got = closes(client)
+            assert got[-17:-8] == b"\0\0\x08\x07\0\0\0\0\0"  # GOAWAY is the last frame
+            assert got[-4:] == struct.pack(">I", code)
+    assert lean_server.log().count("did not send its request in time") == too_late
     serves(lean_server)
 
 

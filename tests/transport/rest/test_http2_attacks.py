@@ -1,0 +1,485 @@
+"""Peers that mean harm on the REST port's HTTP/2: GOAWAY, others are served, memory stays."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import h2.settings
+import numpy as np
+import pytest
+import trustme
+
+from tests.support.http import Http1, Http2
+from tests.support.raw_http2 import PREFACE, RawClient, frame
+from tests.support.server import ServerProcess
+from tests.transport.rest.conftest import in_flight, write_models
+from tests.transport.rest.test_http1 import GOOD
+
+PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, ENHANCE_YOUR_CALM = 1, 2, 3, 6, 11
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
+END_STREAM, END_HEADERS = 1, 4
+INFER = "/v2/models/simple/infer"
+PLAIN: dict[str, str | None] = {"te": None, "content-type": None, "user-agent": None}
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("attacked")
+    write_models(repository)
+    with ServerProcess(repository, "--http-request-timeout-secs=2") as server:
+        yield server
+        assert in_flight(server) == 0
+
+
+def rss(process: ServerProcess) -> int:
+    """Resident bytes of the server."""
+    text = Path(f"/proc/{process.process.pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+
+
+@pytest.fixture
+def attacker(process: ServerProcess) -> Iterator[RawClient]:
+    """A connection to misuse; two neighbours are served before, meanwhile and after."""
+    with Http2(process.http) as neighbour, Http1(process.http) as lean, RawClient(process.http) as client:
+        assert neighbour.request("POST", INFER, GOOD).status == 200
+        assert lean.request("POST", INFER, GOOD).status == 200
+        before = rss(process)
+        yield client
+        assert neighbour.request("POST", INFER, GOOD).status == 200
+        assert lean.request("POST", INFER, GOOD).status == 200
+        assert not neighbour.terminated
+        assert rss(process) - before < 64 << 20
+    while in_flight(process):
+        pass  # what was cancelled while it executed leaves when its execution ends
+
+
+def head(client: RawClient, stream: int, path: str = INFER) -> bytes:
+    """The header block of a POST."""
+    return client.headers(stream, path, override=PLAIN)[9:]
+
+
+def pour(client: RawClient, data: bytes) -> None:
+    """Sends as much of `data` as the server takes before it closes."""
+    try:
+        client.send(data)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+def sent_away(client: RawClient, *codes: int) -> None:
+    """The server says GOAWAY with one of the codes and closes."""
+    client.until_closed()
+    assert client.goaway is not None and client.goaway.error_code in codes, client.goaway
+
+
+def test_rapid_reset(attacker: RawClient) -> None:
+    attacker.encoder.header_table_size = 0
+    block = head(attacker, 1)
+    reset = struct.pack(">I", 8)
+    pour(
+        attacker,
+        b"".join(
+            frame(HEADERS, END_HEADERS, i, block) + frame(RST_STREAM, 0, i, reset) for i in range(1, 20001, 2)
+        ),
+    )
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def test_rapid_reset_of_whole_requests(attacker: RawClient) -> None:
+    attacker.encoder.header_table_size = 0
+    block = head(attacker, 1, "/v2/models/slow/infer")
+    reset = struct.pack(">I", 8)
+    pour(
+        attacker,
+        b"".join(
+            frame(HEADERS, END_HEADERS, i, block)
+            + frame(DATA, END_STREAM, i, GOOD)
+            + frame(RST_STREAM, 0, i, reset)
+            for i in range(1, 20001, 2)
+        ),
+    )
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def test_slow_rapid_reset(attacker: RawClient) -> None:
+    """Opened and reset in chunks of their own, so that every request reaches the app."""
+    attacker.encoder.header_table_size = 0
+    block = head(attacker, 1, "/v2/models/slow/infer")
+    for i in range(1, 20001, 2):
+        try:
+            attacker.send(frame(HEADERS, END_HEADERS, i, block) + frame(DATA, END_STREAM, i, GOOD))
+            attacker.send(frame(RST_STREAM, 0, i, struct.pack(">I", 8)))
+        except (BrokenPipeError, ConnectionResetError):
+            break
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        frame(PING, 0, 0, b"12345678"),
+        frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)),
+        frame(SETTINGS, 0, 0),
+        frame(SETTINGS, 1, 0),
+        frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)),
+        frame(PRIORITY, 0, 1, b"\0\0\0\0\1"),
+        frame(0xEE, 0, 0, b"?"),
+    ],
+)
+def test_floods_of_frames_that_cost_nothing(attacker: RawClient, flood: bytes) -> None:
+    pour(attacker, flood * 100_000)
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def test_empty_data_flood(attacker: RawClient) -> None:
+    pour(attacker, frame(HEADERS, END_HEADERS, 1, head(attacker, 1)) + frame(DATA, 0, 1) * 100_000)
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def test_priority_tree_flood(attacker: RawClient) -> None:
+    pour(attacker, b"".join(frame(PRIORITY, 0, i, b"\0\0\0\0\1") for i in range(1, 20001, 2)))
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 60_000])
+def test_continuation_flood(attacker: RawClient, size: int) -> None:
+    part = frame(CONTINUATION, 0, 1, b"y" * size)
+    count = 2000 if size > 1000 else 100_000
+    pour(attacker, frame(HEADERS, 0, 1, head(attacker, 1)) + part * count)
+    sent_away(attacker, ENHANCE_YOUR_CALM, PROTOCOL_ERROR)
+
+
+def test_hpack_bomb(attacker: RawClient) -> None:
+    """One entry of 4,000 bytes in the table, then references of one byte each: 64 MB a frame."""
+    entry = b"\x40\x01x\x7f" + b"\xa1\x1e" + b"y" * 4000
+    pour(attacker, frame(HEADERS, END_HEADERS, 1, head(attacker, 1) + entry + b"\xbe" * 12000))
+    sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def test_overflowing_the_connection_window(attacker: RawClient) -> None:
+    pour(attacker, frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1)))
+    sent_away(attacker, FLOW_CONTROL_ERROR)
+
+
+def test_overflowing_a_stream_window(attacker: RawClient) -> None:
+    attacker.send(frame(HEADERS, END_HEADERS, 1, head(attacker, 1)))
+    attacker.send(frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 2**31 - 1)))
+    attacker.until(lambda: attacker.replies[1].reset is not None or attacker.goaway is not None, "an error")
+    assert FLOW_CONTROL_ERROR in (attacker.replies[1].reset, attacker.goaway and attacker.goaway.error_code)
+
+
+def test_sending_more_than_the_window(attacker: RawClient) -> None:
+    """Credit comes back only as the app takes the body; a peer that ignores it is sent away."""
+    pour(
+        attacker,
+        frame(HEADERS, END_HEADERS, 1, head(attacker, 1)) + frame(DATA, 0, 1, b" " * 60_000) * 1200,
+    )
+    attacker.until(lambda: attacker.goaway or attacker.replies[1].done or attacker.replies[1].headers, "end")
+    if attacker.goaway is None:  # every frame was taken in time: then the size limit has ended it
+        assert attacker.replies[1].headers[0][":status"] in ("413", "408")
+    else:
+        assert attacker.goaway.error_code == FLOW_CONTROL_ERROR
+
+
+def test_zero_window_update(attacker: RawClient) -> None:
+    attacker.send(frame(WINDOW_UPDATE, 0, 0, bytes(4)))
+    sent_away(attacker, PROTOCOL_ERROR)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 100,
+        frame(DATA, 0, 0, b"x"),
+        frame(HEADERS, END_HEADERS, 2, b"\x82"),
+        frame(HEADERS, END_HEADERS, 0, b"\x82"),
+        frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff\xff"),
+        frame(HEADERS, END_HEADERS, 1, b"\xbf"),
+        frame(CONTINUATION, END_HEADERS, 1, b"\x82"),
+        frame(SETTINGS, 0, 0, b"x"),
+        frame(SETTINGS, 0, 1, b""),
+        frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)),
+        frame(PING, 0, 0, b"x"),
+        frame(RST_STREAM, 0, 0, bytes(4)),
+        frame(RST_STREAM, 0, 9, bytes(4)),
+        frame(WINDOW_UPDATE, 0, 0, b"x"),
+        frame(5, END_HEADERS, 1, bytes(4)),
+        b"\xff\xff\xff\0\0\0\0\0\0",
+        b"\1\0\1\0\0\0\0\0\1",
+        bytes(range(256)) * 20,
+    ],
+)
+def test_frames_that_make_no_sense(attacker: RawClient, garbage: bytes) -> None:
+    pour(attacker, garbage)
+    attacker.until_closed()
+    assert attacker.goaway is not None and attacker.goaway.error_code != 0
+
+
+def test_random_frames(attacker: RawClient, process: ServerProcess) -> None:
+    """Bytes of a fixed random sequence behind whole requests: whatever happens ends there."""
+    import random
+
+    draw = random.Random(7)
+    for _ in range(60):
+        with RawClient(process.http) as client:
+            kinds = [frame(HEADERS, END_HEADERS, 1, head(client, 1)), frame(DATA, END_STREAM, 1, GOOD)]
+            for _ in range(draw.randrange(1, 12)):
+                payload = draw.randbytes(draw.choice([0, 1, 4, 5, 8, 9, 40]))
+                kinds.append(frame(draw.randrange(0, 11), draw.randrange(256), draw.randrange(4), payload))
+            draw.shuffle(kinds)
+            pour(client, b"".join(kinds))
+            client.sock.shutdown(socket.SHUT_WR)
+            client.until_closed()
+
+
+@pytest.mark.parametrize("partial", [b"\0\0\x20\0\0\0\0\0\1xx", b"\0\0", b"\0\0\1\1\0\0\0\0\1\x82"])
+def test_a_frame_that_does_not_come_is_timed_out(attacker: RawClient, partial: bytes) -> None:
+    """Also behind a first request: 2 seconds are the server's request timeout."""
+    attacker.send(frame(HEADERS, END_HEADERS, 1, head(attacker, 1)) + frame(DATA, END_STREAM, 1, GOOD))
+    attacker.finish(1)
+    attacker.send(partial)
+    attacker.until_closed()
+    assert attacker.goaway is not None
+
+
+def test_a_client_that_goes_in_the_middle(process: ServerProcess) -> None:
+    host, _, port = process.http.rpartition(":")
+    for first in (PREFACE, PREFACE + b"\0\0", PREFACE + frame(SETTINGS, 0, 0) + b"\0\0\xff\1"):
+        with socket.create_connection((host, int(port)), 20) as sock:
+            sock.sendall(first)
+    with Http2(process.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+
+
+# ---------------------------------------------------------------- honest clients at the limits
+
+
+def test_thousands_of_requests_on_one_connection(process: ServerProcess) -> None:
+    with Http2(process.http) as client:
+        for _ in range(15):
+            streams = [client.start("GET", "/v2/health/live") for _ in range(100)]
+            assert {client.finish(stream).status for stream in streams} == {200}
+
+
+def test_as_many_cancels_as_streams_are_no_attack(process: ServerProcess) -> None:
+    with Http2(process.http) as client:
+        client.pump()
+        limit = client.connection.remote_settings.max_concurrent_streams
+        assert limit >= 100
+        streams = [client.start("POST", "/v2/models/slow/infer", GOOD) for _ in range(limit)]
+        for stream in streams:
+            client.connection.reset_stream(stream)
+        client.flush()
+        assert client.request("POST", INFER, GOOD).status == 200
+        assert not client.terminated
+    while in_flight(process):
+        pass
+
+
+def test_answers_that_overtake_their_requests(process: ServerProcess) -> None:
+    """An upload to a model that is not there is refused while it comes, again and again."""
+    body = bytes(3 << 20)
+    with Http2(process.http) as client:
+        for _ in range(10):
+            reply = client.request("POST", "/v2/models/nope/infer", body)
+            assert reply.status == 404
+        assert client.request("POST", INFER, GOOD).status == 200
+
+
+def test_an_upload_that_is_not_read_over_http1(process: ServerProcess) -> None:
+    with Http1(process.http) as client:
+        reply = client.request("GET", "/v2/health/live", b"x" * (3 << 20))
+        assert reply.status == 200
+
+
+# ---------------------------------------------------------------- clients that do not read
+
+
+def large(name: str = "many") -> tuple[bytes, dict[str, str]]:
+    """A binary request whose answer is 16 MiB."""
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "INPUT0",
+                    "shape": [1, 4 << 20],
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": 16 << 20},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    return head + np.ones(4 << 20, np.float32).tobytes(), headers
+
+
+UNREAD = "its client does not read"
+
+
+def given_up(process: ServerProcess, times: int, sock: socket.socket) -> None:
+    """Waits until the server has ended that many connections for not reading; the last is over."""
+    deadline = time.monotonic() + 20
+    while process.log().count(UNREAD) <= times:
+        assert time.monotonic() < deadline, process.log()
+        time.sleep(0.005)
+    got = 0
+    try:
+        while part := sock.recv(1 << 20):
+            got += len(part)
+    except OSError:
+        pass
+    assert got < 16 << 20  # the answer broke off
+
+
+def test_a_client_that_does_not_read_http2(process: ServerProcess) -> None:
+    body, headers = large()
+    before = process.log().count(UNREAD)
+    with Http2(process.http) as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # windows so large that nothing but the socket holds the answer up
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**30})
+        client.connection.increment_flow_control_window(2**30)
+        client.start("POST", "/v2/models/many/infer", body, headers)
+        client.sock.sendall(frame(PING, 0, 0, b"12345678") * 200)  # whose answers find no room
+        given_up(process, before, client.sock)
+    with Http2(process.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+
+
+def test_a_client_that_gives_no_window(process: ServerProcess) -> None:
+    """Answers wait in the connection, new requests are refused when there are too many bytes."""
+    body, headers = large()
+    before = rss(process)
+    with Http2(process.http) as client:
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        refused = False
+        for _ in range(12):
+            stream = client.start("POST", "/v2/models/many/infer", body, headers)
+            while stream not in client.replies and stream not in client.resets:
+                client.pump()
+            refused = refused or client.resets.get(stream) == 7
+        assert refused
+        assert rss(process) - before < 128 << 20  # 32 MiB of answers, the last one, its body
+    while in_flight(process):
+        pass
+    with Http2(process.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+
+
+@pytest.fixture(scope="module")
+def hypercorn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("attacked")
+    write_models(repository)
+    with ServerProcess(repository, "--http-request-timeout-secs=2", "--http-lean=false") as server:
+        yield server
+        assert in_flight(server) == 0
+
+
+@pytest.fixture(scope="module")
+def tls(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[ServerProcess, ssl.SSLContext]]:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    repository = tmp_path_factory.mktemp("attacked")
+    write_models(repository)
+    issued.private_key_pem.write_to_path(str(repository.parent / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(repository.parent / "cert.pem"))
+    flags = (f"--http-tls-cert={repository.parent}/cert.pem", f"--http-tls-key={repository.parent}/key.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with ServerProcess(repository, "--http-request-timeout-secs=2", *flags) as server:
+        yield server, context
+
+
+@pytest.fixture(params=["hypercorn", "tls"])
+def http11(request: pytest.FixtureRequest) -> tuple[ServerProcess, ssl.SSLContext | None]:
+    """A server whose HTTP/1.1 is hypercorn's, and what its clients need."""
+    if request.param == "tls":
+        found: tuple[ServerProcess, ssl.SSLContext] = request.getfixturevalue("tls")
+        return found
+    return request.getfixturevalue("hypercorn"), None
+
+
+def test_a_client_that_does_not_read_http1(http11: tuple[ServerProcess, ssl.SSLContext | None]) -> None:
+    process, context = http11
+    body, headers = large()
+    before = process.log().count(UNREAD)
+    with Http1(process.http, context) as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        request = "\r\n".join(
+            ["POST /v2/models/many/infer HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines]
+        )
+        client.send(request.encode() + b"\r\n\r\n" + body)
+        given_up(process, before, client.sock)
+    with Http1(process.http, context) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+
+
+@pytest.mark.parametrize("begin", [b"G", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nx-slow: "])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_slow_head_over_hypercorn(
+    http11: tuple[ServerProcess, ssl.SSLContext | None], first: bool, begin: bytes
+) -> None:
+    process, context = http11
+    with Http1(process.http, context) as client:
+        if not first:
+            assert client.request("POST", INFER, GOOD).status == 200
+        client.send(begin)
+        reply = client.read()
+        assert reply.status == 408
+        assert json.loads(reply.body) == {"error": "the request did not arrive in time"}
+        assert client.closed()
+    with Http1(process.http, context) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+
+
+def test_a_pipelined_head_that_stays_unfinished(hypercorn: ServerProcess) -> None:
+    with Http1(hypercorn.http) as client:
+        client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /v2")
+        assert client.read().status == 200
+        assert client.read().status == 408
+
+
+def test_an_idle_connection_is_not_timed_out(hypercorn: ServerProcess) -> None:
+    """A second connection's timeout (2 s) passes meanwhile."""
+    with Http1(hypercorn.http) as idle, Http1(hypercorn.http) as slow:
+        assert idle.request("POST", INFER, GOOD).status == 200
+        slow.send(b"G")
+        assert slow.read().status == 408
+        assert idle.request("POST", INFER, GOOD).status == 200
+
+
+def test_a_malformed_request_is_told_in_json(hypercorn: ServerProcess) -> None:
+    for bad, status in ((b"\0\0\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * (65 << 10), 431)):
+        with Http1(hypercorn.http) as client:
+            client.send(bad)
+            reply = client.read()
+            assert reply.status == status and "error" in json.loads(reply.body)
+            assert client.closed()
+
+
+def test_the_server_ends_in_spite_of_a_client_that_does_not_read(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    repository = tmp_path_factory.mktemp("ending")
+    write_models(repository)
+    body, headers = large()
+    flags = ("--http-request-timeout-secs=600", "--exit-timeout-secs=2")
+    with ServerProcess(repository, *flags) as process:
+        with Http2(process.http) as client:
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**30})
+            client.connection.increment_flow_control_window(2**30)
+            stream = client.start("POST", "/v2/models/many/infer", body, headers)
+            while stream not in client.replies:
+                client.pump()
+            process.stop(timeout=20)
