@@ -226,7 +226,9 @@ cdef enum:
 def percent_encode(str message) -> bytes:
     """A status message as the gRPC wire wants it: printable ASCII, the rest percent-encoded UTF-8.
 
-    What is longer than clients take in trailers is cut between two characters.
+    What is longer than clients take in trailers is cut between two characters. Spaces at the ends are
+    encoded: a header value must not begin or end with one (RFC 9113, 8.2.1), and strict clients then drop
+    the connection.
     """
     cdef bytes raw = message.encode("utf-8", "replace")
     cdef bytearray out = bytearray()
@@ -239,4 +241,8 @@ def percent_encode(str message) -> bytes:
             out.append(b)
         else:
             out += b"%%%02X" % b
+    if out and out[0] == 0x20:
+        out[0:1] = b"%20"
+    if out and out[len(out) - 1] == 0x20:
+        out[len(out) - 1:] = b"%20"
     return bytes(out)

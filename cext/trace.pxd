@@ -35,6 +35,8 @@ cdef class Trace:
     cdef readonly Group group
     cdef readonly str error
     cdef readonly list tensors       # [observe.trace_record.Copied]
+    cdef readonly dict parameters    # of a client's request whose tensors are traced, or None
+    cdef int answers                 # with outputs
     cdef public tuple headers        # ((name, value), ...) of the answer
     cdef public object span_id       # of OpenTelemetry, 0 in mode triton
     cdef public object span          # what a model adds to that span, or None

@@ -39,7 +39,7 @@ from neptrio._cext.request cimport (
 
 from neptrio.codec.json_infer import dump_json
 from neptrio.observe.propagation import traceparent
-from neptrio.observe.trace_record import Copied, tensor_document
+from neptrio.observe.trace_record import Copied, parameters_of, tensor_document
 
 cdef enum:
     HTTP = 1
@@ -146,13 +146,15 @@ cdef class Trace:
         group.open += 1
         if group.tensors:
             self.copy("TENSOR_QUEUE_INPUT", request.inputs)
+            if not parent:
+                self.parameters = parameters_of(request)
 
-    def copy(self, str activity, tensors):
+    def copy(self, str activity, tensors, int response=0):
         """Takes tensors as they are now."""
         limit = self.group.tracer.tensor_bytes
         if self.tensors is None:
             self.tensors = []
-        self.tensors += [Copied(activity, tensor, limit) for tensor in tensors or ()]
+        self.tensors += [Copied(activity, tensor, limit, response) for tensor in tensors or ()]
 
     cpdef object answering(self, InferResponse response, bint final):
         """The request is being answered; called by complete() before the responder is."""
@@ -164,7 +166,9 @@ cdef class Trace:
         if self.group.tensors:
             if final and request.stamps[<int>COMPUTE_START] and not request.composing:
                 self.copy("TENSOR_BACKEND_INPUT", request.inputs)
-            self.copy("TENSOR_BACKEND_OUTPUT", response.outputs)
+            if response.outputs:
+                self.copy("TENSOR_BACKEND_OUTPUT", response.outputs, self.answers)
+                self.answers += 1
         if self.front and not request.cancelled and not response.null and not self.told_by_front:
             self.note(now_ns())
 
@@ -354,6 +358,8 @@ cdef class Trace:
             top["request_id"] = self.request_id
         if self.error:
             top["error"] = self.error
+        if self.parameters:
+            top["parameters"] = self.parameters
         times = self.times
         if times:
             top["timestamps"] = [{"name": what, "ns": ns} for ns, what in times]
@@ -363,13 +369,13 @@ cdef class Trace:
         """The objects of the tensors."""
         return [
             {"model_name": self.name, "model_version": self.version, "id": self.id, "activity": t.activity,
-             "tensor": tensor_document(t)} for t in self.tensors or ()
+             **({"response": t.response} if t.response else {}), "tensor": tensor_document(t)} for t in self.tensors or ()
         ]
 
     def text(self) -> bytes:
         """The part's own object, as JSON."""
         cdef bytes head = models.get(self.name)
-        cdef bytes request_id = None, error = None
+        cdef bytes request_id = None, error = None, parameters = None
         cdef int64_t most = self.most()
         cdef int64_t size
         cdef Point* points
@@ -385,6 +391,9 @@ cdef class Trace:
         if self.error:
             error = dump_json(self.error)
             size += PyBytes_GET_SIZE(error)
+        if self.parameters:
+            parameters = dump_json(self.parameters)
+            size += 16 + PyBytes_GET_SIZE(parameters)
         made = <char*>malloc(size + most * sizeof(Point))
         if made == NULL:
             raise MemoryError()
@@ -401,6 +410,8 @@ cdef class Trace:
             at = bytes_to(chars(at, b',"request_id":'), request_id)
         if error is not None:
             at = bytes_to(chars(at, b',"error":'), error)
+        if parameters is not None:
+            at = bytes_to(chars(at, b',"parameters":'), parameters)
         if self.group.timestamps:
             n = self.collect(points)
         if n:

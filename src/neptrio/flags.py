@@ -79,6 +79,17 @@ def not_negative(text: str) -> int:
     return _ranged(text, 0, None)
 
 
+def tolerance(text: str) -> float:
+    """A finite number, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or more, got '{text}'")
+    return value
+
+
 def seconds(text: str) -> float:
     """A number of seconds, 0 or more."""
     try:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
@@ -39,6 +40,7 @@ def _ensemble(*steps: str) -> str:
 
 
 REPEAT = """
+import ml_dtypes
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -94,7 +96,7 @@ HARD = {
     "FP16": np.array([1 / 3, np.nan, -np.inf, -0.0], np.float16),
     "FP32": np.array([1 / 3, np.nan, 1e-45, -0.0], np.float32),
     "FP64": np.array([1 / 3, 5e-324, np.inf, -0.0], np.float64),
-    "BF16": np.array([1 / 3, 3e38, -1.5, -0.0], np.float32),
+    "BF16": np.array([1 / 3, 3e38, -1.5, -0.0], ml_dtypes.bfloat16),
     "BYTES": np.array([b'say "hi"', b"a,b\\", b"\xff\x00\n", "ü</script>".encode()], np.object_),
 }
 

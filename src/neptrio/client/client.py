@@ -198,9 +198,14 @@ class Client:
 
     async def infer(self, model: str, inputs: Inputs, **options: Any) -> Result:
         """One unary inference (options as encode()). Raises InferenceError, ConnectionLost."""
-        call = await self._connection.call("ModelInfer")
+        raw = await self.unary("ModelInfer", encode(model, inputs, **options))
+        return decode(message_class("inference.ModelInferResponse").FromString(raw))
+
+    async def unary(self, method: str, request: bytes) -> bytes:
+        """Any unary call of the service, message to message. Raises InferenceError, ConnectionLost."""
+        call = await self._connection.call(method)
         try:
-            await call.send(encode(model, inputs, **options), True)
+            await call.send(request, True)
             raw = await call.receive()
             if raw is not None:
                 await call.receive()
@@ -210,7 +215,7 @@ class Client:
             raise
         if raw is None or call.status:
             raise InferenceError(call.message, call.status)
-        return decode(message_class("inference.ModelInferResponse").FromString(raw))
+        return raw
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:

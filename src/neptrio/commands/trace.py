@@ -33,6 +33,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     view.add_argument("--limit", type=flags.positive, default=LIMIT, metavar="N",
                       help="of more requests only the failed and the slowest are shown (default: %(default)s)")  # fmt: skip
+    replay = commands.add_parser(
+        "replay", help="send the requests of a TENSORS trace again and compare the answers",
+        description="Exit status: 0 all answers are as recorded, 1 some are not, 2 it could not be done.",
+    )  # fmt: skip
+    add = replay.add_argument
+    add("files", nargs="+", metavar="FILE")
+    add("--url", "-u", default="", help="the server (default: localhost:8000, gRPC: localhost:8001)")
+    add("-i", "--protocol", choices=("http", "grpc"), default="http", help="default: %(default)s")
+    add(
+        "--model",
+        "-m",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="these models only; may be repeated",
+    )
+    add("--model-version", default="", metavar="V",
+        help="ask for this version, `recorded` for the recorded one (default: the server's choice)")  # fmt: skip
+    add(
+        "--rtol", type=flags.tolerance, default=0.0, help="numbers may differ by so much of what was recorded"
+    )
+    add("--atol", type=flags.tolerance, default=0.0, help="and by so much more (default: not by a bit)")
+    add("--concurrency", type=flags.positive, default=1, metavar="N", help="requests at a time (default: 1)")
+    add("--report", type=flags.not_negative, default=20, metavar="N",
+        help="print so many requests that differ or were left out (default: %(default)s)")  # fmt: skip
+    add(
+        "--json",
+        action="store_true",
+        help="print an object per request that is not as recorded, and one summary",
+    )
     export = commands.add_parser("export", help="convert for other viewers")
     export.add_argument("--format", choices=("perfetto",), default="perfetto",
                         help="perfetto: trace events for ui.perfetto.dev and chrome://tracing")  # fmt: skip
@@ -47,6 +77,10 @@ def run(options: argparse.Namespace) -> int:
             return _export(options)
         if options.action == "view":
             return _view(options)
+        if options.action == "replay":
+            from neptrio.observe.replay_report import replay
+
+            return replay(options, lambda name, text: _warn(name)(text))
         for name in options.files:
             _summary(name, options.traces)
     except OSError as error:

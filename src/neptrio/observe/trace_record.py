@@ -6,19 +6,21 @@ Source: spec/trace-file.md.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.request import Tensor
+from neptrio._cext.request import InferRequest, Tensor
 
 
 class Copied:
     """A tensor's bytes at the moment it was traced, no more than the limit."""
 
-    __slots__ = ("activity", "dtype", "name", "nbytes", "raw", "shape")
+    __slots__ = ("activity", "dtype", "name", "nbytes", "raw", "response", "shape")
 
-    def __init__(self, activity: str, tensor: Tensor, limit: int) -> None:
+    def __init__(self, activity: str, tensor: Tensor, limit: int, response: int = 0) -> None:
         self.activity = activity
+        self.response = response  # which one of a decoupled model's
         self.name = tensor.name
         self.dtype = tensor.dtype
         self.shape = tensor.shape
@@ -29,11 +31,33 @@ class Copied:
             self.raw = None
 
 
+def _is_text(element: bytes) -> bool:
+    try:
+        element.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def parameters_of(request: InferRequest) -> dict[str, Any]:
+    """What was asked beside the tensors, by its name on the wire: what a replay needs."""
+    made: dict[str, Any] = {}
+    if request.sequence_id:
+        made["sequence_id"] = request.sequence_id
+        made["sequence_start"], made["sequence_end"] = request.sequence_start, request.sequence_end
+    if request.priority:
+        made["priority"] = request.priority
+    if request.timeout_us:
+        made["timeout"] = request.timeout_us
+    return {**made, **(request.parameters or {})}
+
+
 def tensor_document(copied: Copied) -> dict[str, Any]:
     """name, data (comma-joined text), shape and dtype.
 
     A tensor above the size limit has the elements that fit, `shape` is their number and
-    `truncated_from` the tensor's shape. BF16 is written as FP32, which holds all its values.
+    `truncated_from` the tensor's shape. BF16 is written as FP32, which holds all its values. BYTES
+    elements that are not UTF-8 cannot be told from their text: `base64` then holds them in wire form.
     """
     import numpy as np
 
@@ -58,6 +82,8 @@ def tensor_document(copied: Copied) -> dict[str, Any]:
             '"' + e.decode(errors="backslashreplace").replace("\\", "\\\\").replace('"', '\\"') + '"'
             for e in elements
         ]
+        if any(not _is_text(e) for e in elements):
+            made["base64"] = b64encode(raw[:at]).decode()
     else:
         item = datatypes.ITEM_SIZE[dtype]
         array = np.frombuffer(raw[: len(raw) // item * item], dtype=datatypes.NUMPY[dtype])

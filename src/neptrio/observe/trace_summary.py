@@ -95,18 +95,22 @@ class Trace:
     error: str = ""
     times: list[tuple[int, str]] = field(default_factory=list)
     tensors: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    responses: list[int] = field(default_factory=list)  # which one each tensor belongs to
+    parameters: dict[str, Any] = field(default_factory=dict)
 
     def add(self, item: dict[str, Any], tensors: bool) -> None:
         """Takes one object of the file."""
-        self.model = item.get("model_name", self.model)
+        self.model = str(item.get("model_name", self.model))
         self.version = item.get("model_version", self.version)
-        self.parent = item.get("parent_id", self.parent)
-        self.request_id = item.get("request_id", self.request_id)
-        self.error = item.get("error", self.error)
+        self.parent = int(item.get("parent_id", self.parent))
+        self.request_id = str(item.get("request_id", self.request_id))
+        self.error = str(item.get("error", self.error))
+        self.parameters = dict(item.get("parameters", self.parameters))
         for stamp in item.get("timestamps", ()):
             self.times.append((int(stamp["ns"]), canonical(str(stamp["name"]))))
         if tensors and "tensor" in item:
-            self.tensors.append((str(item.get("activity", "")), item["tensor"]))
+            self.tensors.append((str(item.get("activity", "")), dict(item["tensor"])))
+            self.responses.append(int(item.get("response", 0)))
 
     def first(self) -> dict[str, int]:
         """Each timestamp by name; of those that repeat (decoupled models) starts are the first, ends the last."""
@@ -127,22 +131,33 @@ class Trace:
         return ""
 
 
-def read(source: IO[str], done: Callable[[Trace], None], warn: Callable[[str], None]) -> None:
-    """Merges the objects of a file by id and calls `done` for every trace."""
-    window: OrderedDict[int, Trace] = OrderedDict()
+def merged(
+    source: IO[str], warn: Callable[[str], None], window: int = 0, tensors: int = FLOW_IDS
+) -> Iterator[Trace]:
+    """Merges the objects of a file by id; a trace is whole when `window` younger ones have begun.
+
+    Tensors are kept of the first `tensors` traces.
+    """
+    window = window or WINDOW
+    open_traces: OrderedDict[int, Trace] = OrderedDict()
     seen = 0
     for item in objects(source, warn):
-        trace = window.get(item["id"])
+        trace = open_traces.get(item["id"])
         if trace is None:
             seen += 1
-            trace = window[item["id"]] = Trace(item["id"])
+            trace = open_traces[item["id"]] = Trace(item["id"])
         try:
-            trace.add(item, seen <= FLOW_IDS)
-        except (TypeError, ValueError, KeyError):
+            trace.add(item, seen <= tensors)
+        except (TypeError, ValueError, KeyError, AttributeError):
             warn(f"an object of trace {trace.id} is not understood and left out")
-        if len(window) > WINDOW:
-            done(window.popitem(last=False)[1])
-    for trace in window.values():
+        if len(open_traces) > window:
+            yield open_traces.popitem(last=False)[1]
+    yield from open_traces.values()
+
+
+def read(source: IO[str], done: Callable[[Trace], None], warn: Callable[[str], None]) -> None:
+    """Calls `done` for every trace of a file."""
+    for trace in merged(source, warn):
         done(trace)
 
 
@@ -328,38 +343,21 @@ def _flow(trace: Trace, known: dict[int, Trace], depth: int) -> Iterator[str]:
         yield from _flow(child, known, depth + 1)
 
 
-def elements(tensor: dict[str, Any]) -> list[Any]:
-    """The elements of a traced tensor: str for BYTES, else numbers."""
-    data = str(tensor.get("data", ""))
-    if tensor.get("dtype") != "BYTES":
-        made: list[Any] = []
-        for text in data.split(",") if data else ():
-            made.append(float(text) if str(tensor.get("dtype", "")).startswith("FP") else int(text))
-        return made
-    found, current, inside, escaped = [], "", False, False
-    for letter in data:
-        if inside and escaped:
-            current, escaped = current + letter, False
-        elif inside and letter == "\\":
-            escaped = True
-        elif letter == '"':
-            if inside:
-                found.append(current)
-            current, inside = "", not inside
-        elif inside:
-            current += letter
-    return found
-
-
 def _tensor(tensor: dict[str, Any]) -> str:
     import numpy as np
 
-    values = elements(tensor)
-    shape = [int(d) for d in str(tensor.get("shape", "")).split(",") if d]
-    array = np.array(values, dtype=object if tensor.get("dtype") == "BYTES" else None)
-    if shape and int(np.prod(shape)) == len(values):
-        array = array.reshape(shape)
-    return str(np.array2string(array, threshold=64))
+    from neptrio.observe.trace_values import array_of
+
+    try:
+        array = array_of(tensor)
+    except ValueError as error:
+        return f"({error})"
+    if array.dtype.kind == "O":
+        for i, element in enumerate(array.flat):
+            array.flat[i] = element.decode(errors="backslashreplace")
+    text = np.array2string(array, threshold=64)
+    truncated = tensor.get("truncated_from")
+    return f"{text} (cut off, its shape was [{truncated}])" if truncated else text
 
 
 # ------------------------------------------------------------ export

@@ -1,0 +1,126 @@
+"""Inference calls over HTTP, blocking: arrays in, arrays out. Threads may share a client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+
+from neptrio import datatypes
+from neptrio.client.client import InferenceError, Inputs, Result
+from neptrio.client.connection import ConnectionLost
+from neptrio.codec.numpy_tensor import join_bytes, split_bytes
+
+HEADER = "Inference-Header-Content-Length"
+
+
+class HttpClient:
+    """Calls to one server, over one connection per thread.
+
+    `url` is HOST:PORT, or a URL with http or https and perhaps a path before /v2.
+    """
+
+    def __init__(self, url: str, timeout: float = 300.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"'{url}' is no HTTP address: expected HOST:PORT or http://HOST:PORT")
+        self._parts = parts
+        self._timeout = timeout
+        self._local = threading.local()
+        self._all: list[http.client.HTTPConnection] = []
+
+    def _connection(self) -> http.client.HTTPConnection:
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            kind = (
+                http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            )
+            connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
+            self._local.connection = connection
+            self._all.append(connection)
+        return connection
+
+    def call(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[bytes, str]:
+        """The body of an answer, and its Inference-Header-Content-Length.
+
+        Raises InferenceError for an answer that is an error, ConnectionLost when none came.
+        """
+        connection = self._connection()
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + path, body, headers or {})
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise ConnectionLost(f"{self._parts.netloc}: {error or type(error).__name__}") from error
+        if answer.status != 200:
+            try:
+                message = str(json.loads(content)["error"])
+            except (ValueError, KeyError, TypeError):
+                message = content[:200].decode(errors="replace")
+            raise InferenceError(message or f"HTTP status {answer.status}", answer.status)
+        return content, answer.getheader(HEADER, "")
+
+    def infer(self, model: str, inputs: Inputs, **options: Any) -> Result:
+        """One inference with binary tensors. Options: version, id, outputs (names), parameters.
+
+        Raises InferenceError, ConnectionLost.
+        """
+        head: dict[str, Any] = {"inputs": []}
+        if options.get("id"):
+            head["id"] = options["id"]
+        head["parameters"] = {**(options.get("parameters") or {}), "binary_data_output": True}
+        raws = []
+        for name, given in inputs.items():
+            array = np.asarray(given)
+            dtype = datatypes.from_numpy(array.dtype)
+            if not dtype:
+                raise TypeError(
+                    f"input '{name}' has the dtype {array.dtype}, which the protocol does not have"
+                )
+            raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
+            raws.append(raw)
+            head["inputs"].append({"name": name, "datatype": datatypes.NAME[dtype], "shape": array.shape,
+                                   "parameters": {"binary_data_size": len(raw)}})  # fmt: skip
+        if options.get("outputs"):
+            head["outputs"] = [
+                {"name": name, "parameters": {"binary_data": True}} for name in options["outputs"]
+            ]
+        text = json.dumps(head).encode()
+        version = options.get("version")
+        path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{version}" if version else "") + "/infer"
+        body, size = self.call("POST", path, b"".join([text, *raws]),
+                               {"Content-Type": "application/octet-stream", HEADER: str(len(text))})  # fmt: skip
+        return _result(body, int(size or len(body)))
+
+    def close(self) -> None:
+        """Closes every thread's connection."""
+        for connection in self._all:
+            connection.close()
+
+
+def _result(body: bytes, size: int) -> Result:
+    head = json.loads(body[:size])
+    outputs: dict[str, np.ndarray] = {}
+    at = size
+    for tensor in head.get("outputs", ()):
+        number = datatypes.NUMBER[tensor["datatype"]]
+        length = tensor.get("parameters", {}).get("binary_data_size")
+        if length is None:
+            array = np.array(tensor["data"], dtype=datatypes.NUMPY[number])
+        else:
+            raw, at = body[at : at + length], at + length
+            if number == datatypes.BYTES:
+                array = np.empty(len(elements := split_bytes(raw)), dtype=object)
+                array[:] = elements
+            else:
+                array = np.frombuffer(raw, datatypes.NUMPY[number])
+        outputs[tensor["name"]] = array.reshape(tuple(tensor["shape"]))
+    return Result(head.get("id", ""), head.get("model_name", ""), str(head.get("model_version", "")), outputs,
+                  head.get("parameters", {}))  # fmt: skip
