@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 
@@ -242,10 +242,18 @@ def run(settings: Settings) -> int:
         raise _first(group) from None
     if server is not None and server.timed_out:
         print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)
-        os._exit(1)  # instance threads may be stuck in a model
+        _leave(1)  # instance threads may be stuck in a model
     if server is not None and server.abandoned:
-        os._exit(0)  # loader threads may be stuck in a model
+        _leave(0)  # loader threads may be stuck in a model
     return 0
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process without waiting for its threads; the processes of isolated models end too."""
+    processes = sys.modules.get("neptrio.backends.python.process")
+    if processes is not None:
+        processes.kill_all()
+    os._exit(status)
 
 
 def _tune_collector() -> None:

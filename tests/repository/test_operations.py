@@ -45,6 +45,9 @@ class FakeModel:
         self.load_duration_secs = 0.0
         self.reason = ""
 
+    def abort(self) -> None:
+        pass
+
     def withdraw(self) -> None:
         self.ready = False
 

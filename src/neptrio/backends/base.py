@@ -6,10 +6,11 @@ on their own thread: initialize(), execute() and finalize() are called there and
 
 from __future__ import annotations
 
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,31 @@ from neptrio._cext.batch import Batch
 from neptrio.errors import Internal, Reason, TritonError
 
 READY_SECONDS = 5.0
+
+
+class Abandonment:
+    """Tells work on a loader thread that nobody waits for it any longer. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self.abandoned = False
+
+    def add(self, call: Callable[[], None]) -> None:
+        """`call()` once the load is abandoned; at once if it is already."""
+        with self._lock:
+            if not self.abandoned:
+                self._calls.append(call)
+                return
+        call()
+
+    def now(self) -> None:
+        """The load is abandoned."""
+        with self._lock:
+            self.abandoned = True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
 
 @dataclass(frozen=True)
@@ -30,6 +56,7 @@ class LoadContext:
     config: Any  # inference.ModelConfig
     settings: Any  # neptrio.settings.Settings
     services: Any  # neptrio.server.Services: inference for BLS, shared memory, metrics
+    abandonment: Abandonment = field(default_factory=Abandonment)
 
 
 class BackendInstance(ABC):
@@ -56,6 +83,9 @@ class BackendInstance(ABC):
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
+
+    def abort(self) -> None:
+        """Nobody waits for initialize() any longer: end it if that is possible. Any thread."""
 
     @abstractmethod
     def execute(self, batch: Batch) -> None:
@@ -118,6 +148,12 @@ class Backend(ABC):
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
         """Fills in what context.config leaves open (inputs, outputs, max_batch_size). May raise."""
+
+    @classmethod
+    def time_limit(cls, context: LoadContext) -> float | None:
+        """Seconds that auto_complete(), load() and every initialize() may each take; None: the backend
+        sees to that itself, or cannot hang. Raises InvalidArgument."""
+        return None
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:

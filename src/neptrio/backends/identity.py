@@ -21,7 +21,10 @@ class IdentityBackend(Backend):
 
     def __init__(self, context: LoadContext) -> None:
         super().__init__(context)
-        text = context.config.parameters["execute_delay_ms"].string_value or "0"
+        parameters = context.config.parameters
+        text = (
+            parameters["execute_delay_ms"].string_value if "execute_delay_ms" in parameters else ""
+        ) or "0"
         try:
             self.delay_ns = int(float(text) * 1e6)
         except ValueError:

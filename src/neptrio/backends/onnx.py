@@ -73,6 +73,7 @@ class OnnxBackend(Backend):
             signature = onnx_signature.read(onnx_options.model_path(context))
         except InvalidArgument:
             return  # told by complete_from_files()
+        Layout(context.config)
         for difference in onnx_model.differences(context.config, signature):
             report(difference)
         for file in signature.external:

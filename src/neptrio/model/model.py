@@ -8,6 +8,7 @@ stop() finalizes the instances.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import trio
@@ -63,6 +64,7 @@ class Model(ModelCore):
         self._idle = trio.Event()
         self.on_idle: Any = None
         self._serving = False
+        self.stuck = False  # initialize() has not returned in time: nobody can wait for stop()
 
     def measured(self, measured: Measured) -> None:
         """Takes what the load took: seconds, and memory as the statistics extension reports it."""
@@ -70,7 +72,8 @@ class Model(ModelCore):
         self.counters.memory_usage = usage(measured.cpu_bytes, self.backend.memory_usage())
 
     async def start(self) -> None:
-        """Creates and initializes the instances, in parallel. Raises what initialize() raised."""
+        """Creates and initializes the instances, in parallel. Raises what initialize() raised, after
+        stopping what was made; unless `stuck`, when the caller has to see to that."""
         try:
             for group in self.config.instance_group:
                 if group.passive:
@@ -92,9 +95,14 @@ class Model(ModelCore):
             self.backend.unload()
             raise
         errors: list[BaseException] = []
-        async with trio.open_nursery() as nursery:
-            for instance in self.pool.instances:
-                nursery.start_soon(self._start_instance, instance, errors)
+        limit = self.backend.time_limit(self.context)
+        with trio.move_on_after(math.inf if limit is None else limit) as scope:
+            async with trio.open_nursery() as nursery:
+                for instance in self.pool.instances:
+                    nursery.start_soon(self._start_instance, instance, errors)
+        if scope.cancelled_caught:
+            self.stuck = True
+            raise too_long("initialize", self.context, limit)
         if errors:
             await self.stop()
             raise errors[0]
@@ -150,6 +158,11 @@ class Model(ModelCore):
             return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
         return False
 
+    def abort(self) -> None:
+        """Nobody waits for the start any longer; stop() follows."""
+        for instance in self.pool.instances:
+            instance.backend.abort()
+
     def withdraw(self) -> None:
         """Takes no newcomers from now on; drain() and stop() follow."""
         self._serving = self.ready = False
@@ -181,6 +194,15 @@ class Model(ModelCore):
         error = await _called(instance.stop)
         if error is not None:
             log.error("finalize of %s failed: %s", instance.name, error)
+
+
+def too_long(what: str, context: LoadContext, limit: float | None) -> Internal:
+    """The error of a load that hangs in a model's code."""
+    return Internal(
+        f"{what} of model '{context.name}' version {context.version} did not return within {limit:g} s "
+        "(INITIALIZE_TIMEOUT_SECONDS); its thread is left behind. With the parameter isolation 'process' a model "
+        "that hangs can be ended"
+    )
 
 
 async def _called(start: Any) -> BaseException | None:

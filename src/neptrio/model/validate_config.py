@@ -20,8 +20,22 @@ from neptrio.model.problem import Problem
 
 SIZES_OF_FORMAT = 3  # FORMAT_NHWC and FORMAT_NCHW are images
 DELAY = 1  # inference.ModelQueuePolicy.TimeoutAction
+LONGEST_NAME = 255  # bytes, of every file system in use
+
+# above these a configuration is a mistake or an attack: memory or threads would run out at load
+MOST_INSTANCES = 1024  # of a model version, a thread or process each
+MOST_SLOTS = 1 << 20  # for sequences, over all instances
+MOST_WARMUPS = 100_000  # executions of one sample
+MOST_BYTES = 1 << 30  # of one tensor that is made at load
 START, READY, END, CORRID = range(4)  # inference.ModelSequenceBatching.Control.Kind
 CORRID_TYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
+
+
+def files(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem]:
+    """The part of problems() that must be asked before any file is read: names that lead elsewhere."""
+    c = _Check(source, config, model_dir)
+    _files(c)
+    return c.problems
 
 
 class _Check:
@@ -59,6 +73,7 @@ def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem
     elif choice == "sequence_batching":
         _sequence_batching(c)
     _instance_groups(c)
+    _sizes(c)
     _warmup(c)
     _files(c)
     _unsupported(c)
@@ -291,6 +306,35 @@ def _instance_groups(c: _Check) -> None:
             c.fail((*at, "secondary_devices"), "secondary devices are TensorRT's, which is not served")
 
 
+def _sizes(c: _Check) -> None:
+    """Nothing is made at load that this machine could not hold."""
+    config = c.config
+    instances = sum(
+        max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group if not group.passive
+    )
+    if instances > MOST_INSTANCES:
+        c.fail(("instance_group",), f"expected at most {MOST_INSTANCES} instances, got {instances}")
+    if config.WhichOneof("scheduling_choice") != "sequence_batching":
+        return
+    s = config.sequence_batching
+    oldest = s.WhichOneof("strategy_choice") == "oldest" and s.oldest.max_candidate_sequences > 0
+    slots = s.oldest.max_candidate_sequences if oldest else max(config.max_batch_size, 1)
+    if slots * max(instances, 1) > MOST_SLOTS:
+        at = ("sequence_batching", "oldest", "max_candidate_sequences") if oldest else ("max_batch_size",)
+        c.fail(
+            at, f"expected at most {MOST_SLOTS} sequences over all instances, got {slots * max(instances, 1)}"
+        )
+    for i, state in enumerate(s.state):
+        for dims in (state.dims, *(first.dims for first in state.initial_state)):
+            _bytes(c, ("sequence_batching", "state", i, "dims"), dims, state.data_type)
+
+
+def _bytes(c: _Check, path: locate.Path, dims: Sequence[int], data_type: int) -> None:
+    size = math.prod(max(d, 1) for d in dims) * (datatypes.ITEM_SIZE.get(data_type, 0) or 4)
+    if size > MOST_BYTES:
+        c.fail(path, f"expected at most {MOST_BYTES} bytes, {_list(dims)} takes {size}")
+
+
 def _warmup(c: _Check) -> None:
     inputs = {i.name: i for i in c.config.input}
     batching = c.config.sequence_batching
@@ -302,8 +346,11 @@ def _warmup(c: _Check) -> None:
                 (*at, "batch_size"),
                 f"expected at most max_batch_size ({c.config.max_batch_size}), got {sample.batch_size}",
             )
+        if sample.count > MOST_WARMUPS:
+            c.fail((*at, "count"), f"expected at most {MOST_WARMUPS} executions, got count {sample.count}")
         for name, data in sample.inputs.items():
             here = (*at, "inputs")
+            _bytes(c, here, data.dims, data.data_type)
             if name not in inputs and name not in controls:
                 c.fail(here, f"warm-up sample '{sample.name}' gives an input '{name}' that the model does not have; it "
                     f"has {', '.join(inputs)}")  # fmt: skip
@@ -322,8 +369,10 @@ def _warmup(c: _Check) -> None:
 
 
 def inside(path: str) -> bool:
-    """A file name of a configuration stays below the folder it is looked up in."""
-    return not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
+    """A file name of a configuration stays below the folder it is looked up in, and can be one."""
+    parts = path.split("/")
+    possible = "\0" not in path and all(len(part.encode()) <= LONGEST_NAME for part in parts)
+    return possible and parts[0] != "" and ".." not in parts
 
 
 def _files(c: _Check) -> None:
@@ -344,7 +393,7 @@ def _files(c: _Check) -> None:
             at = ("sequence_batching", "state", i, "initial_state", j, "data_file")
             named.append((at, first.data_file, "the model's folder initial_state/"))
     for path, name, folder in named:
-        if not inside(name):
+        if name and not inside(name):
             c.fail(path, f"'{name}' must stay within {folder}")
 
 

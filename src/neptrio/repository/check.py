@@ -29,7 +29,6 @@ from neptrio.model import config as model_config
 from neptrio.model import config_problems, defaults, labels, sequence_config, validate_config
 from neptrio.model.config import ConfigSource
 from neptrio.model.config_problems import Lost
-from neptrio.model.layout import Layout
 from neptrio.model.problem import ERROR, WARNING, Problem
 from neptrio.observe.metrics_config import first_response_buckets
 from neptrio.repository import scan
@@ -211,8 +210,11 @@ class Checker:
         def tell(error: Exception | str) -> None:
             checked.report(_placed(source, str(error), str(context.version_dir)))
 
-        files_told = False
-        if backend is not None and version and not self._settings.disable_auto_complete_config:
+        named = validate_config.files(source, own, folder)
+        files_told = bool(named)
+        for problem in named:
+            checked.report(problem)
+        if backend is not None and version and not named and not self._settings.disable_auto_complete_config:
             try:
                 checked.complete = backend.complete_from_files(context) and checked.complete
             except TritonError as error:
@@ -235,7 +237,6 @@ class Checker:
             if own.WhichOneof("scheduling_choice") == "sequence_batching":
                 sequence_config.parse(own, folder)
             batching_policy(own)
-            Layout(own)
             first_response_buckets(own)
             if backend is not None and version and not files_told:
                 backend.examine(context, tell)
@@ -253,7 +254,8 @@ class Checker:
     def _contents(self, checked: Checked, source: ConfigSource, config: Any) -> None:
         assert checked.folder is not None
         for i, output in enumerate(config.output):
-            if output.label_filename and (checked.folder / output.label_filename).is_file():
+            label = output.label_filename
+            if label and validate_config.inside(label) and (checked.folder / label).is_file():
                 at = ("output", i, "label_filename")
                 try:
                     found = labels.read_file(checked.folder / output.label_filename, output.name)
@@ -263,8 +265,16 @@ class Checker:
                 if len(output.dims) == 1 and output.dims[0] > 0 and len(found) != output.dims[0]:
                     text = f"{len(found)} labels for the {output.dims[0]} elements of output '{output.name}'"
                     checked.report(source.problem(at, text, WARNING))
+        inputs = {tensor.name: tensor for tensor in config.input}
         for i, sample in enumerate(config.model_warmup):
+            missing = [n for n, t in inputs.items() if not t.optional and n not in sample.inputs]
+            if sample.batch_size and missing:
+                text = f"warm-up sample '{sample.name}' gives no data for {', '.join(missing)}"
+                checked.report(source.problem(("model_warmup", i), text))
             for name, data in sorted(sample.inputs.items()):
+                if name in inputs and not _fits(data.dims, inputs[name].dims):
+                    text = f"warm-up input '{name}' has dims {list(data.dims)}, its input {list(inputs[name].dims)}"
+                    checked.report(source.problem(("model_warmup", i, "inputs"), text))
                 message = _sample_problem(checked.folder, name, data)
                 if message:
                     checked.report(source.problem(("model_warmup", i, "inputs"), message))
@@ -350,6 +360,10 @@ def _layout(checked: Checked, folder: Path) -> None:
                 f"'{name}' is no version number and is ignored; version {number} is a folder named {number}"
             )
             checked.report(Problem(text, str(entry), severity=WARNING))
+
+
+def _fits(given: Sequence[int], declared: Sequence[int]) -> bool:
+    return len(given) == len(declared) and all(d in (-1, g) for g, d in zip(given, declared, strict=True))
 
 
 def _sample_problem(folder: Path, name: str, data: Any) -> str:

@@ -5,11 +5,14 @@ Rules:
  2. A load that is cancelled leaves its thread behind: what the thread still makes is dropped when
     it ends, and another thread may take its place, so that a stuck model never blocks other loads.
  3. Every failure is a TritonError with the model's own words and traceback.
+ 4. A folder that changes while its configuration is read is read again: nobody is served half a file.
+    What changes later (weights replaced during the load) is seen as a change by the next load or poll.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +22,12 @@ import trio
 
 from neptrio._cext.mailbox import CompletionQueue
 from neptrio.backends import registry
-from neptrio.backends.base import Backend, LoadContext
+from neptrio.backends.base import Abandonment, Backend, LoadContext
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.model import config as model_config
 from neptrio.model import defaults, validate_config
 from neptrio.model.config import ConfigSource
-from neptrio.model.model import Model
+from neptrio.model.model import Model, too_long
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
 from neptrio.repository.override import Folder, LoadParameters
@@ -32,6 +35,8 @@ from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
 
 log = logging.getLogger("neptrio.repository")
+
+READS = 5  # of a folder that changes while it is read; then what was read last counts
 
 
 @dataclass(frozen=True)
@@ -96,20 +101,17 @@ class Loader:
             else:
                 model_dir = folders[0]
                 self._refuse_links(model_dir)
-            state = scan.fingerprint(model_dir, scan.roots(self._settings))
-            if parameters.config is not None:
-                source = ConfigSource(
-                    model_config.parse_json(parameters.config, "load parameter 'config'"),
-                    "load parameter 'config'",
-                    parameters.config,
-                )
-            elif files:
-                raise PollFailure("files were given without the parameter 'config'")
-            else:
-                source = model_config.read(model_dir, self._settings.model_config_name)
-            defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
-            versions = scan.wanted(source.config, scan.versions(model_dir))
-            return Found(model_dir, source, state, versions, folder)
+            for attempt in range(1, READS + 1):
+                state = scan.fingerprint(model_dir, scan.roots(self._settings))
+                try:
+                    found = self._read(name, model_dir, parameters, state, folder)
+                except (TritonError, OSError):
+                    if attempt == READS or not self._changed(model_dir, state):
+                        raise
+                else:
+                    if attempt == READS or not self._changed(model_dir, state):
+                        return found
+            raise AssertionError("the last attempt returns or raises")
         except Exception as error:
             _release(folder)
             if isinstance(error, (PollFailure, TritonError, OSError)):
@@ -119,6 +121,28 @@ class Loader:
                 failure = PollFailure(f"{type(error).__name__}: {error}")
             failure.fingerprint = state
             raise failure from None
+
+    def _changed(self, model_dir: Path, state: scan.Fingerprint) -> bool:
+        """Somebody wrote to the folder while it was read: what was read may be half of something."""
+        return scan.fingerprint(model_dir, scan.roots(self._settings)) != state
+
+    def _read(
+        self,
+        name: str,
+        model_dir: Path,
+        parameters: LoadParameters,
+        state: scan.Fingerprint,
+        folder: Folder | None,
+    ) -> Found:
+        if parameters.config is not None:
+            where = "load parameter 'config'"
+            source = ConfigSource(model_config.parse_json(parameters.config, where), where, parameters.config)
+        elif folder is not None:
+            raise PollFailure("files were given without the parameter 'config'")
+        else:
+            source = model_config.read(model_dir, self._settings.model_config_name)
+        defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
+        return Found(model_dir, source, state, scan.wanted(source.config, scan.versions(model_dir)), folder)
 
     def _refuse_links(self, model_dir: Path) -> None:
         links = scan.leading_out(model_dir, self._settings)
@@ -133,8 +157,13 @@ class Loader:
             name, version, found.model_dir, found.model_dir / str(version), own, self._settings, self.services
         )
 
-        def read() -> Backend:
+        def limits() -> tuple[type[Backend], float | None]:
             backend_class = registry.find_for(own, self._settings)
+            return backend_class, backend_class.time_limit(context)
+
+        def read() -> Backend:
+            for problem in validate_config.files(found.source, own, found.model_dir):
+                raise InvalidArgument(str(problem))
             if not self._settings.disable_auto_complete_config:
                 backend_class.auto_complete(context)
             defaults.fill(own, backend_class)
@@ -145,13 +174,18 @@ class Loader:
 
         try:
             with self._memory.measure() as measured:
-                backend = await self._on_thread(read, lambda late: late.unload())
+                backend_class, limit = await self._on_thread(limits, lambda late: None)
+                with trio.move_on_after(math.inf if limit is None else limit) as scope:
+                    backend = await self._on_thread(read, lambda late: late.unload(), context.abandonment)
+                if scope.cancelled_caught:
+                    raise too_long("auto_complete_config or the import", context, limit)
                 model = Model(context, backend, self._loop, self._completions)
                 made.append(model)
                 try:
                     await model.start()
-                except Exception:  # it has stopped itself
-                    made.remove(model)
+                except Exception:
+                    if not model.stuck:  # it has stopped itself
+                        made.remove(model)
                     raise
             model.measured(measured)
         except TritonError:
@@ -161,8 +195,9 @@ class Loader:
             raise Internal(f"{type(error).__name__}: {error}") from error
         return model
 
-    async def _on_thread(self, work: Any, late: Any) -> Any:
-        """work() on a loader thread. When the caller is cancelled meanwhile, late(result) follows it."""
+    async def _on_thread(self, work: Any, late: Any, abandonment: Abandonment | None = None) -> Any:
+        """work() on a loader thread. When the caller is cancelled meanwhile, late(result) follows it,
+        and `abandonment` is told."""
         token = trio.lowlevel.current_trio_token()
         lock = threading.Lock()
         outcome: list[Any] = []
@@ -197,6 +232,8 @@ class Loader:
                     self.left_behind += 1
             if outcome:
                 _drop(outcome[0], late)
+            elif abandonment is not None:
+                abandonment.now()
             raise
         finally:
             self._limiter.release_on_behalf_of(run)

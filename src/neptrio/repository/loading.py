@@ -237,6 +237,7 @@ class Loading:
     def _stop_made(self, operation: Operation) -> None:
         made, operation.building = operation.building, []
         for model in made:
+            model.abort()
             self.discarding += 1
             assert self._catalog.nursery is not None
             self._catalog.nursery.start_soon(self._discard, model)

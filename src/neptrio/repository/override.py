@@ -7,7 +7,6 @@ and no component that a file system refuses.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import shutil
 import tempfile
@@ -88,12 +87,21 @@ def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
     for path, value in files.items():
         if isinstance(value, str):
             try:
-                decoded[path] = base64.b64decode(value.encode("ascii"), validate=True)
-            except (binascii.Error, ValueError) as error:
+                decoded[path] = _base64(value.encode("ascii"))
+            except ValueError as error:
                 raise InvalidArgument(f"load parameter '{FILE}{path}' is not valid base64: {error}") from None
         else:
             decoded[path] = bytes(value)
     return decoded
+
+
+def _base64(text: bytes) -> bytes:
+    """Raises ValueError for anything but the one way to write those bytes' length."""
+    content = binascii.a2b_base64(text, strict_mode=True)
+    padding = len(text) - len(text.rstrip(b"="))
+    if len(text) % 4 or len(content) != len(text) // 4 * 3 - padding:
+        raise ValueError("wrong padding")
+    return content
 
 
 def parts_of(path: str) -> tuple[str, ...]:

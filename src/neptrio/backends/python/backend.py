@@ -48,7 +48,7 @@ def python_of(context: LoadContext) -> str | None:
 
 
 def initialize_seconds(context: LoadContext) -> float:
-    """How long an isolated model may take to initialize. Raises InvalidArgument."""
+    """How long a model may take to be imported, to complete its configuration, and to initialize. Raises InvalidArgument."""
     key = "INITIALIZE_TIMEOUT_SECONDS"
     text = parameter(context.config, key) or context.settings.backend_settings("python").get(
         "initialize-timeout-seconds", "300"
@@ -94,7 +94,9 @@ class PythonBackend(Backend):
         before = json.dumps(to_dict(context.config))
         if isolated(context.config):
             limit = max(initialize_seconds(context), 60.0)  # also a start of the interpreter
-            found = isolated_auto_complete(context.name, python_of(context), path, before, limit)
+            found = isolated_auto_complete(
+                context.name, python_of(context), path, before, limit, context.abandonment
+            )
             if found is not None:
                 apply_completed(context, json.dumps(found))
             return
@@ -111,6 +113,12 @@ class PythonBackend(Backend):
             source.unload()
         if after != before:
             apply_completed(context, after)
+
+    @classmethod
+    def time_limit(cls, context: LoadContext) -> float | None:
+        """In-process models cannot be ended, only left behind; the others' processes are killed."""
+        seconds = initialize_seconds(context)
+        return None if isolated(context.config) else seconds
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:

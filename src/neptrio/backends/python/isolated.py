@@ -37,7 +37,7 @@ from neptrio._cext.request import (
     monotonic_ns,
     tensor_at,
 )
-from neptrio.backends.base import READY_SECONDS, BackendInstance
+from neptrio.backends.base import READY_SECONDS, Abandonment, BackendInstance
 from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
 from neptrio.backends.python.convert import CODES, NUMBERS, wanted_names
 from neptrio.backends.python.instance import ASYNC_CAPACITY, EXECUTING, Post, Reschedule, dropped
@@ -67,11 +67,12 @@ def environment_python(path: str, model_dir: Path) -> str:
 
 
 def auto_complete(
-    name: str, python: str | None, path: Path, config: str, limit: float
+    name: str, python: str | None, path: Path, config: str, limit: float, abandonment: Abandonment
 ) -> dict[str, Any] | None:
     """auto_complete_config in a process of its own: the configuration, None when it has none."""
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     process = Process(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None))
+    abandonment.add(process.kill)
     try:
         process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
         answer = _awaited(process, answers, "completed", limit, "auto_complete_config")
@@ -145,6 +146,7 @@ class IsolatedInstance(BackendInstance):
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._process: Process | None = None
+        self._starting: Process | None = None
         self._cause = "its process has not started"
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._batches: dict[int, tuple[Batch, list[int]]] = {}
@@ -167,7 +169,10 @@ class IsolatedInstance(BackendInstance):
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._answers = answers
         process = Process(self.name, self._python, self._message, self._ended)
+        self._starting = process
         try:
+            if self._stopping.is_set():  # aborted meanwhile
+                raise Internal(f"the start of '{self.name}' was given up")
             process.send(
                 {
                     "t": "initialize",
@@ -184,6 +189,8 @@ class IsolatedInstance(BackendInstance):
             process.kill()
             process.close()
             raise
+        finally:
+            self._starting = None
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
@@ -193,6 +200,12 @@ class IsolatedInstance(BackendInstance):
         self.reason = ""
         if not self.healthy:  # it died between its answer and here
             self._ended(process)
+
+    def abort(self) -> None:
+        self._stopping.set()
+        process = self._starting
+        if process is not None:
+            process.kill()
 
     def _ended(self, process: Process) -> None:
         """The child is gone (reader thread): rule 1."""
@@ -248,7 +261,7 @@ class IsolatedInstance(BackendInstance):
             return
 
     def finalize(self) -> None:
-        self._stopping.set()
+        self.abort()  # also a restart that hangs
         process = self._process
         if process is None:
             if self._supervisor is not None:

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,13 @@ main(int(sys.argv[2]))
 """
 LAST_LINES = 12  # of the child's output, told with its end
 KILL_SECONDS = 2.0
+_alive: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def kill_all() -> None:
+    """Ends every child: the server is about to leave without waiting for threads that are stuck."""
+    for process in list(_alive):
+        process.kill()
 
 
 class Process:
@@ -80,6 +88,7 @@ class Process:
         finally:
             theirs.close()
         self.pid = self._child.pid
+        _alive.add(self)
         self.wire = Wire(ours)
         self._threads = [
             threading.Thread(target=target, name=f"{name}-{role}", daemon=True)
