@@ -80,17 +80,17 @@ version_policy { specific { versions: [ 1, 7 ] } }
     write_model(tmp_path, "m", text)
     got = problems(tmp_path)
     places = [line.split(" ")[2].rstrip(":") for line in got]
-    assert places == [f"m/config.pbtxt:{n}" for n in (4, 6, 13, 3, 7, 7, 12, 11)], got
+    assert places == [f"m/config.pbtxt:{n}" for n in (4, 6, 13, 11, 3, 7, 7, 12)], got
     for said, line in zip(
         (
             "unknown field 'wrong_field' of ModelConfig",
             "'TYPE_INT33' is no DataType, did you mean 'TYPE_INT32'?",
             "warning: m: m/config.pbtxt:13: version_policy.specific.versions[1]: there is no folder of version 7",
+            "output[0].label_filename: '../labels.txt' must stay within the model's folder",
             "max_batch_size: expected 0 (no batching) or more, got -3",
             "input[1].name: two inputs are called 'A'",
             "input[1].dims[0]: input 'A': a dimension is 1 or more, or -1 for any size, got 0",
             "instance_group[0].count: expected 1 or more instances, got -1",
-            "output[0].label_filename: '../labels.txt' must stay within the model's folder",
         ),
         got,
         strict=True,

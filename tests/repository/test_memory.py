@@ -1,0 +1,126 @@
+"""Memory, descriptors, threads and shared memory come back after unloads.
+
+`make test` runs a few cycles and demands that descriptors, threads and shared memory are equal to
+what they were; `make soak` runs 200 and looks at the resident size too (NEPTRIO_MEMORY_CYCLES).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+
+from tests.repository.test_swap import eventually
+from tests.support import onnx_models
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+CYCLES = int(os.environ.get("NEPTRIO_MEMORY_CYCLES", "6"))
+FIRST = 2  # a first load imports what it needs for good
+SETTLED = 10  # from this cycle on the size is compared
+SLACK = 1.05
+IO = """input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ] max_batch_size: 8 """
+ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } } '
+CODE = """
+import helper
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.weights = np.ones(1 << 20, np.float32)
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("Y", helper.same(pb_utils.get_input_tensor_by_name(r, "X").as_numpy()))]
+            )
+            for r in requests
+        ]
+"""
+HELPER = "def same(array):\n    return array + 0\n"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a server process holds."""
+
+    descriptors: int
+    threads: int
+    shared: frozenset[str]  # mapped
+    children: int
+
+
+def held(pid: int) -> Held:
+    process = Path(f"/proc/{pid}")
+    threads = children = 0
+    for task in (process / "task").iterdir():
+        try:
+            # trio's idle workers are not counted: they end by themselves after ten seconds
+            threads += not (task / "comm").read_text().startswith(("Trio thread", "trio.to_thread"))
+            children += len((task / "children").read_text().split())
+        except OSError:  # it has just ended
+            continue
+    return Held(
+        len(list((process / "fd").iterdir())),
+        threads,
+        frozenset(re.findall(r"(?:/dev/shm/|/memfd:)\S+", (process / "maps").read_text())),
+        children,
+    )
+
+
+def resident(pid: int) -> int:
+    """Resident bytes."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def infer(client: Any, name: str) -> None:
+    tensor = httpclient.InferInput("X", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+    client.infer(name, [tensor])
+
+
+@pytest.mark.parametrize("name", ["onnx", "python", "isolated"])
+def test_cycles_of_load_and_unload_leave_nothing(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path, "onnx", 'backend: "onnxruntime" ' + IO, {"1/model.onnx": onnx_models.identity()})
+    files: dict[str, str | bytes] = {"1/model.py": CODE, "1/helper.py": HELPER}
+    write_model(tmp_path, "python", 'backend: "python" ' + IO, files)
+    write_model(tmp_path, "isolated", 'backend: "python" ' + IO + ISOLATED, files)
+    with ServerProcess(tmp_path, "--model-control-mode=explicit") as server:
+        pid = server.process.pid
+        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+            sizes: list[int] = []
+            before: Held | None = None
+            for cycle in range(1, CYCLES + 1):
+                client.load_model(name)
+                infer(client, name)
+                client.unload_model(name)
+                eventually(
+                    lambda: all(r.get("state") != "UNLOADING" for r in client.get_model_repository_index()),
+                    "it is unloaded",
+                )
+                sizes.append(resident(pid))
+                if cycle == FIRST:
+                    eventually(lambda: held(pid).children == 0, "its process is gone")
+                    before = held(pid)
+            assert before is not None
+            last: list[Held] = []
+
+            def same() -> bool:
+                last[:] = [held(pid)]
+                return last[0] == before
+
+            eventually(same, f"what is held is what was held: {last} {before}")
+            print(f"{name}: after 10 {sizes[min(SETTLED, CYCLES) - 1] >> 10} KiB, after {CYCLES} {sizes[-1] >> 10} KiB, "
+                  f"largest {max(sizes) >> 10} KiB, {before}")  # fmt: skip
+            if CYCLES > SETTLED:
+                assert sizes[-1] <= sizes[SETTLED - 1] * SLACK, sizes
