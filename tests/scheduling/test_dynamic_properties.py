@@ -43,25 +43,26 @@ def policies(draw: Any, ordered: bool = False) -> BatchingPolicy:
     )
 
 
-sends = st.tuples(
-    st.just("send"),
-    st.integers(1, 4),
-    st.integers(0, 4),
-    st.sampled_from([0, 500, 2000, 9000]),
-    st.sampled_from([1, 1, 1, 2]),
-)
-operations = st.lists(
-    st.one_of(
-        sends,
-        sends,
-        sends,
-        st.tuples(st.just("advance"), st.integers(0, 6)),
-        st.tuples(st.just("oversleep"), st.integers(1, 9)),
-        st.tuples(st.just("finish"), st.integers(0, 2)),
-        st.tuples(st.just("cancel"), st.integers(0, 40)),
-    ),
-    max_size=60,
-)
+def steps_of(data: bytes) -> list[tuple[Any, ...]]:
+    """Three bytes are a step. One draw instead of hundreds, so that two hundred long schedules are cheap."""
+    steps: list[tuple[Any, ...]] = []
+    for kind, a, b in zip(data[::3], data[1::3], data[2::3], strict=False):
+        match kind % 12:
+            case 0 | 1 | 2 | 3 | 4 | 5:
+                timeout_us, width = (0, 500, 2000, 9000)[b & 3], 2 if b >> 2 & 3 == 3 else 1
+                steps.append(("send", 1 + a % 4, (a >> 2) % 5, timeout_us, width))
+            case 6 | 7:
+                steps.append(("advance", a % 7))
+            case 8 | 9:
+                steps.append(("finish", a % 3))
+            case 10:
+                steps.append(("cancel", a % 40))
+            case _:
+                steps.append(("oversleep", 1 + a % 9))
+    return steps
+
+
+operations = st.binary(min_size=36, max_size=180).map(steps_of)
 often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -121,6 +122,16 @@ WRITTEN: list[tuple[BatchingPolicy, int, list[tuple[Any, ...]]]] = [
         BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=1000, delay=True),)),
         1,
         [send(), send(), send(), advance(0.5), send(), advance(0.5), send(), *[FINISH] * 3],
+    ),
+    (
+        BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=1000, override=True),)),
+        1,
+        [send(), send(1, 0, 2000), send(), advance(1), FINISH],
+    ),
+    (
+        BatchingPolicy(1, (1,), levels=(QueuePolicy(timeout_us=3000),)),
+        1,
+        [send(), send(1, 0, 500), send(), advance(1), FINISH],
     ),
     # a queue that is exactly full, and one that a finished batch makes room in
     (BatchingPolicy(1, (1,), levels=(QueuePolicy(max_size=2),)), 1, [send()] * 4 + [FINISH] + [send()] * 2),
