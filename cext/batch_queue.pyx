@@ -250,6 +250,15 @@ cdef class BatchQueue:
         return True
 
     @property
+    def full(self) -> bool:
+        """True when every level has as many requests as it may."""
+        cdef Level level
+        for level in self.levels:
+            if not level.max_size or level.size < level.max_size:
+                return False
+        return True
+
+    @property
     def next_deadline_ns(self) -> int:
         """The earliest deadline of a waiting request, 0 when there is none."""
         return (<Entry>self.heap[0]).request.deadline_ns if self.heap else 0

@@ -233,6 +233,12 @@ def percent_encode(str message) -> bytes:
     cdef bytes raw = message.encode("utf-8", "replace")
     cdef bytearray out = bytearray()
     cdef unsigned char b
+    if len(raw) <= LONGEST_STATUS:
+        for b in raw:
+            if not 0x20 <= b <= 0x7E or b == 0x25:
+                break
+        else:
+            return raw
     for b in raw:
         if len(out) > LONGEST_STATUS and b & 0xC0 != 0x80:
             out += b"..."

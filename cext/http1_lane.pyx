@@ -55,6 +55,7 @@ cdef enum:
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # answers up to this size leave as one buffer
     MOST_HEAD = 8 << 10    # of a request in the lane
+    LARGE_BODY = 4 << 10   # decoding more is worth asking first whether there is room for the request
     MOST_ROUTES = 1024     # clients use few paths; what others try must not grow memory
 
 RECEIVE_BYTES = RECEIVE
@@ -411,6 +412,8 @@ cdef class Http1Lane(RequestHead):
             if header_length > exchange.held:
                 raise InvalidArgument(
                     f"inference header size should be in range (0, {exchange.held}), got: {header_length}")
+            if exchange.held > LARGE_BODY and not self.door.tracing:
+                model.scheduler.expect_room()
             exchange.binary_default = decode_request(
                 request, body, None if header_length < 0 else header_length, self.shared_memory)
             request.responder = exchange

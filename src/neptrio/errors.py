@@ -9,6 +9,7 @@ request is INVALID_ARGUMENT, not INTERNAL.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from grpclib.const import Status
 
@@ -47,6 +48,8 @@ class TritonError(Exception):
     """An error with the code a client sees and the message it is told."""
 
     code = Code.UNKNOWN
+    # its encoded answers, shared by errors that say the same and come by the thousand (a full queue)
+    answers: dict[Any, Any] | None = None
 
     def __init__(self, message: str, code: Code | None = None, reason: Reason = Reason.OTHER) -> None:
         super().__init__(message)

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from tests.client.test_cancellation import until
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -84,7 +85,8 @@ def test_eight_requests_batch_and_each_gets_its_own_answer(
 def test_the_verbose_log_says_why_a_batch_closed(held: ServerProcess) -> None:
     with grpcclient.InferenceServerClient(held.grpc) as client:
         burst(client, "logged", 8)
-    assert "model 'logged' version 1: batch of 8 from 8 request(s) closed, full" in held.log()
+    line = "model 'logged' version 1: batch of 8 from 8 request(s) closed, full"
+    until(lambda: line in held.log(), "the log line")
 
 
 def test_a_queue_policy_holds_exactly_as_many_as_it_says(tmp_path: Path) -> None:

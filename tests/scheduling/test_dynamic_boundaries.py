@@ -13,6 +13,7 @@ import pytest
 from neptrio._cext.batch_queue import BatchQueue
 from neptrio._cext.request import InferRequest, InputSpec, ModelCore, Tensor
 
+from neptrio.errors import Unavailable
 from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy
 from neptrio.stamps import Stamp
 from tests.support.batching import START, Bench
@@ -315,6 +316,46 @@ def test_a_request_whose_deadline_has_come_does_not_execute_though_an_instance_i
     assert b.scheduler.statistics().rejected_timeout == 1
 
 
+@pytest.mark.parametrize(("late", "accepted"), [(-1, False), (0, True), (1, True)])
+def test_a_full_queue_has_room_from_the_nanosecond_of_a_deadline(late: int, accepted: bool) -> None:
+    """Though the timer has not had its say yet: nobody is refused for one who is refused himself."""
+    b = bench(1, levels=(QueuePolicy(max_size=1, timeout_us=5_000),))
+    b.send("running")
+    b.send("0")
+    b.now += 5 * MS + late
+    assert b.send("new") is accepted
+    assert b.answers() == ([("0", "Request timeout expired")] if accepted else [])
+
+
+@pytest.mark.parametrize("levels", [(QueuePolicy(max_size=2),), (QueuePolicy(max_size=1),) * 2])
+def test_a_large_request_can_ask_whether_there_is_room(levels: tuple[QueuePolicy, ...]) -> None:
+    b = bench(1, levels=levels)
+    for i in range(3):
+        b.scheduler.expect_room()
+        b.send(f"{i}", priority=i % 2 + 1)
+    with pytest.raises(Unavailable, match=r"\[request id: <id_unknown>\] Exceeds maximum queue size"):
+        b.scheduler.expect_room()
+    assert b.scheduler.statistics().rejected_full == 1
+    b.pool.instances[0].finish()
+    b.scheduler.expect_room()  # an instance is free: what waits is about to leave
+    b.end_turn()
+    b.scheduler.expect_room()
+
+
+def test_a_level_without_a_limit_always_has_room() -> None:
+    b = bench(1, levels=(QueuePolicy(max_size=1), QueuePolicy()))
+    for i in range(4):
+        b.send(f"{i}", priority=i % 2 + 1)
+    b.scheduler.expect_room()
+
+
+def test_an_expired_request_is_room_for_a_large_one() -> None:
+    b = bench(1, levels=(QueuePolicy(max_size=1, timeout_us=5_000),))
+    b.send("running")
+    b.send("0")  # the bench's clock has long passed by the real one, which expect_room() looks at
+    b.scheduler.expect_room()
+
+
 def test_a_deadline_a_nanosecond_away_lets_a_request_execute() -> None:
     b = bench(1, levels=(QueuePolicy(timeout_us=5_000),))
     b.send("running")
@@ -362,7 +403,17 @@ def test_a_departure_lets_those_it_kept_apart_leave_together() -> None:
     assert b.batches()[4:] == [(["4", "6", "7"], "preferred")]
 
 
-def test_a_cancel_has_the_rest_looked_at_again() -> None:
+def test_a_cancel_has_the_rest_looked_at_again_at_once() -> None:
+    b = bench(8, delay_ns=10 * MS, preferred=(2, 8))
+    b.send("0")
+    b.send("1", size=2)
+    assert b.batches() == [], "3 is no preferred size, and 8 is still possible"
+    b.advance(MS)
+    b.cancel("0")
+    assert b.events[-1] == (MS, "batch", ["1"], "preferred", MS)
+
+
+def test_a_cancelled_prepared_batch_makes_room_for_the_next() -> None:
     b = bench(8, delay_ns=10 * MS, preferred=(3,))
     b.send("0")
     b.send("1")

@@ -144,7 +144,8 @@ WRITTEN: list[tuple[BatchingPolicy, int, list[tuple[Any, ...]]]] = [
     (BatchingPolicy(4, (4,), 5 * MS), 1, [send(3), send(1), FINISH, send(3), send(2), FINISH, FINISH]),
     (BatchingPolicy(8, (2, 4), 5 * MS), 1, [send(4), FINISH, send(2), send(2), FINISH, send(3), send(2)]),
     (BatchingPolicy(8, (3,), 5 * MS), 1, [send(2), send(2), FINISH, send(4), FINISH, send(2), send(1)]),
-    # who leaves a batch may let the others go
+    # who leaves may let the others go: 1 + 2 waits for 8, 2 alone is a preferred size
+    (BatchingPolicy(8, (2, 8), 5 * MS), 1, [send(1), send(2), ("cancel", 0), advance(1), FINISH]),
     (
         BatchingPolicy(8, (2,), 5 * MS),
         1,

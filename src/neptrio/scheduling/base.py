@@ -49,6 +49,10 @@ class Scheduler(ABC):
     def cancel(self, request: InferRequest) -> None:
         """The caller is gone. Queued requests complete as cancelled at once; others run on."""
 
+    def expect_room(self) -> None:
+        """Raises Unavailable if any request would be refused now, for want of room. Asked before a
+        large body is decoded; enqueue() has the last word."""
+
     @abstractmethod
     def dispatch(self, now_ns: int) -> None:
         """Forms batches and submits them while instances are free. Called by the turn."""

@@ -12,8 +12,8 @@ Rules:
     still works, and only a batch that waiting could not make any better.
  3. The delay counts from the oldest request of the batch. One timer stands at the earliest of
     that and the earliest deadline.
- 4. A full queue is asked to dispatch before a request is refused, so a limit counts requests that
-    really wait, whatever the order of events within one pass of the loop.
+ 4. A full queue is asked to dispatch before a request is refused, unless that could change nothing, so
+    a limit counts requests that really wait, whatever the order of events within one pass of the loop.
  5. A cancelled request leaves at once while it is queued or prepared; its batch-mates go on.
 
 Source: spec/rules.md E2, spec/observed.md 9; docs/batching.md.
@@ -24,10 +24,11 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from neptrio._cext.batch import complete
 from neptrio._cext.batch_queue import REASONS, BatchQueue
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore
+from neptrio._cext.request import InferRequest, InferResponse, ModelCore, monotonic_ns
 from neptrio.errors import Cancelled, Reason, TritonError, Unavailable
 from neptrio.model.instance import InstancePool
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, withdraw
@@ -60,6 +61,10 @@ class DynamicStatistics(SchedulerStatistics):
     cancelled: int
 
 
+FULL_WITHOUT_ID = "[request id: <id_unknown>] Exceeds maximum queue size"
+FULL_ANSWERS: dict[Any, Any] = {}  # that text as the transports have encoded it
+
+
 def _held_requests() -> int:
     text = os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "")
     return int(text) if text.isdigit() else 0
@@ -87,6 +92,7 @@ class DynamicScheduler(Scheduler):
         self._prefetch = not policy.exact and not pool.limited
         self._order = ArrivalOrder() if policy.preserve_ordering else None
         self._timer: Timer | None = None
+        self._wake = 0  # until then, or until something is noted, dispatch() would change nothing
         self._noted = False
         self._flushing = False
         self._last_count = 1
@@ -112,13 +118,13 @@ class DynamicScheduler(Scheduler):
     def enqueue(self, request: InferRequest) -> None:
         queue = self._queue
         if not queue.push(request):
-            self.dispatch(request.timestamp(QUEUE_START))
-            if not queue.push(request):
-                self._rejected_full += 1
-                raise Unavailable(
-                    f"[request id: {request.id or '<id_unknown>'}] Exceeds maximum queue size",
-                    reason=Reason.REJECTED,
-                )
+            now = request.timestamp(QUEUE_START)
+            if self._noted or 0 < self._wake <= now:  # else the last dispatch() left nothing to do
+                self.dispatch(now)
+                if not queue.push(request):
+                    raise self._refusal(request.id)
+            else:
+                raise self._refusal(request.id)
         request.scheduler = self
         if self._order is not None:
             self._order.arrived(request)
@@ -129,6 +135,19 @@ class DynamicScheduler(Scheduler):
             self._loop.turn.mark(self)
         else:
             self._loop.turn.mark_later(self)
+
+    def _refusal(self, id: str) -> Unavailable:
+        """The error of a full queue. Cheap: it is raised most when there is least time."""
+        self._rejected_full += 1
+        if id:
+            return Unavailable(f"[request id: {id}] Exceeds maximum queue size", reason=Reason.REJECTED)
+        error = Unavailable(FULL_WITHOUT_ID, reason=Reason.REJECTED)
+        error.answers = FULL_ANSWERS
+        return error
+
+    def expect_room(self) -> None:
+        if self._queue.full and not self._noted and not 0 < self._wake <= monotonic_ns():
+            raise self._refusal("")
 
     def cancel(self, request: InferRequest) -> None:
         if self._queue.remove(request) or withdraw(request):
@@ -198,6 +217,7 @@ class DynamicScheduler(Scheduler):
         deadline = queue.next_deadline_ns
         if deadline and (wake == 0 or deadline < wake):
             wake = deadline
+        self._wake = wake
         if wake and (self._timer is None or wake < self._timer.when_ns):
             if self._timer is not None:
                 self._timer.cancel()

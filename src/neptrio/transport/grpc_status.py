@@ -27,7 +27,7 @@ PROBLEMS = {
 
 def status_trailers(status: Status, message: str = "") -> list[tuple[bytes, bytes]]:
     """The trailers that end a call with a status."""
-    trailers = [(b"grpc-status", str(status.value).encode())]
+    trailers = [(b"grpc-status", b"%d" % status.value)]
     if message:
         trailers.append((b"grpc-message", percent_encode(message)))
     return trailers
@@ -35,7 +35,12 @@ def status_trailers(status: Status, message: str = "") -> list[tuple[bytes, byte
 
 def error_trailers(error: TritonError) -> list[tuple[bytes, bytes]]:
     """The trailers that end a call with an error."""
-    return status_trailers(error.code.grpc, str(error))
+    if error.answers is None:
+        return status_trailers(error.code.grpc, str(error))
+    trailers: list[tuple[bytes, bytes]] | None = error.answers.get("grpc")
+    if trailers is None:
+        trailers = error.answers["grpc"] = status_trailers(error.code.grpc, str(error))
+    return trailers
 
 
 def problem_headers(problem: int) -> list[tuple[bytes, bytes]]:

@@ -181,6 +181,7 @@ class Exchange(ExchangeCore):
 
     def refuse(self, error: TritonError, status: int = 0) -> None:
         """The whole answer is an error."""
+        self.infer = None  # request and exchange refer to each other: let them go without the collector
         self.reply(status or error.code.http, JSON, error_body(error))
 
     def write(self, buffers: list[Any]) -> None:
@@ -437,9 +438,13 @@ class Http1Connection(Http1Lane):
 
     def reply_error(self, exchange: ExchangeCore, error: TritonError, headers: Headers) -> None:
         """Gives an exchange of the lane an error for its answer."""
-        exchange.output = answer(
-            "1.1", error.code.http, [*JSON, *headers], error_body(error), exchange.keep_alive
-        )
+        answers = error.answers if not headers else None
+        output = answers.get(exchange.keep_alive) if answers is not None else None
+        if output is None:
+            output = answer("1.1", error.code.http, [*JSON, *headers], error_body(error), exchange.keep_alive)
+            if answers is not None:
+                answers[exchange.keep_alive] = output
+        exchange.output = list(output)
 
     def reply_with(
         self, exchange: ExchangeCore, extra: Headers, text: bytes, blobs: list[Any] | None

@@ -28,6 +28,7 @@ BINARY = (b"content-type", b"application/octet-stream")
 RECV_START = int(Stamp.RECV_START)
 RECV_END = int(Stamp.RECV_END)
 SEND_START = int(Stamp.SEND_START)
+LARGE_BODY = 4 << 10  # decoding more is worth asking first whether there is room for the request
 ON_LOOP_BYTES = 64 << 10  # compressing more takes milliseconds, which belong on a thread
 
 
@@ -138,6 +139,8 @@ class HttpInfer:
                 raise InvalidArgument(
                     f"inference header size should be in range (0, {len(body)}), got: {header_length}"
                 )
+        if len(body) > LARGE_BODY and not self._services.inference.tracing:
+            request.model.scheduler.expect_room()
         self._binary_default = decode_request(request, body, header_length, self._services.shared_memory)
         if self.forwarded is not None:
             request.parameters = {**(request.parameters or {}), **self.forwarded}
