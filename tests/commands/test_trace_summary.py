@@ -118,10 +118,10 @@ def test_a_file_that_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_files_larger_than_what_is_read_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from neptrio.observe import trace_summary
+    from neptrio.observe import trace_reader
 
-    monkeypatch.setattr(trace_summary, "CHUNK", 64)
-    monkeypatch.setattr(trace_summary, "WINDOW", 3)
+    monkeypatch.setattr(trace_reader, "CHUNK", 64)
+    monkeypatch.setattr(trace_reader, "WINDOW", 3)
     content = json.dumps([{**meta(i), "timestamps": HTTP} for i in range(1, 101)], indent=1)
     lines, warnings = report(tmp_path, capsys, content)
     assert "Summary for simple (1): trace count = 100" in lines and not warnings
@@ -171,15 +171,59 @@ def test_what_is_no_trace_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "No such file" in capsys.readouterr().err
 
 
-def test_perfetto(tmp_path: Path) -> None:
-    path, out = tmp_path / "trace.json", tmp_path / "events.json"
-    child = [t for t in HTTP if "HTTP" not in t["name"]]
-    path.write_text(
-        json.dumps([{**meta(1), "timestamps": HTTP}, {**meta(2, "step", 1), "timestamps": child}])
-    )
-    assert commands.run("trace", ["export", "-o", str(out), str(path)]) == 0
-    events = json.loads(out.read_text())
-    assert {e["ph"] for e in events} == {"X"} and {e["tid"] for e in events} == {1}
-    request = next(e for e in events if e["cat"] == "request")
-    assert (request["name"], request["ts"], request["dur"]) == ("simple (1)", 100.0, 378.0)
-    assert [e["name"] for e in events].count("compute") == 2
+def test_steps_and_clients_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = [t for t in HTTP if "HTTP" not in t["name"]]
+    root = [t for t in HTTP if "COMPUTE" not in t["name"]]
+    content = [
+        {**meta(1, "flow"), "timestamps": root}, {**meta(2, "step", 1), "timestamps": step},
+        {**meta(3, "step", 1), "timestamps": step}, {**meta(4, "step"), "timestamps": HTTP},
+        {**meta(5, "flow", error="no"), "timestamps": root}, {**meta(6, "step", 5), "timestamps": step},
+    ]  # fmt: skip
+    lines, _ = report(tmp_path, capsys, content)
+    at = lines.index("Summary for step (1): trace count = 4")
+    assert lines[at + 1 : at + 4] == [
+        "From clients: 1, as steps and calls: 3", "HTTP infer request (avg): 378us", "  Receive (avg): 21us"
+    ]  # fmt: skip
+    assert "With errors: 1" in lines
+    at = lines.index("HTTP requests with steps (avg handler time):")
+    assert lines[at + 1 : at + 4] == ["  flow (1): 269us", "    step (1): 269us, 1.5 per request", ""]
+
+
+def test_percentiles_of_many_and_of_few() -> None:
+    from neptrio.observe.trace_summary import Durations
+
+    few, many = Durations(), Durations()
+    for ns in range(100, 0, -1):
+        few.add(ns)
+    assert few.percentiles((1, 50, 99, 100)) == [1, 50, 99, 100] and few.largest == 100
+    for ns in range(250_000):
+        many.add(ns * 1000)
+    found = many.percentiles((50, 90, 99))
+    assert found == [pytest.approx(share * 250_000_000, rel=1e-3) for share in (0.5, 0.9, 0.99)]
+    assert many.largest == 249_999_000
+
+
+def test_tensors_that_triton_servers_write_badly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = [
+        meta(1),
+        tensor(1, "TENSOR_QUEUE_INPUT", "chars", "\x01,\x02", "UINT8"),
+        tensor(1, "TENSOR_QUEUE_INPUT", "half", "", "FP16"),
+        tensor(1, "TENSOR_QUEUE_INPUT", "fine", "3,4", "UINT8"),
+        {**meta(1), "activity": "TENSOR_QUEUE_INPUT", "tensor": 5},
+    ]
+    lines, warnings = report(tmp_path, capsys, content)
+    text = "\n".join(lines)
+    assert "chars: (its text is not one of UINT8 elements: '\\x01,\\x02')" in text
+    assert "half: (its shape [2] has 2 elements, its text has 0)" in text and "fine: [3 4]" in text
+    assert "an object of trace 1 is not understood" in warnings
+
+
+def test_children_of_a_parent_that_never_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from neptrio.observe import trace_summary
+
+    monkeypatch.setattr(trace_summary, "PARENTS", 10)
+    content = [{**meta(i, "step", 1000 + i), "timestamps": HTTP} for i in range(1, 101)]
+    lines, _ = report(tmp_path, capsys, content)
+    assert lines[1:] == ["100 traces that came over neither HTTP nor gRPC are left out"]

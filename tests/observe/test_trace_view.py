@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from neptrio import commands
-from neptrio.observe.trace_summary import Trace
+from neptrio.observe.trace_reader import Trace
 from neptrio.observe.trace_view import (
     OUTCOMES,
     STAGES,

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable
 
 from neptrio import flags
-from neptrio.observe.trace_summary import Summary, Trace, perfetto, read, trace_lines
+from neptrio.observe.trace_export import perfetto
+from neptrio.observe.trace_reader import Trace, read
+from neptrio.observe.trace_summary import Summary, trace_lines
 from neptrio.observe.trace_view import LIMIT, collect, html
 
 HELP = "summarise, show and export trace files"

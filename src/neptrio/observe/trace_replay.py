@@ -32,7 +32,7 @@ from neptrio.client.client import Client, InferenceError, Result, open_client
 from neptrio.client.http import HttpClient
 from neptrio.descriptors import message_class
 from neptrio.observe.trace_compare import Difference, compare
-from neptrio.observe.trace_summary import Trace, merged
+from neptrio.observe.trace_reader import Trace, merged
 from neptrio.observe.trace_values import array_of, flat, shape_of
 from neptrio.observe.trace_view import outcome
 

@@ -1,33 +1,28 @@
 """What a trace file says: averages by stage, percentiles, the slowest requests, the flow of data.
 
-The problem: trace files may be larger than memory, come from this server (an object per request) or
-from a Triton server (an object per event, children before their parents), and may be cut off. The
-choice: objects are decoded one by one and merged by id in a window; what falls out of the window is
-added up.
-
 Rules (spec/trace-file.md):
  1. A root counts for HTTP or gRPC by its receive timestamps; a child counts where its root does.
  2. A trace needs REQUEST_START and REQUEST_END; others are counted as incomplete.
  3. HTTP requests last from receive start to send end, gRPC requests from the end of wait/read.
- 4. A file that breaks off is reported as far as it goes, with a warning.
+ 4. Memory does not grow with the file: ids, orphans, tensors and durations are kept up to the limits
+    below; percentiles of more durations than EXACT are right to one part in a thousand.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
-WINDOW = 50_000  # traces that may still get objects
-CHUNK = 1 << 20
+from neptrio.observe.trace_reader import WINDOW, Trace
+
+PARENTS = 10 * WINDOW  # traces whose children may still come, and children whose parents may
 SLOWEST = 5
-FLOW_IDS = 1000  # tensors are kept of the first so many traces: the data flow is the first request's
+EXACT = 100_000  # durations of a model that are kept one by one
 PERCENTILES = (50, 90, 95, 99)
-PROSE = {"REQUEST_HANDLER_START": "REQUEST_START", "REQUEST_HANDLER_END": "REQUEST_END"}
 
 # stage -> (first timestamp, last timestamp)
 SPANS = {
@@ -42,132 +37,72 @@ SPANS = {
 }
 
 
-def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON array, one by one; a file that is cut off or no array is warned of."""
-    decoder = json.JSONDecoder()
-    text, at, size = source.read(CHUNK), 0, CHUNK
-    text = text.lstrip()
-    if not text.startswith("["):
-        warn("it is not a trace file: expected a JSON array")
-        return
-    at = 1
-    while True:
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        if at < len(text) and text[at] == "]":
-            return
-        try:
-            if at >= len(text):
-                raise ValueError
-            item, end = decoder.raw_decode(text, at)
-        except ValueError:
-            more = source.read(size)
-            if not more:
-                warn("it is cut off; what follows covers the objects before that")
-                return
-            size *= 2  # an object larger than what was read must not be decoded again and again
-            text, at = text[at:] + more, 0
-            continue
-        at = end
-        if at > CHUNK:
-            text, at, size = text[at:], 0, CHUNK
-        if isinstance(item, dict) and isinstance(item.get("id"), int):
-            yield item
+NETWORK = ("request", "receive", "wait", "send", "request overhead")
 
 
-def canonical(name: str) -> str:
-    """A timestamp's name in today's form; the trace guide's prose names are understood too."""
-    if name.isupper():
-        return name
-    upper = name.upper().replace("WAIT/READ", "WAITREAD").replace(" ", "_")
-    return PROSE.get(upper, upper)
+class Durations:
+    """Nanoseconds of many requests, for percentiles: one by one up to EXACT, then by three digits."""
 
+    def __init__(self) -> None:
+        self.largest = 0
+        self._exact = array("q")
+        self._counts: dict[int, int] = {}
+        self._count = 0
 
-@dataclass
-class Trace:
-    """One request, merged from its objects."""
+    def add(self, ns: int) -> None:
+        """Takes one."""
+        self._count += 1
+        self.largest = max(self.largest, ns)
+        self._exact.append(ns)
+        if len(self._exact) > EXACT:
+            for value in self._exact:
+                rounded = _rounded(value)
+                self._counts[rounded] = self._counts.get(rounded, 0) + 1
+            del self._exact[:]
 
-    id: int
-    model: str = ""
-    version: Any = ""
-    parent: int = 0
-    request_id: str = ""
-    error: str = ""
-    times: list[tuple[int, str]] = field(default_factory=list)
-    tensors: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    responses: list[int] = field(default_factory=list)  # which one each tensor belongs to
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, item: dict[str, Any], tensors: bool) -> None:
-        """Takes one object of the file."""
-        self.model = str(item.get("model_name", self.model))
-        self.version = item.get("model_version", self.version)
-        self.parent = int(item.get("parent_id", self.parent))
-        self.request_id = str(item.get("request_id", self.request_id))
-        self.error = str(item.get("error", self.error))
-        self.parameters = dict(item.get("parameters", self.parameters))
-        for stamp in item.get("timestamps", ()):
-            self.times.append((int(stamp["ns"]), canonical(str(stamp["name"]))))
-        if tensors and "tensor" in item:
-            self.tensors.append((str(item.get("activity", "")), dict(item["tensor"])))
-            self.responses.append(int(item.get("response", 0)))
-
-    def first(self) -> dict[str, int]:
-        """Each timestamp by name; of those that repeat (decoupled models) starts are the first, ends the last."""
-        found: dict[str, int] = {}
-        for ns, name in sorted(self.times):
-            if name not in found or name.endswith("_END"):
-                found[name] = ns
+    def percentiles(self, ranks: tuple[int, ...]) -> list[int]:
+        """The values at these percentiles (nearest rank)."""
+        counts = dict(self._counts)
+        for value in self._exact:
+            counts[value] = counts.get(value, 0) + 1
+        found: list[int] = []
+        below = 0
+        wanted = [max(1, -(-rank * self._count // 100)) for rank in ranks]
+        for value in sorted(counts):
+            below += counts[value]
+            while len(found) < len(wanted) and below >= wanted[len(found)]:
+                found.append(value)
         return found
 
-    @property
-    def front(self) -> str:
-        """HTTP, GRPC or nothing."""
-        for _, name in self.times:
-            if name == "HTTP_RECV_START":
-                return "HTTP"
-            if name == "GRPC_WAITREAD_START":
-                return "GRPC"
-        return ""
 
-
-def merged(
-    source: IO[str], warn: Callable[[str], None], window: int = 0, tensors: int = FLOW_IDS
-) -> Iterator[Trace]:
-    """Merges the objects of a file by id; a trace is whole when `window` younger ones have begun.
-
-    Tensors are kept of the first `tensors` traces.
-    """
-    window = window or WINDOW
-    open_traces: OrderedDict[int, Trace] = OrderedDict()
-    seen = 0
-    for item in objects(source, warn):
-        trace = open_traces.get(item["id"])
-        if trace is None:
-            seen += 1
-            trace = open_traces[item["id"]] = Trace(item["id"])
-        try:
-            trace.add(item, seen <= tensors)
-        except (TypeError, ValueError, KeyError, AttributeError):
-            warn(f"an object of trace {trace.id} is not understood and left out")
-        if len(open_traces) > window:
-            yield open_traces.popitem(last=False)[1]
-    yield from open_traces.values()
-
-
-def read(source: IO[str], done: Callable[[Trace], None], warn: Callable[[str], None]) -> None:
-    """Calls `done` for every trace of a file."""
-    for trace in merged(source, warn):
-        done(trace)
+def _rounded(ns: int) -> int:
+    """To four digits: wrong by no more than one part in two thousand."""
+    unit = 10 ** max(0, len(str(ns)) - 4)
+    return (ns + unit // 2) // unit * unit
 
 
 @dataclass
 class _Sums:
-    """Of one model version behind one front."""
+    """Of one model version behind one front.
+
+    `clients` of the `count` came from clients, the others are steps and calls, which have no part in the
+    network: stages of the network are averaged over the first, stages of the handler over all.
+    """
 
     count: int = 0
+    clients: int = 0
     totals: dict[str, int] = field(default_factory=dict)
-    requests: array[int] = field(default_factory=lambda: array("q"))
+    requests: Durations = field(default_factory=Durations)
+    handlers: Durations = field(default_factory=Durations)
+    errors: int = 0
+
+
+@dataclass
+class _Node:
+    """A place in the tree of requests: a model below the models that called it."""
+
+    count: int = 0
+    total: int = 0
 
 
 def stages(trace: Trace) -> dict[str, int] | None:
@@ -184,6 +119,13 @@ def stages(trace: Trace) -> dict[str, int] | None:
         if begin in at and send in at and sent in at:
             found["request"] = max(0, at[sent] - at[begin])
             found["send"] = max(0, at[sent] - at[send])
+            parts = found["handler"] + found["send"] + found.get("receive", 0)
+            found["request overhead"] = max(0, found["request"] - parts)
+    parts = found.get("queue", 0) + found.get("compute", 0)
+    found["handler overhead"] = max(0, found["handler"] - parts)
+    if "request" not in found:  # its answer was never sent: its network stages have no whole to belong to
+        for stage in NETWORK:
+            found.pop(stage, None)
     return found
 
 
@@ -194,8 +136,9 @@ class Summary:
         self.incomplete = 0
         self.homeless = 0
         self._sums: dict[tuple[str, str, Any], _Sums] = {}
-        self._fronts: dict[int, str] = {}
-        self._orphans: dict[int, list[Trace]] = {}
+        self._places: OrderedDict[int, tuple[str, tuple[str, ...]]] = OrderedDict()  # front and path
+        self._orphans: OrderedDict[int, list[Trace]] = OrderedDict()
+        self._tree: dict[tuple[str, tuple[str, ...]], _Node] = {}
         self._slowest: list[tuple[int, int, str, dict[str, int]]] = []
         self._flow: list[Trace] = []
 
@@ -204,16 +147,21 @@ class Summary:
         if trace.tensors:
             self._flow.append(trace)
         if trace.parent:
-            front = self._fronts.get(trace.parent)
-            if front is None:
+            above = self._places.get(trace.parent)
+            if above is None:
                 self._orphans.setdefault(trace.parent, []).append(trace)
+                if len(self._orphans) > PARENTS:
+                    self.homeless += len(self._orphans.popitem(last=False)[1])
                 return
+            self._count(trace, *above)
         else:
-            front = trace.front
-        self._count(trace, front)
+            self._count(trace, trace.front, ())
 
-    def _count(self, trace: Trace, front: str) -> None:
-        self._fronts[trace.id] = front
+    def _count(self, trace: Trace, front: str, above: tuple[str, ...]) -> None:
+        path = (*above, f"{trace.model} ({trace.version})")
+        self._places[trace.id] = front, path
+        if len(self._places) > PARENTS:
+            self._places.popitem(last=False)
         found = stages(trace)
         if found is None:
             self.incomplete += bool(trace.times)
@@ -222,16 +170,23 @@ class Summary:
         else:
             sums = self._sums.setdefault((front, trace.model, trace.version), _Sums())
             sums.count += 1
+            sums.errors += bool(trace.error)
             for stage, ns in found.items():
                 sums.totals[stage] = sums.totals.get(stage, 0) + ns
             total = found.get("request", found["handler"])
-            sums.requests.append(total)
+            sums.handlers.add(found["handler"])
+            if "request" in found:
+                sums.clients += 1
+                sums.requests.add(total)
+            node = self._tree.setdefault((front, path), _Node())
+            node.count += 1
+            node.total += found["handler"]
             if not trace.parent:
                 row = (total, trace.id, f"{trace.model} ({trace.version})", found)
                 push = heapq.heappush if len(self._slowest) < SLOWEST else heapq.heappushpop
                 push(self._slowest, row)
         for child in self._orphans.pop(trace.id, ()):
-            self._count(child, front)
+            self._count(child, front, path)
 
     def lines(self) -> Iterator[str]:
         """The report: HTTP first, then gRPC, models by name."""
@@ -241,6 +196,7 @@ class Summary:
                 ((key, s) for key, s in self._sums.items() if key[0] == front), key=lambda row: str(row[0])
             ):
                 yield from _model_lines(front, model, version, sums)
+        yield from self._tree_lines()
         if self._slowest:
             yield "Slowest requests:"
             for total, number, model, found in sorted(self._slowest, reverse=True):
@@ -257,42 +213,61 @@ class Summary:
                 yield f"{number} {what}"
         yield from flow_lines(self._flow)
 
+    def _tree_lines(self) -> Iterator[str]:
+        """Requests with steps or calls: how often and how long each runs below its parent."""
+        parents = {(front, path[:depth]) for front, path in self._tree for depth in range(1, len(path))}
+        last = ""
+        for front, path in sorted(self._tree, key=lambda place: (place[0] != "HTTP", place[1])):
+            if (front, path[:1]) not in parents:
+                continue
+            node, root = self._tree[front, path], self._tree.get((front, path[:1]))
+            if front != last:
+                yield f"{front} requests with steps (avg handler time):"
+                last = front
+            often = node.count / root.count if root else 1
+            times = "" if len(path) == 1 else f", {often:g} per request" if often != 1 else ""
+            yield f"{'  ' * len(path)}{path[-1]}: {_us(node.total / node.count)}{times}"
+        if last:
+            yield ""
+
 
 def _us(ns: float) -> str:
     return f"{ns / 1000:.0f}us"
 
 
 def _model_lines(front: str, model: str, version: Any, sums: _Sums) -> Iterator[str]:
-    n = sums.count
-    mean = {stage: total / n for stage, total in sums.totals.items()}
+    mean = {
+        stage: total / (sums.clients if stage in NETWORK else sums.count)
+        for stage, total in sums.totals.items()
+    }
 
     def line(depth: int, title: str, value: float | None) -> Iterator[str]:
         if value is not None:
             yield f"{'  ' * depth}{title} (avg): {_us(value)}"
 
-    yield f"Summary for {model} ({version}): trace count = {n}"
+    yield f"Summary for {model} ({version}): trace count = {sums.count}"
     deep = 0
-    if "request" in mean:
+    if sums.clients:
         deep = 1
+        if sums.clients < sums.count:
+            yield f"From clients: {sums.clients}, as steps and calls: {sums.count - sums.clients}"
         yield from line(0, f"{front} infer request", mean["request"])
         yield from line(1, "Receive", mean.get("receive"))
         yield from line(1, "Wait/Read", mean.get("wait"))
         yield from line(1, "Send", mean["send"])
-        rest = mean["request"] - mean["handler"] - mean["send"] - mean.get("receive", 0)
-        yield from line(1, "Overhead", max(0.0, rest))
+        yield from line(1, "Overhead", mean["request overhead"])
     yield from line(deep, "Handler", mean["handler"])
-    rest = mean["handler"] - mean.get("queue", 0) - mean.get("compute", 0)
-    yield from line(deep + 1, "Overhead", max(0.0, rest))
+    yield from line(deep + 1, "Overhead", mean["handler overhead"])
     yield from line(deep + 1, "Queue", mean.get("queue"))
     yield from line(deep + 1, "Compute", mean.get("compute"))
     for stage in ("input", "infer", "output"):
         yield from line(deep + 2, stage.title(), mean.get(stage))
-    ordered = sorted(sums.requests)
-    ranks = " ".join(
-        f"p{p}={_us(ordered[min(len(ordered) - 1, max(0, -(-p * len(ordered) // 100) - 1))])}"
-        for p in PERCENTILES
-    )
-    yield f"Percentiles: {ranks} max={_us(ordered[-1])}"
+    durations = sums.requests if sums.clients else sums.handlers
+    values = durations.percentiles(PERCENTILES)
+    ranks = " ".join(f"p{p}={_us(ns)}" for p, ns in zip(PERCENTILES, values, strict=True))
+    yield f"Percentiles: {ranks} max={_us(durations.largest)}"
+    if sums.errors:
+        yield f"With errors: {sums.errors}"
     yield ""
 
 
@@ -358,40 +333,3 @@ def _tensor(tensor: dict[str, Any]) -> str:
     text = np.array2string(array, threshold=64)
     truncated = tensor.get("truncated_from")
     return f"{text} (cut off, its shape was [{truncated}])" if truncated else text
-
-
-# ------------------------------------------------------------ export
-
-
-def perfetto(source: IO[str], out: IO[str], warn: Callable[[str], None]) -> int:
-    """Writes Chrome/Perfetto trace events, one track per root request; returns the number of traces."""
-    count = 0
-    roots: dict[int, int] = {}
-    separator = "[\n"
-
-    def event(**values: Any) -> None:
-        nonlocal separator
-        out.write(separator + json.dumps(values))
-        separator = ",\n"
-
-    def done(trace: Trace) -> None:
-        nonlocal count
-        at = trace.first()
-        track = roots[trace.id] = roots.get(trace.parent, trace.parent or trace.id)
-        if not at:
-            return
-        count += 1
-        start, end = min(at.values()), max(ns for ns, _ in trace.times)
-        details = {"id": trace.id, "request_id": trace.request_id, "error": trace.error}
-        common = {"ph": "X", "pid": 1, "tid": track}
-        name = f"{trace.model} ({trace.version})"
-        event(name=name, cat="request", ts=start / 1000, dur=(end - start) / 1000, args=details, **common)
-        spans = {**SPANS, "send": (f"{trace.front}_SEND_START", f"{trace.front}_SEND_END")}
-        for stage, (first, last) in spans.items():
-            if first in at and last in at and at[last] >= at[first]:
-                event(name=stage, cat="stage", ts=at[first] / 1000, dur=(at[last] - at[first]) / 1000,
-                      args={"id": trace.id, "model": trace.model}, **common)  # fmt: skip
-
-    read(source, done, warn)
-    out.write("\n]\n" if count else "[]\n")
-    return count

@@ -29,7 +29,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from neptrio.observe.trace_summary import Trace, read
+from neptrio.observe.trace_reader import Trace, read
 
 LIMIT = 20_000  # requests in a page
 TENSOR_LETTERS = 2048  # of a tensor's data in a page
