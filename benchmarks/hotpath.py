@@ -125,14 +125,14 @@ async def unary(
         ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
     connection = GrpcConnection(ours, front, nursery)
     turn = server.loop.turn
-    connection._session.receive(client.h2.data_to_send())
+    connection.session.receive(client.h2.data_to_send())
     chunks = client.calls(count)
     answered = 0
     begin = time.process_time()
     for i in range(0, count, 32):
         while answered < i:
             answered += (await _receive(theirs)).count(b"OUTPUT1")
-        connection._session.receive(b"".join(chunks[i : i + 32]))
+        connection.session.receive(b"".join(chunks[i : i + 32]))
         turn.want_flush(connection)
         turn.end()
         answered += (await _receive(theirs)).count(b"OUTPUT1")
@@ -142,7 +142,7 @@ async def unary(
     ]:
         raise AssertionError("a call failed")
     theirs.close()
-    connection._session.connection_lost()
+    connection.session.connection_lost()
     ours.close()
 
 

@@ -6,7 +6,7 @@ the session is dead or finished, or when its age, its silence or the server's dr
 
 Rules:
  1. Whatever a connection raises ends at that connection.
- 2. Reply bytes that a client does not read are bounded: above HELD_BYTES its complete requests
+ 2. Reply bytes that a client does not read are bounded: above HELD its complete requests
     are parked unsubmitted and its flow-control credit is withheld, so it costs at most that, one
     connection window of requests and the answers of what was under way.
  3. A drain waits for open calls and for their bytes to leave, never for idle clients.
@@ -18,12 +18,12 @@ import logging
 import random
 import socket
 import ssl
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
+from neptrio._cext.grpc_lane import RECEIVE_BYTES, GrpcLane
 from neptrio._cext.request import monotonic_ns
 from neptrio.errors import TritonError
 from neptrio.service import Services
@@ -45,8 +45,6 @@ from neptrio.transport.tls import SecureLink, server_context
 
 log = logging.getLogger("neptrio.grpc")
 
-RECEIVE_BYTES = 256 << 10
-HELD_BYTES = 32 << 20  # reply bytes nobody took: above this, a connection's requests are parked
 HANDSHAKE_S = 20.0  # from accept to the end of the preface
 DRAIN_ROUND_TRIP_NS = 10**9  # after the first GOAWAY, calls that crossed it are still taken
 LINGER_S = 0.5  # how long the peer's last bytes are read after we closed our side
@@ -83,35 +81,28 @@ class GrpcStatistics:
     inflated_bytes: int
 
 
-class GrpcConnection:
+class GrpcConnection(GrpcLane):
     """One HTTP/2 connection."""
 
+    draining: bool
+
     def __init__(self, sock: socket.socket, server: GrpcServer, nursery: trio.Nursery) -> None:
-        self.sock = sock
-        self.services = server.services
+        super().__init__(sock, Link(sock, nursery), server.services)
         self.nursery = nursery
         self.peer = sock.getpeername()
         self.inflating = server.inflating
-        self.compression = server.services.settings.grpc_infer_response_compression_level
         self.forward = None if server.policy is None else server.policy.forward
         self._policy = server.policy
         self._server = server
         self._settings = server.services.settings
         self._handlers = server.handlers
-        self._turn = server.services.loop.turn
         self._timers = server.services.loop.timers
-        self._link: Any = Link(sock, nursery)
         self._stream: trio.SSLStream[trio.SocketStream] | None = None
-        self._session = server.new_session(self.open_stream)
+        self.session = server.new_session(self.open_stream)
         self._scope = trio.CancelScope()
-        self._parked: deque[UnaryInfer] = deque()
         self._pending_timers: dict[str, Any] = {}
-        self._received = 0
-        self._received_at = self.now()
         self._pinged_at = 0
         self._speaking = False  # the preface has come
-        self._draining = False
-        self._drain_acked = 0
 
     def now(self) -> int:
         """Monotonic nanoseconds."""
@@ -142,47 +133,27 @@ class GrpcConnection:
             call.set_deadline(headers.get(b"grpc-timeout"))
         return call
 
-    @property
-    def overfull(self) -> bool:
-        """True while more reply bytes wait for the client than a connection may hold."""
-        return bool(self._session.account.out_bytes + self._link.pending > HELD_BYTES)
-
     def park(self, call: UnaryInfer) -> None:
         """Starts the call when the client has read some of its answers."""
-        self._parked.append(call)
-        self._session.hold()
+        self.parked.append(call)
+        self.session.hold()
 
-    def _unpark(self) -> None:
-        while self._parked and not self.overfull:
-            self._parked.popleft().start()
-        if not self._parked:
-            self._session.release()
+    def unpark(self) -> None:
+        while self.parked and not self.overfull:
+            self.parked.popleft().start()
+        if not self.parked:
+            self.session.release()
 
     # ------------------------------------------------------------ output
 
-    def want_flush(self) -> None:
-        """There is output; it leaves when the turn ends."""
-        self._turn.want_flush(self)
-
     def flush_soon(self) -> None:
         """There is output, and no turn is under way."""
-        self._turn.want_flush(self)
-        self._turn.end()
+        self.turn.want_flush(self)
+        self.turn.end()
 
     def turn_ends(self) -> None:
         """Requests were made outside of receive(): decide and send."""
         self.flush_soon()
-
-    def flush(self) -> None:
-        """Sends what the session has, unless the peer does not keep up."""
-        session, link = self._session, self._link
-        while session.wants_output and not link.congested:
-            link.send(session.data_to_send())
-        if self._parked and not self.overfull:
-            self._unpark()
-            self._turn.want_flush(self)
-        elif session.finished and not link.pending:
-            self._scope.cancel()
 
     # ------------------------------------------------------------ input
 
@@ -197,9 +168,9 @@ class GrpcConnection:
         finally:
             for timer in self._pending_timers.values():
                 timer.cancel()
-            self._session.connection_lost()
-            self._parked.clear()
-            self._turn.end()
+            self.session.connection_lost()
+            self.parked.clear()
+            self.turn.end()
             with trio.CancelScope(shield=True):
                 await self._close()
 
@@ -211,9 +182,9 @@ class GrpcConnection:
                 self._stream = trio.SSLStream(
                     transport, self._server.tls, server_side=True, https_compatible=True
                 )
-                self._link = SecureLink(self._stream, self.nursery)
+                self.link = SecureLink(self._stream, self.nursery)
                 await self._stream.do_handshake()
-            self._link.on_drained = self.flush_soon
+            self.link.on_drained = self.flush_soon
             first = bytearray()
             while len(first) < len(PREFACE) and first == PREFACE[: len(first)]:
                 data = await self._receive_some()
@@ -221,7 +192,7 @@ class GrpcConnection:
                     return False
                 first += data
             if not first.startswith(PREFACE):
-                self._link.send([NOT_HTTP2])
+                self.link.send([NOT_HTTP2])
                 return False
             self._speaking = True
             self._start_timers()
@@ -240,51 +211,28 @@ class GrpcConnection:
                 continue
 
     async def _read(self) -> None:
-        session, sock = self._session, self.sock
-        if self._stream is not None:
-            while not session.dead and not self._link.broken:
-                data = await self._stream.receive_some(RECEIVE_BYTES)
-                if not data:
-                    return
-                self._take(data)
+        if self._stream is None:
+            if not self.session.dead and not self.link.broken:
+                await self.services.loop.poller.read(self.sock, self.take)
             return
-        buffer = bytearray(RECEIVE_BYTES)
-        view = memoryview(buffer)
-
-        def receive() -> bool:
-            try:
-                n = sock.recv_into(buffer)
-            except (BlockingIOError, InterruptedError):
-                return True
-            if n == 0:
-                return False
-            self._feed(view[:n])
-            return not session.dead and not self._link.broken
-
-        if not session.dead and not self._link.broken:
-            await self.services.loop.poller.read(sock, receive)
+        while not self.session.dead and not self.link.broken:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return
+            self._take(data)
 
     def _take(self, data: Any) -> None:
-        self._feed(data)
-        self._turn.end()
-
-    def _feed(self, data: Any) -> None:
-        self._received_at = now = self.now()
-        self._session.receive(data, now)
-        if self._draining and self._session.pings_acked > self._drain_acked:
-            self._finish_drain()
-        self._turn.want_flush(self)
-        if self._session.dead and self._session.failure is not None:
-            log.debug("connection from %s ended: %s", self.peer, self._session.failure)
+        self.feed(data)
+        self.turn.end()
 
     async def _close(self) -> None:
         """The last bytes leave; the peer's last are read, so that it sees ours and no reset."""
-        if self._speaking and self._session.wants_output:
-            self._link.send(self._session.data_to_send())
+        if self._speaking and self.session.wants_output:
+            self.link.send(self.session.data_to_send())
         with trio.move_on_after(CLOSE_S):
-            await self._link.drained()
+            await self.link.drained()
         if self._stream is not None:
-            if self._link.broken:
+            if self.link.broken:
                 await trio.aclose_forcefully(self._stream)
             else:
                 with trio.move_on_after(LINGER_S):
@@ -292,7 +240,7 @@ class GrpcConnection:
                         await self._stream.aclose()
                     except trio.BrokenResourceError:
                         pass
-        elif not self._link.broken:
+        elif not self.link.broken:
             with trio.move_on_after(LINGER_S):
                 try:
                     self.sock.shutdown(socket.SHUT_WR)
@@ -300,7 +248,7 @@ class GrpcConnection:
                         pass
                 except OSError:
                     pass
-        self._link.fail()
+        self.link.fail()
         self.sock.close()
 
     # ------------------------------------------------------------ time
@@ -323,11 +271,11 @@ class GrpcConnection:
 
     def _keep_alive(self) -> None:
         settings = self._settings
-        silent_ms = (self.now() - self._received_at) / 1e6
+        silent_ms = (self.now() - self.received_at) / 1e6
         if silent_ms < settings.grpc_keepalive_time_ms:
             self._at("keepalive", settings.grpc_keepalive_time_ms - silent_ms, self._keep_alive)
-        elif self._session.streams or settings.grpc_keepalive_permit_without_calls:
-            self._session.ping()
+        elif self.session.streams or settings.grpc_keepalive_permit_without_calls:
+            self.session.ping()
             self._pinged_at = self.now()
             self.want_flush()
             self._at("keepalive", settings.grpc_keepalive_timeout_ms, self._keep_alive_over)
@@ -335,9 +283,9 @@ class GrpcConnection:
             self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
 
     def _keep_alive_over(self) -> None:
-        if self._received_at < self._pinged_at:
+        if self.received_at < self._pinged_at:
             log.debug("connection from %s does not answer PING", self.peer)
-            self._link.fail()
+            self.link.fail()
             self.close()
         else:
             self._keep_alive()
@@ -346,24 +294,24 @@ class GrpcConnection:
 
     def start_drain(self) -> None:
         """GOAWAY: no new calls, open ones finish, then the connection ends."""
-        if self._draining:
+        if self.draining:
             return
-        self._draining = True
-        self._drain_acked = self._session.pings_acked
-        self._session.start_drain()
-        self._session.ping()  # its answer says that the peer has seen the GOAWAY
-        self._pending_timers["drain"] = self._timers.at(self.now() + DRAIN_ROUND_TRIP_NS, self._finish_drain)
-        for call in list(self._session.streams.values()):
+        self.draining = True
+        self.drain_acked = self.session.pings_acked
+        self.session.start_drain()
+        self.session.ping()  # its answer says that the peer has seen the GOAWAY
+        self._pending_timers["drain"] = self._timers.at(self.now() + DRAIN_ROUND_TRIP_NS, self.finish_drain)
+        for call in list(self.session.streams.values()):
             call.on_drain()
         self.flush_soon()
 
-    def _finish_drain(self) -> None:
+    def finish_drain(self) -> None:
         """The final GOAWAY: from here on the open calls are all there will be."""
         timer = self._pending_timers.pop("drain", None)
         if timer is not None:
             timer.cancel()
-            self._session.finish_drain()
-            for call in list(self._session.streams.values()):
+            self.session.finish_drain()
+            for call in list(self.session.streams.values()):
                 call.on_drain()
             self.want_flush()
 
@@ -373,11 +321,11 @@ class GrpcConnection:
 
     def statistics(self) -> ConnectionStatistics:
         """What is held now."""
-        account = self._session.account
+        account = self.session.account
         return ConnectionStatistics(
-            open_calls=len(self._session.streams),
-            parked_calls=len(self._parked),
-            unsent_reply_bytes=account.out_bytes + self._link.pending,
+            open_calls=len(self.session.streams),
+            parked_calls=len(self.parked),
+            unsent_reply_bytes=account.out_bytes + self.link.pending,
             unfinished_request_bytes=account.in_bytes,
         )
 

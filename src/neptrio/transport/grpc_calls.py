@@ -25,11 +25,12 @@ from typing import Any
 import trio
 from grpclib.const import Status
 
+from neptrio._cext.grpc_lane import CARDINALITY, UNARY_RESPONDER, UnaryCore
 from neptrio._cext.grpc_stream import GrpcStream
 from neptrio._cext.infer_wire import decode_request, encode_response
 from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
 from neptrio.codec.outputs import select
-from neptrio.errors import Code, TritonError, Unavailable, Unsupported
+from neptrio.errors import TritonError, Unavailable, Unsupported
 from neptrio.observe.propagation import asked
 from neptrio.stamps import Stamp
 from neptrio.transport import grpc_compression as compression
@@ -52,7 +53,6 @@ STREAM_REQUESTS = 16384
 STREAM_INPUT_BYTES = 256 << 20
 STREAM_OUTPUT_BYTES = 16 << 20
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
 
 
 class InferResponder(Responder):
@@ -151,36 +151,16 @@ def restricted(session: Any, stream_id: int, headers: Any, error: TritonError) -
     return RefusedCall(session, stream_id, headers, error_trailers(error))
 
 
-class UnaryInfer(Call):
-    """ModelInfer."""
+class UnaryInfer(UnaryCore, Call):
+    """ModelInfer; the plain case is in cext/grpc_lane."""
 
-    def __init__(self, session: Any, stream_id: int, headers: Any, connection: Any) -> None:
-        GrpcStream.__init__(self, session, stream_id, headers)
-        self._connection = connection
-        self._message: bytes | None = None
-        self._compressed = False
-        self._request: InferRequest | None = None
-        self._inflated = 0
-        self._began_ns = monotonic_ns() if connection.services.inference.tracing else 0
+    _message: bytes | None
+    _compressed: bool
+    _request: InferRequest | None
 
-    def on_message(self, message: bytes, compressed: bool) -> None:
-        if self._message is not None:
-            self._fail(TritonError("a unary call carries one request message, got a second one", CARDINALITY))
-            return
-        self._message = message
-        self._compressed = compressed
-
-    def on_half_close(self) -> None:
-        if self._connection.overfull:
-            self._connection.park(self)
-        else:
-            self.start()
-
-    def start(self) -> None:
-        """The request is complete: decodes and submits it."""
+    def start_generally(self) -> None:
+        """The request is complete, and something about it is not plain: decodes and submits it."""
         message, self._message = self._message, None
-        if self.ended or self.trailers is not None:
-            return
         connection = self._connection
         services = connection.services
         try:
@@ -202,7 +182,7 @@ class UnaryInfer(Call):
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
             request.model = model
             request.context = self
-            request.responder = RESPONDER
+            request.responder = UNARY_RESPONDER
             if services.inference.tracing:
                 request.stamp(RECV_START, self._began_ns)
                 request.stamp(RECV_END)
@@ -226,13 +206,14 @@ class UnaryInfer(Call):
         else:
             self._inflated = len(content)
             if self.ended or self.trailers is not None:
-                self._give_back()
+                self.give_back()
             else:
                 self._message, self._compressed = content, False
                 self.start()
         connection.turn_ends()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Returns what its message took of the inflate budget."""
         if self._inflated:
             self._connection.inflating.release(self._inflated)
             self._inflated = 0
@@ -240,20 +221,13 @@ class UnaryInfer(Call):
     def _fail(self, error: TritonError) -> None:
         self.refused = True
         self.stop_clock()
-        self._give_back()
+        self.give_back()
         self.finish(error_trailers(error))
         self._connection.want_flush()
 
-    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        """The request's answer (there is one: the model is not decoupled)."""
+    def answer_generally(self, request: InferRequest, response: InferResponse) -> None:
+        """The request's answer, compressed or with headers of its own."""
         connection = self._connection
-        self._request = None
-        if self._timer is not None:
-            self.stop_clock()
-        if self._inflated:
-            self._give_back()
-        if self.ended:
-            return
         if request.trace is not None and request.trace.headers:
             self.send_headers([*HEADERS, *request.trace.headers])
         try:
@@ -291,7 +265,7 @@ class UnaryInfer(Call):
     def release(self) -> None:
         self._message = None
         self.stop_clock()
-        self._give_back()
+        self.give_back()
         request, self._request = self._request, None
         if request is not None:
             self._connection.services.inference.cancel(request)

@@ -1,0 +1,38 @@
+# The hot half of gRPC connections and of ModelInfer calls. Trio thread only.
+from libc.stdint cimport int64_t
+
+from neptrio._cext.door cimport Door
+from neptrio._cext.grpc_stream cimport Account, GrpcStream
+from neptrio._cext.link cimport LinkCore
+from neptrio._cext.request cimport InferRequest, InferResponse
+from neptrio._cext.turn cimport TurnCore
+
+cdef class GrpcLane:
+    cdef readonly object sock
+    cdef readonly object services
+    cdef int fd
+    cdef public object session         # nghttp2's or h2's, see neptrio.transport.http2_session
+    cdef public object link            # a Link, or a SecureLink
+    cdef public object forward         # metadata that becomes parameters, or None
+    cdef public object compression     # of replies: "none", ...
+    cdef public object parked          # deque of complete calls that wait for the client to read
+    cdef readonly TurnCore turn
+    cdef Door door
+    cdef object shared_memory
+    cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
+    cdef public bint draining
+    cdef public int64_t drain_acked    # PINGs answered when the drain began
+    cpdef feed(self, data)
+    cpdef want_flush(self)
+    cdef Py_ssize_t unsent(self) except -1
+
+cdef class UnaryCore(GrpcStream):
+    cdef public GrpcLane _connection
+    cdef public object _timer
+    cdef public bytes _message         # the request, when it is complete
+    cdef public bint _compressed
+    cdef public InferRequest _request  # while it is under way
+    cdef public Py_ssize_t _inflated   # bytes held in the inflate budget
+    cdef public int64_t _began_ns
+    cpdef start(self)
+    cdef int answer(self, InferRequest request, InferResponse response) except -1

@@ -1,0 +1,207 @@
+"""The hot half of the gRPC front: a connection's bytes in and out, and plain ModelInfer calls.
+
+The rules are those of neptrio/transport/grpc.py and grpc_calls.py, which have everything that is
+rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t
+
+from neptrio._cext.door cimport Door
+from neptrio._cext.grpc_stream cimport Account, GrpcStream
+from neptrio._cext.link cimport LinkCore
+from neptrio._cext.request cimport (
+    RECV_END,
+    RECV_START,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    Responder,
+    now_ns,
+)
+from neptrio._cext.turn cimport TurnCore
+
+import logging
+import os
+from collections import deque
+
+from neptrio._cext.infer_wire import decode_request, encode_response
+from neptrio._cext.outputs import select
+
+from neptrio.errors import Code, TritonError, Unsupported
+from neptrio.transport.grpc_status import OK_TRAILERS, error_trailers
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t recv(int fd, void* data, size_t n, int flags)
+
+log = logging.getLogger("neptrio.grpc")
+
+cdef enum:
+    RECEIVE = 256 << 10
+    HELD = 32 << 20      # reply bytes nobody took: above this, a connection's requests are parked
+
+RECEIVE_BYTES = RECEIVE
+CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
+cdef bytearray _memory = bytearray(RECEIVE)   # shared: it is emptied before anything else can run
+cdef char* _buffer = _memory
+cdef object _view = memoryview(_memory)       # while there is a view, the memory stays where it is
+
+
+cdef class GrpcLane:
+    """The part of a connection that every byte passes through."""
+
+    def __init__(self, sock, link, services):
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.link = link
+        self.services = services
+        self.turn = services.loop.turn
+        self.door = services.inference
+        self.shared_memory = services.shared_memory
+        self.compression = services.settings.grpc_infer_response_compression_level
+        self.parked = deque()
+        self.received_at = now_ns()
+
+    def take(self):
+        """Reads once; False when reading is over."""
+        cdef ssize_t n = recv(self.fd, _buffer, RECEIVE, 0)
+        if n == 0:
+            return False
+        if n < 0:
+            if errno in (EAGAIN, EINTR):
+                return True
+            raise OSError(errno, os.strerror(errno))
+        self.feed(_view[:n])
+        return not self.session.dead and not self.link.broken
+
+    cpdef feed(self, data):
+        """Gives bytes from the peer to the session."""
+        session = self.session
+        self.received_at = now_ns()
+        session.receive(data, self.received_at)
+        if self.draining and session.pings_acked > self.drain_acked:
+            self.finish_drain()
+        self.turn.want_flush(self)
+        if session.dead and session.failure is not None:
+            log.debug("connection from %s ended: %s", self.peer, session.failure)
+
+    cpdef want_flush(self):
+        """There is output; it leaves when the turn ends."""
+        self.turn.want_flush(self)
+
+    cdef Py_ssize_t unsent(self) except -1:
+        link = self.link
+        if isinstance(link, LinkCore):
+            return (<LinkCore>link).pending
+        return link.pending
+
+    @property
+    def overfull(self) -> bool:
+        """True while more reply bytes wait for the client than a connection may hold."""
+        cdef Account account = self.session.account
+        return account.out_bytes + self.unsent() > HELD
+
+    def flush(self):
+        """Sends what the session has, unless the peer does not keep up."""
+        session = self.session
+        link = self.link
+        while session.wants_output and not link.congested:
+            link.send(session.data_to_send())
+        if self.parked and not self.overfull:
+            self.unpark()
+            self.turn.want_flush(self)
+        elif session.finished and not link.pending:
+            self.close()
+
+
+cdef class UnaryResponder(Responder):
+    """Sends a response to the ModelInfer call that request.context names."""
+
+    cpdef object respond(self, InferRequest request, InferResponse response, bint final):
+        (<UnaryCore>request.context).answer(request, response)
+
+
+cdef UnaryResponder _responder = UnaryResponder()
+UNARY_RESPONDER = _responder
+
+
+cdef class UnaryCore(GrpcStream):
+    """ModelInfer. One request message in, one answer out."""
+
+    def __init__(self, session, int stream_id, headers, GrpcLane connection):
+        GrpcStream.__init__(self, session, stream_id, headers)
+        self._connection = connection
+        if connection.door.tracing:
+            self._began_ns = now_ns()
+
+    def on_message(self, bytes message, bint compressed):
+        if self._message is not None:
+            self._fail(TritonError("a unary call carries one request message, got a second one", CARDINALITY))
+            return
+        self._message = message
+        self._compressed = compressed
+
+    def on_half_close(self):
+        if self._connection.overfull:
+            self._connection.park(self)
+        else:
+            self.start()
+
+    cpdef start(self):
+        """The request is complete: decodes and submits it."""
+        cdef GrpcLane connection = self._connection
+        cdef Door door = connection.door
+        cdef InferRequest request
+        cdef ModelCore model
+        cdef bytes message = self._message
+        if self.ended or self.trailers is not None:
+            self._message = None
+            return
+        if message is None or self._compressed or connection.forward is not None or door.trace_headers:
+            self.start_generally()
+            return
+        self._message = None
+        try:
+            request = InferRequest.__new__(InferRequest)
+            decode_request(request, message, connection.shared_memory)
+            model = door.lookup(request.model_name, request.model_version)
+            if model.decoupled:
+                raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+            request.model = model
+            request.context = self
+            request.responder = _responder
+            if door.tracing:
+                request.stamps[<int>RECV_START] = self._began_ns or now_ns()
+                request.stamps[<int>RECV_END] = now_ns()
+            self._request = request
+            door.submit(request)
+        except TritonError as error:
+            self._request = None
+            self._fail(error)
+
+    cdef int answer(self, InferRequest request, InferResponse response) except -1:
+        cdef GrpcLane connection = self._connection
+        self._request = None
+        if self._timer is not None:
+            self.stop_clock()
+        if self._inflated:
+            self.give_back()
+        if self.ended:
+            return 0
+        if (request.trace is not None and request.trace.headers) or connection.compression != "none":
+            self.answer_generally(request, response)
+            return 0
+        if response.error is not None:
+            self.finish(error_trailers(response.error))
+            connection.turn.want_flush(connection)
+            return 0
+        try:
+            if request.outputs is not None:
+                select(request, response, connection.services)
+            segments = encode_response(response)
+        except TritonError as error:
+            self.finish(error_trailers(error))
+        else:
+            self.reply(segments, OK_TRAILERS)
+        connection.turn.want_flush(connection)
+        return 0
