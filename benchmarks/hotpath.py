@@ -84,6 +84,7 @@ class _Client:
         self.path = path
         self.message = b"\0" + len(message).to_bytes(4, "big") + message
         self.stream_id = -1
+        self.block = b""
 
     def head(self) -> list[tuple[bytes, bytes]]:
         return [
@@ -101,11 +102,21 @@ class _Client:
         made = []
         for _ in range(n):
             self.stream_id += 2
-            self.h2.send_headers(self.stream_id, self.head())
-            # data frames by hand: h2 would wait for window updates
-            head = self.h2.data_to_send()
-            frame = len(self.message).to_bytes(3, "big") + b"\0\1" + self.stream_id.to_bytes(4, "big")
-            made.append(head + frame + self.message)
+            if self.stream_id <= 3:
+                self.h2.send_headers(self.stream_id, self.head())
+                self.block = self.h2.data_to_send()[9:]  # from the second on, all by index
+            number = self.stream_id.to_bytes(4, "big")
+            made.append(
+                len(self.block).to_bytes(3, "big")
+                + b"\1\4"
+                + number
+                + self.block
+                # data frames by hand: h2 would wait for window updates
+                + len(self.message).to_bytes(3, "big")
+                + b"\0\1"
+                + number
+                + self.message
+            )
         return made
 
 
