@@ -84,7 +84,7 @@ class FakeLoader:
         source = ConfigSource(parse_text(CONFIGS[name], name))
         return Found(Path(name), source, {"changed": (next(self._changes), 0)}, [1])
 
-    async def build(self, name: str, version: int, found: Found, made: list[Any]) -> Any:
+    async def build(self, name: str, version: int, found: Found, made: list[Any], tell: Any) -> Any:
         model = FakeModel(version)
         self.models.append(model)
         made.append(model)

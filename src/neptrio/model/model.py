@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -57,6 +59,7 @@ class Model(ModelCore):
         self.state_outputs: tuple[str, ...] = ()
         self.counters = ModelCounters()
         self.load_duration_secs = 0.0
+        self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
         self.pool = InstancePool()
         self.fault = ""  # why a loaded model stopped serving; a reload clears it
         self._loop = loop
@@ -69,10 +72,11 @@ class Model(ModelCore):
     def measured(self, measured: Measured) -> None:
         """Takes what the load took: seconds, and memory as the statistics extension reports it."""
         self.load_duration_secs = measured.seconds
+        self.loaded_at_ms = int(time.time() * 1000)
         self.counters.memory_usage = usage(measured.cpu_bytes, self.backend.memory_usage())
 
-    async def start(self) -> None:
-        """Creates and initializes the instances, in parallel. Raises what initialize() raised, after
+    async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
+        """Creates and initializes the instances, in parallel, and warms them up; `tell` hears which. Raises what initialize() raised, after
         stopping what was made; unless `stuck`, when the caller has to see to that."""
         try:
             for group in self.config.instance_group:
@@ -96,6 +100,7 @@ class Model(ModelCore):
             raise
         errors: list[BaseException] = []
         limit = self.backend.time_limit(self.context)
+        tell("initializing instances")
         with trio.move_on_after(math.inf if limit is None else limit) as scope:
             async with trio.open_nursery() as nursery:
                 for instance in self.pool.instances:
@@ -106,6 +111,8 @@ class Model(ModelCore):
         if errors:
             await self.stop()
             raise errors[0]
+        if self.config.model_warmup:
+            tell("warming up")
         try:
             await warm_up(self)
         except Exception:  # when cancelled, the caller stops the model: that may take long

@@ -99,18 +99,18 @@ class Catalog:
             for row in record.rows.values()
         )
 
-    def index(self, ready: bool) -> list[dict[str, str]]:
+    def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
         """The rows of the repository index, sorted by name and version: folders of the
         repositories only."""
-        rows: list[dict[str, str]] = []
+        rows: list[dict[str, Any]] = []
         for name, folders in scan.model_dirs(self._settings.model_repository).items():
             record = self.records.get(name)
             if len(folders) > 1 and not (record is not None and record.rows):
-                found: list[dict[str, str]] = [
+                found: list[dict[str, Any]] = [
                     {"name": name, "state": "UNAVAILABLE", "reason": scan.DUPLICATE}
                 ]
             else:
-                found = list(record.index()) if record is not None else []
+                found = list(record.index(timings)) if record is not None else []
             rows += [row for row in found or [{"name": name}] if not ready or row.get("state") == "READY"]
         return rows
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,11 @@ class Loader:
         if links:
             raise PollFailure(f"{links[0]}: {scan.link_text(links[0])}")
 
-    async def build(self, name: str, version: int, found: Found, made: list[Model]) -> Model:
-        """A started model, not serving yet. It is in `made` from the moment it holds anything."""
+    async def build(
+        self, name: str, version: int, found: Found, made: list[Model], tell: Callable[[str], None]
+    ) -> Model:
+        """A started model, not serving yet. It is in `made` from the moment it holds anything;
+        `tell` hears of each phase."""
         own = model_config.new_config()
         own.CopyFrom(found.source.config)
         context = LoadContext(
@@ -182,7 +186,7 @@ class Loader:
                 model = Model(context, backend, self._loop, self._completions)
                 made.append(model)
                 try:
-                    await model.start()
+                    await model.start(tell)
                 except Exception:
                     if not model.stuck:  # it has stopped itself
                         made.remove(model)

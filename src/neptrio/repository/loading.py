@@ -213,11 +213,13 @@ class Loading:
             row = record.rows.setdefault(version, Row())
             if row.state not in (State.LOADING, State.RELOADING):
                 row.apply(Event.BEGIN)
-        operation.phase = "loading files and initializing instances"
+        operation.phase = "loading files"
 
         async def one(version: int) -> None:
             try:
-                models[version] = await self.loader.build(name, version, found, operation.building)
+                models[version] = await self.loader.build(
+                    name, version, found, operation.building, operation.tell
+                )
             except TritonError as error:
                 failed.append((version, error))
 

@@ -69,6 +69,10 @@ class Operation:
             self.stopped_by = reason
             self.scope.cancel()
 
+    def tell(self, phase: str) -> None:
+        """What the load is doing now, for whoever asks for its progress."""
+        self.phase = phase
+
     def release(self) -> None:
         """The next load of this model may begin."""
         self.released.set()
@@ -113,15 +117,19 @@ class Record:
         """What lifecycle's plans need to know."""
         return Standing(self.children, self.wanted, self.explicit)
 
-    def index(self) -> Iterator[dict[str, Any]]:
-        """The model's rows of the repository index, by version."""
+    def index(self, timings: bool = False) -> Iterator[dict[str, Any]]:
+        """The model's rows of the repository index, by version; `timings`: when each was loaded, and
+        how long that took (our extension)."""
         for version, row in sorted(self.rows.items()):
             state, reason = row.state.shown, row.reason
             if row.state.serves and row.model is not None and not row.model.ready:
                 state, reason = "UNAVAILABLE", row.model.reason  # broken, or being restarted
-            entry = {"name": self.name, "version": str(version), "state": state}
+            entry: dict[str, Any] = {"name": self.name, "version": str(version), "state": state}
             if reason:
                 entry["reason"] = reason
+            if timings and row.model is not None:
+                entry["loaded_at"] = row.model.loaded_at_ms
+                entry["load_duration_ns"] = int(row.model.load_duration_secs * 1e9)
             yield entry
         if not self.rows and self.problem:
             yield {"name": self.name, "state": "UNAVAILABLE", "reason": self.problem}
@@ -129,12 +137,8 @@ class Record:
     def progress(self) -> dict[str, Any]:
         """What GET v2/repository/models/M shows (our extension)."""
         plain: dict[str, Any] = {"name": self.name, "versions": []}
-        for entry in self.index():
-            shown = {key: value for key, value in entry.items() if key != "name"}
-            model = self.rows[int(entry["version"])].model if "version" in entry else None
-            if model is not None:
-                shown["load_duration_ns"] = int(model.load_duration_secs * 1e9)
-            plain["versions"].append(shown)
+        for entry in self.index(timings=True):
+            plain["versions"].append({key: value for key, value in entry.items() if key != "name"})
         if self.operations:
             operation = self.operations[0]
             plain["loading"] = {

@@ -18,9 +18,10 @@ class RepositoryService:
         self._settings = settings
         self._repository = repository
 
-    def index(self, ready: bool) -> list[dict[str, str]]:
-        """The $repository_index_response."""
-        return self._repository.index(ready)
+    def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
+        """The $repository_index_response; `timings` adds when and in what time each version was loaded
+        (our extension)."""
+        return self._repository.index(ready, timings)
 
     def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error (our extension). Raises NotFound."""

@@ -258,10 +258,14 @@ class RestApp:
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         document = load_json(body) if body else {}
-        ready = document.get("ready", False) if isinstance(document, dict) else False
-        if not isinstance(ready, bool):
-            raise InvalidArgument("Unable to parse 'ready': attempt to access JSON non-boolean as boolean")
-        return 200, JSON, [dump_json(self._services.repository.index(ready))]
+        asked = {"ready": False, "timings": b"timings=true" in scope["query_string"].split(b"&")}
+        for name in asked if isinstance(document, dict) else ():
+            if not isinstance(document.get(name, False), bool):
+                raise InvalidArgument(
+                    f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
+                )
+            asked[name] = document.get(name, asked[name])
+        return 200, JSON, [dump_json(self._services.repository.index(asked["ready"], asked["timings"]))]
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of a load, and the whole body."""
