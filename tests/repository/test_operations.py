@@ -103,6 +103,7 @@ async def play(
     manager = RepositoryManager(settings, None, None)  # type: ignore[arg-type]
     fake = FakeLoader(chance)
     manager.loading.loader = fake  # type: ignore[assignment]
+    manager.withdrawal.give_back = lambda: None
     errors: list[str] = []
 
     async def one(op: Op) -> None:

@@ -3,15 +3,20 @@
 Rules:
  1. What is taken out of service answers what it accepted before it is finalized. The models of an
     ensemble's steps outlive the last walk of every ensemble that was withdrawn with them.
- 2. The folder of a file override is removed when the models that came from it are gone.
+ 2. When a model is gone, its memory is returned to the system (observe.memory.give_back).
+ 3. The folder of a file override is removed when the models that came from it are gone.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+import trio
 
 from neptrio.errors import Internal, TritonError
 from neptrio.model.model import Model
+from neptrio.observe import memory
 from neptrio.repository import lifecycle
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
@@ -27,6 +32,8 @@ class Withdrawal:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.folders: set[Folder] = set()  # of file overrides
+        self.give_back: Callable[[], None] = memory.give_back
+        self._giving_back = self._once_more = False
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Takes a model out of service; accepted requests finish (state UNLOADING).
@@ -100,6 +107,21 @@ class Withdrawal:
             if row is not None:
                 row.apply(Event.RETIRED)
         retirement.done.set()
+        self._once_more = True
+        if not self._giving_back and self._catalog.nursery is not None:
+            self._catalog.nursery.start_soon(self._give_back)
+
+    async def _give_back(self) -> None:
+        """Memory that unloaded models held is returned: once for all that retire meanwhile."""
+        if self._giving_back:
+            return
+        self._giving_back = True
+        try:
+            while self._once_more:
+                self._once_more = False
+                await trio.to_thread.run_sync(self.give_back, abandon_on_cancel=True)
+        finally:
+            self._giving_back = False
 
     def release_folder(self, record: Record, folder: Folder) -> None:
         """Removes the folder of a file override once the models that came from it are gone."""
