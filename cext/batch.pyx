@@ -62,7 +62,9 @@ cpdef accept(InferRequest request):
 
 cpdef refuse(InferRequest request):
     """Takes a request out of the accounts that its scheduler did not take: it counts nowhere."""
-    (<ModelCounters>request.model.counters).accepted -= 1
+    cdef ModelCounters counters = request.model.counters
+    counters.accepted -= 1
+    counters.refused += 1
     leave(request, request.model)
 
 

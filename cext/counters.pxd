@@ -48,6 +48,7 @@ cdef class ModelCounters:
     cdef list responses                  # [ResponseCounters] by index of the response
     cdef readonly dict failures          # reason -> count
     cdef readonly int64_t accepted       # requests since the load: accepted = answered (success) +
+    cdef public int64_t refused          # by the scheduler, so not in accepted: a full queue, mostly
     cdef readonly int64_t failed         # failed + cancelled + in flight; an ensemble's count once
     cdef readonly int64_t cancelled
     cdef readonly dict closings          # close reason -> CloseCounters

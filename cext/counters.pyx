@@ -285,9 +285,13 @@ cdef class ModelCounters:
             self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END])
 
     def accounts(self) -> dict:
-        """Requests since the load: accepted = answered + failed + cancelled + those in flight."""
+        """Requests since the load: accepted = answered + failed + cancelled + those in flight.
+
+        Refused ones were valid, but the scheduler did not take them.
+        """
         return {
             "accepted": self.accepted,
+            "refused": self.refused,
             "answered": self.success.count,
             "failed": self.failed,
             "cancelled": self.cancelled,

@@ -6,6 +6,8 @@ from __future__ import annotations
 import http.client
 import json
 import queue
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,24 @@ class TritonPythonModel:
             for _ in range(bad):
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("bad")))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+# the same from threads of its own, which go on when execute() has long returned
+THREADED = """
+import threading
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            good, bad = (int(x) for x in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[:2])
+            threading.Thread(target=self.answer, args=(request.get_response_sender(), good, bad)).start()
+
+    def answer(self, sender, good, bad):
+        for i in range(good):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, i, np.float32))]))
+        for _ in range(bad):
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("bad")))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 ENDLESS = """
 class TritonPythonModel:
@@ -84,7 +104,8 @@ class TritonPythonModel:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
     decoupled = config(extra="model_transaction_policy { decoupled: true }")
-    for name in ("decoupled", "by_grpc"):
+    python_model(repository, "threaded", "import numpy as np\n" + THREADED, decoupled)
+    for name in ("decoupled", "by_grpc", "storm"):
         python_model(repository, name, "import numpy as np\n" + DECOUPLED, decoupled)
     python_model(
         repository,
@@ -99,10 +120,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-def stats(server: ServerProcess, model: str) -> dict[str, Any]:
+def stats(server: ServerProcess, model: str, query: str = "") -> dict[str, Any]:
     connection = http.client.HTTPConnection(server.http, timeout=30)
     try:
-        connection.request("GET", f"/v2/models/{model}/stats")
+        connection.request("GET", f"/v2/models/{model}/stats{query}")
         found: dict[str, Any] = json.loads(connection.getresponse().read())["model_stats"][0]
         return found
     finally:
@@ -162,6 +183,56 @@ def test_decoupled_responses(server: ServerProcess) -> None:
         + value(text, "nv_inference_request_failure", reason="BACKEND", **labels)
         == 1
     )
+
+
+def check_decoupled(got: dict[str, Any]) -> None:
+    """What must hold in every snapshot of a decoupled model that is never cancelled."""
+    inference, held, made = got["inference_stats"], got["live"], got["accounts"]
+    number = {k: v["count"] for k, v in inference.items()}
+    stages = ("queue", "compute_input", "compute_infer", "compute_output")
+    assert {number[stage] for stage in stages} == {number["success"]}
+    assert inference["success"]["ns"] >= sum(inference[stage]["ns"] for stage in stages)
+    assert got["inference_count"] == number["success"] == made["answered"]
+    assert made["accepted"] == made["answered"] + made["failed"] + held["accepted"]
+    assert (made["failed"], made["cancelled"]) == (number["fail"], 0)
+    # between its execution and its last response a request is in none of the three
+    assert held["accepted"] >= held["queued"] + held["prepared"] + held["executing"]
+    assert (held["inflight_bytes"] > 0) == (held["accepted"] > 0)
+    finals = 0
+    for entry in got["response_stats"].values():
+        ended = [entry[kind] for kind in ("success", "fail", "empty_response")]
+        assert entry["compute_infer"]["count"] == sum(e["count"] for e in ended)
+        assert entry["compute_output"]["count"] == entry["success"]["count"]
+        assert entry["compute_infer"]["ns"] + entry["compute_output"]["ns"] <= sum(e["ns"] for e in ended)
+        finals += entry["empty_response"]["count"]
+    assert finals == made["answered"] + made["failed"], "every request ended with its flag"
+    for stage, histogram in got["percentiles"].items():
+        assert histogram["count"] == number["success"], stage
+
+
+@pytest.mark.parametrize("model", ["storm", "threaded"])
+def test_snapshots_of_a_decoupled_model_are_consistent_during_a_storm(
+    server: ServerProcess, model: str
+) -> None:
+    dice = random.Random(model)
+    wishes = [[(dice.randint(0, 6), int(dice.random() < 0.3)) for _ in range(30)] for _ in range(4)]
+    threads = [threading.Thread(target=stream, args=(server, model, *own)) for own in wishes]
+    for thread in threads:
+        thread.start()
+    query, polls = "?live=true&percentiles=50", 0
+    while any(thread.is_alive() for thread in threads):
+        check_decoupled(stats(server, model, query))
+        polls += 1
+    assert polls > 1
+    got = stats(server, model, query)
+    check_decoupled(got)
+    sent = [wish for own in wishes for wish in own]
+    assert got["accounts"]["accepted"] == len(sent) and not any(got["live"].values())
+    assert got["accounts"]["failed"] == sum(bad for _, bad in sent)
+    totals = [sum(e[kind]["count"] for e in got["response_stats"].values()) for kind in ("success", "fail")]
+    assert totals == [sum(good for good, _ in sent), sum(bad for _, bad in sent)]
+    for index, entry in got["response_stats"].items():
+        assert entry["success"]["count"] == sum(good > int(index) for good, _ in sent)
 
 
 def test_a_stream_that_its_client_leaves_is_cancelled(server: ServerProcess) -> None:

@@ -24,6 +24,8 @@ from neptrio.scheduling.rate_limiter import RateLimiter
 
 log = logging.getLogger("neptrio.instance")
 
+DONE = 4  # InferRequest.state
+
 
 @dataclass(frozen=True)
 class InstanceStatistics:
@@ -133,7 +135,8 @@ class Instance(InstanceCore):
         # batches are taken in the order they were submitted, so those that wait are the last ones
         waiting = self.mailbox.waiting + len(self.without_turn)
         taken = max(0, len(self.under_way) - waiting)
-        requests = [len(batch.requests) for batch in self.under_way]
+        # a decoupled request may have had its last response while its batch is not back yet
+        requests = [sum(r.state != DONE for r in batch.requests) for batch in self.under_way]
         return InstanceStatistics(
             self.name,
             self.outstanding,

@@ -147,6 +147,7 @@ class DynamicScheduler(Scheduler):
 
     def expect_room(self) -> None:
         if self._queue.full and not self._noted and not 0 < self._wake <= monotonic_ns():
+            self._model.counters.refused += 1  # as the door does for those that came as far as that
             raise self._refusal("")
 
     def cancel(self, request: InferRequest) -> None:
