@@ -20,6 +20,7 @@ cdef class GrpcLane:
     cdef Door door
     cdef object shared_memory
     cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
+    cdef public Py_ssize_t input_limit # of unfinished requests, over all connections
     cdef public bint draining
     cdef public int64_t drain_acked    # PINGs answered when the drain began
     cpdef feed(self, data)

@@ -8,7 +8,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t
 
 from neptrio._cext.door cimport Door
-from neptrio._cext.grpc_stream cimport Account, GrpcStream
+from neptrio._cext.grpc_stream cimport Account, GrpcStream, total_input
 from neptrio._cext.link cimport LinkCore
 from neptrio._cext.request cimport (
     RECV_END,
@@ -79,6 +79,8 @@ cdef class GrpcLane:
         session = self.session
         self.received_at = now_ns()
         session.receive(data, self.received_at)
+        if total_input() > self.input_limit:
+            self.shed()
         if self.draining and session.pings_acked > self.drain_acked:
             self.finish_drain()
         self.turn.want_flush(self)
@@ -130,6 +132,7 @@ cdef class UnaryCore(GrpcStream):
 
     def __init__(self, session, int stream_id, headers, GrpcLane connection):
         GrpcStream.__init__(self, session, stream_id, headers)
+        self.keeps = True
         self._connection = connection
         if connection.door.tracing:
             self._began_ns = now_ns()
@@ -154,6 +157,7 @@ cdef class UnaryCore(GrpcStream):
         cdef InferRequest request
         cdef ModelCore model
         cdef bytes message = self._message
+        self.taken()
         if self.ended or self.trailers is not None:
             self._message = None
             return

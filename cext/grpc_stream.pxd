@@ -3,7 +3,10 @@
 # from the outbox; it is told of new output through session.output_ready(stream).
 cdef class Account:                    # of one connection; every stream of it posts here
     cdef readonly Py_ssize_t out_bytes # reply bytes that no window or socket has taken yet
-    cdef readonly Py_ssize_t in_bytes  # bytes of request messages that are not complete
+    cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
+    cdef void count_in(self, Py_ssize_t n) noexcept
+
+cdef Py_ssize_t total_input() noexcept  # of all accounts
 
 cdef class GrpcStream:
     cdef readonly object session
@@ -16,6 +19,8 @@ cdef class GrpcStream:
     cdef int prefix_have
     cdef Py_ssize_t want
     cdef Py_ssize_t have
+    cdef public bint keeps             # complete messages count until the call says taken()
+    cdef Py_ssize_t kept               # bytes of complete messages that were not taken
     cdef object message                # bytes under construction
     cdef char* message_at
     cdef bint compressed
@@ -34,6 +39,7 @@ cdef class GrpcStream:
     cdef public bint ended             # closed in both directions or reset
     cdef int feed(self, const char* data, Py_ssize_t n) except -1
     cdef bytes _assembled(self)
+    cpdef int taken(self) except -1
     cdef int _queue(self, list segments) except -1
     cdef int sent(self, Py_ssize_t n) except -1
     cdef int abandon(self) except -1

@@ -8,7 +8,7 @@ Subclasses implement on_message, on_half_close, on_reset and on_writable.
 
 Rules:
  1. A stream's bytes are in its connection's Account exactly while it holds them: a message's
-    until the message is complete or abandoned, a reply's until the session took them.
+    until it is complete (with `keeps`, until the call has taken it) or abandoned, a reply's until the session took them.
  2. A call is refused once; after that its input is read and dropped.
  3. `ended` is set before on_reset; nothing is queued on an ended stream.
 """
@@ -21,8 +21,25 @@ from cpython.bytes cimport (
 from libc.string cimport memcpy
 
 
+cdef Py_ssize_t _in_bytes = 0  # of all accounts; they live on one thread
+
+
+cdef Py_ssize_t total_input() noexcept:
+    return _in_bytes
+
+
+def input_bytes() -> int:
+    """Bytes of request messages that no call has taken yet, over all connections of the process."""
+    return _in_bytes
+
+
 cdef class Account:
     """What a connection's streams hold, in bytes."""
+
+    cdef void count_in(self, Py_ssize_t n) noexcept:
+        global _in_bytes
+        self.in_bytes += n
+        _in_bytes += n
 
 
 cdef class GrpcStream:
@@ -55,7 +72,10 @@ cdef class GrpcStream:
 
     cdef bytes _assembled(self):
         cdef bytes message = self.message
-        self.account.in_bytes -= self.have
+        if self.keeps:
+            self.kept += self.have
+        else:
+            self.account.count_in(-self.have)
         self.have = 0
         self.message = None
         self.message_at = NULL
@@ -97,7 +117,7 @@ cdef class GrpcStream:
                 take = n
             memcpy(self.message_at + self.have, data, take)
             self.have += take
-            self.account.in_bytes += take
+            self.account.count_in(take)
             data += take
             n -= take
             if self.have == self.want:
@@ -109,6 +129,18 @@ cdef class GrpcStream:
         if data.shape[0]:
             self.feed(<const char*>&data[0], data.shape[0])
 
+    cpdef int taken(self) except -1:
+        """The call has taken its complete messages: they are not the stream's any more."""
+        if self.kept:
+            self.account.count_in(-self.kept)
+            self.kept = 0
+        return 0
+
+    @property
+    def input_held(self) -> int:
+        """Bytes of messages that are not complete or not taken."""
+        return self.have + self.kept
+
     @property
     def mid_message(self) -> bool:
         """True while a message is incomplete."""
@@ -116,8 +148,8 @@ cdef class GrpcStream:
 
     cdef int abandon(self) except -1:
         """Lets go of everything that is half received or not yet sent."""
-        self.account.in_bytes -= self.have
-        self.have = 0
+        self.account.count_in(-(self.have + self.kept))
+        self.have = self.kept = 0
         self.message = None
         self.account.out_bytes -= self.out_bytes
         self.out_bytes = 0
@@ -176,8 +208,8 @@ cdef class GrpcStream:
     def refuse(self, int status, str message):
         """Ends the call with a status; the rest of its input is ignored."""
         self.refused = True
-        self.account.in_bytes -= self.have
-        self.have = 0
+        self.account.count_in(-(self.have + self.kept))
+        self.have = self.kept = 0
         self.message = None
         self.finish([(b"grpc-status", str(status).encode()), (b"grpc-message", percent_encode(message))])
         self.on_refused()

@@ -143,6 +143,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="a client's PING sooner than this many ms after the last, with no call open, is a strike")  # fmt: skip
     add("--grpc-http2-max-ping-strikes", type=flags.not_negative, default=2,
         help="a client with more strikes is sent away, 0 = never")  # fmt: skip
+    add("--grpc-max-unfinished-bytes", type=flags.not_negative, default=0,
+        help="bytes of unfinished requests over all connections, 0 = half of the machine's memory")  # fmt: skip
     add("--grpc-max-connection-age", dest="grpc_max_connection_age_ms", type=flags.not_negative, default=0,
         help="ms after which a connection takes no more calls, 0 = never")  # fmt: skip
     add("--grpc-max-connection-age-grace", dest="grpc_max_connection_age_grace_ms", type=flags.not_negative,

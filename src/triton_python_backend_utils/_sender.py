@@ -23,6 +23,13 @@ WINDOW_BYTES = 1 << 20  # of responses that the server has not passed on to the 
 RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
 
 
+def _size(array: Any) -> int:
+    """Bytes of a tensor; an array of objects says only how large its references are."""
+    if array.dtype.kind != "O":
+        return int(array.nbytes)
+    return sum(4 + len(element) for element in array.flat if isinstance(element, (str, bytes)))
+
+
 class Channel:
     """A received request's way back. One per request; shared by the request and its senders."""
 
@@ -86,7 +93,7 @@ class Channel:
         data = response is not None and not response.has_error()
         if response is not None:
             for tensor in response.output_tensors():
-                size += tensor.as_numpy().nbytes
+                size += _size(tensor.as_numpy())
         return final, size, data and not final
 
     def _blocked(self, size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tritonclient.grpc as grpcclient
 from tests.support.embedded import EmbeddedServer
 from tests.support.infer_messages import identity, request, response
 from tests.support.raw_http2 import RawClient, message
+from tests.transport.conftest import SESSIONS
 
 INITIAL_WINDOW_SIZE = 4
 HUGE = 2**31 - 1
@@ -146,3 +148,40 @@ def test_a_client_that_does_not_read_and_goes(server: EmbeddedServer) -> None:
             client.start(stream_id, request("big", tensor))
         server.until(lambda: server.grpc_server.statistics().parked_calls > 0, "calls are parked")
     server.until_idle()
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("complete", [False, True])
+def test_unfinished_requests_of_all_clients_are_bounded(
+    grpc_repository: Path, session: str, complete: bool
+) -> None:
+    """Above the limit the client that was silent longest loses its call; the others go on."""
+    limit, part = 8 << 20, 3 << 20
+    with EmbeddedServer(grpc_repository, session, grpc_max_unfinished_bytes=limit) as server:
+
+        def held() -> int:
+            return server.grpc_server.statistics().unfinished_request_bytes
+
+        announced = part if complete else 100 << 20  # complete: the message is whole, the call is not
+        start = b"\0" + announced.to_bytes(4, "big") + bytes(part)
+        clients = [RawClient(server.grpc) for _ in range(4)]
+        try:
+            for number, client in enumerate(clients):
+                client.send(client.headers(1) + client.data(1, start, end=False, size=16384))
+                client.sync()
+                if number < 2:
+                    server.until(lambda n=number: held() == part * (n + 1), "the bytes are counted")
+            for client in clients[:2]:
+                assert client.finish(1).status == 8
+                assert client.replies[1].text.startswith(f"the server holds more than {limit} bytes")
+            assert not clients[2].replies[1].done and not clients[3].replies[1].done
+            assert server.ask(held) == 2 * part
+            # a neighbour is served, the client that lost its call too
+            for client in (clients[0], clients[3]):
+                assert client.call(3, identity()).status == 0
+            clients[2].reset(1)
+            server.until(lambda: held() == part, "the cancelled call's bytes are let go")
+        finally:
+            for client in clients:
+                client.close()
+        server.until_idle()

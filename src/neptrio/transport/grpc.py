@@ -9,12 +9,15 @@ Rules:
  2. Reply bytes that a client does not read are bounded: above HELD its complete requests
     are parked unsubmitted and its flow-control credit is withheld, so it costs at most that, one
     connection window of requests and the answers of what was under way.
- 3. A drain waits for open calls and for their bytes to leave, never for idle clients.
+ 3. Requests that are not complete, over all connections, are bounded: above the limit
+    (--grpc-max-unfinished-bytes) the calls of those clients are refused that were silent longest.
+ 4. A drain waits for open calls and for their bytes to leave, never for idle clients.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import socket
 import ssl
@@ -22,8 +25,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import trio
+from grpclib.const import Status
 
 from neptrio._cext.grpc_lane import RECEIVE_BYTES, GrpcLane
+from neptrio._cext.grpc_stream import input_bytes
 from neptrio._cext.request import monotonic_ns
 from neptrio.errors import TritonError
 from neptrio.service import Services
@@ -56,6 +61,15 @@ NOT_HTTP2 = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 62\r\n\r\n"
     b"This port speaks gRPC over HTTP/2. REST is on another port.   "
 )
+
+
+TOO_MUCH_INPUT = "the server holds more than {} bytes of unfinished requests; send the request again"
+
+
+def default_input_limit() -> int:
+    """Half of the machine's memory, but room for the largest message a client may send."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(memory // 2, 5 << 29)
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,7 @@ class GrpcConnection(GrpcLane):
         self.forward = None if server.policy is None else server.policy.forward
         self._policy = server.policy
         self._server = server
+        self.input_limit = server.input_limit
         self._settings = server.services.settings
         self._handlers = server.handlers
         self._timers = server.services.loop.timers
@@ -225,6 +240,10 @@ class GrpcConnection(GrpcLane):
         self.feed(data)
         self.turn.end()
 
+    def shed(self) -> None:
+        """All clients together hold too much of unfinished requests."""
+        self._server.shed()
+
     async def _close(self) -> None:
         """The last bytes leave; the peer's last are read, so that it sees ours and no reset."""
         if self._speaking and self.session.wants_output:
@@ -315,6 +334,12 @@ class GrpcConnection(GrpcLane):
                 call.on_drain()
             self.want_flush()
 
+    def waiting_input(self) -> tuple[int, Any] | None:
+        """(when the peer was last heard, the call with most unfinished input), None when there is none."""
+        if not self.session.account.in_bytes:
+            return None
+        return self.received_at, max(self.session.streams.values(), key=lambda call: call.input_held)
+
     def close(self) -> None:
         """Ends the connection now."""
         self._scope.cancel()
@@ -342,6 +367,7 @@ class GrpcServer:
             for path, handler in servicer.__mapping__().items()
         }
         self.policy = grpc_policy(settings)
+        self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
         self.inflating = InflateBudget()
         self.tls: ssl.SSLContext | None = None
         if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
@@ -393,6 +419,15 @@ class GrpcServer:
             self._connections.discard(connection)
             if self._one_gone is not None:
                 self._one_gone.set()
+
+    def shed(self) -> None:
+        """Refuses unfinished calls until the rest fits: those first whose clients were silent longest."""
+        while input_bytes() > self.input_limit:
+            waiting = [found for c in self._connections if (found := c.waiting_input()) is not None]
+            if not waiting:
+                return  # what is too much is another server's of this process
+            call = min(waiting, key=lambda found: found[0])[1]
+            call.refuse(Status.RESOURCE_EXHAUSTED.value, TOO_MUCH_INPUT.format(self.input_limit))
 
     @property
     def connections(self) -> int:

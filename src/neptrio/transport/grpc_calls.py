@@ -220,6 +220,7 @@ class UnaryInfer(UnaryCore, Call):
 
     def _fail(self, error: TritonError) -> None:
         self.refused = True
+        self.taken()
         self.stop_clock()
         self.give_back()
         self.finish(error_trailers(error))

@@ -54,6 +54,7 @@ class HandlerCall(Call):
 
     def __init__(self, session: Any, stream_id: int, headers: Any, connection: Any, handler: Any) -> None:
         GrpcStream.__init__(self, session, stream_id, headers)
+        self.keeps = True
         self._connection = connection
         self._handler = handler
         self._inbox: deque[tuple[bytes, bool]] = deque()
@@ -115,6 +116,8 @@ class HandlerCall(Call):
             self._news = trio.Event()
             await self._news.wait()
         raw, compressed = self._inbox.popleft()
+        if not self._inbox:
+            self.taken()
         if self.paused and not self._inbox:
             self.session.resume_input(self)
             self._connection.flush_soon()
@@ -183,6 +186,7 @@ class HandlerCall(Call):
                 log.exception("a gRPC handler failed")
                 trailers = status_trailers(Status.INTERNAL, f"{type(error).__name__}: {error}")
         self.stop_clock()
+        self.taken()
         if not self.ended and self.trailers is None:
             if self._scope.cancelled_caught:
                 trailers = status_trailers(Status.CANCELLED, "the call was cancelled")

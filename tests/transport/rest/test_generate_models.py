@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from tests.backends.python.models import config, python_model
 from tests.support.http import Http1, Http2, Reply
 from tests.support.server import ServerProcess
 from tests.transport.rest.conftest import in_flight
+from tests.transport.rest.test_http2_attacks import rss
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 # `how` is a list of steps: a number is a response, an error text an error response
@@ -45,6 +47,37 @@ class TritonPythonModel:
         except pb_utils.TritonModelException as error:
             pb_utils.Logger.log_info(f"told: {error}")
 """
+# sends `count` responses of 64 KiB; asked for "sent", it says how many it has sent so far
+MANY = """
+import json, threading
+import numpy as np
+
+class TritonPythonModel:
+    sent = 0
+
+    def execute(self, requests):
+        for request in requests:
+            how = json.loads(request.parameters())["how"]
+            if how == "sent":
+                threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
+            else:
+                TritonPythonModel.sent = 0
+                threading.Thread(target=self.run, args=(int(how), request.get_response_sender())).start()
+
+    def answer(self, sender):
+        out = pb_utils.Tensor("OUT", np.array([str(self.sent)], dtype=object))
+        sender.send(pb_utils.InferenceResponse([out]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def run(self, count, sender):
+        try:
+            for number in range(count):
+                text = np.array([f"{number}:" + "x" * (64 << 10)], dtype=object)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]))
+                TritonPythonModel.sent = number + 1
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except pb_utils.TritonModelException as error:
+            pb_utils.Logger.log_info(f"told: {error}")
+"""
 FAILS = """
 import json
 class TritonPythonModel:
@@ -65,6 +98,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     repository = tmp_path_factory.mktemp("generate-models")
     python_model(repository, "steps", STEPS, config(extra=DECOUPLED))
     python_model(repository, "fails", FAILS)
+    python_model(repository, "many", MANY, config("IN:TYPE_FP32:-1", "OUT:TYPE_STRING:1", extra=DECOUPLED))
     with ServerProcess(repository) as lean, ServerProcess(repository, "--http-lean=false") as hypercorn:
         yield {"lean": lean, "hypercorn": hypercorn, "http2": lean}
 
@@ -151,6 +185,51 @@ def test_a_client_that_leaves_ends_the_request(
             client._file.close()  # else the socket stays open behind it
     wait(lambda: server.log().count("told: ") > told, server)
     wait(lambda: in_flight(server) == 0, server)
+
+
+@pytest.mark.parametrize("front", ["lean", "hypercorn", "http2"])
+def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerProcess], front: str) -> None:
+    """10,000 responses of 64 KiB: the model waits in send(), the server keeps a few of them."""
+    server = servers[front]
+    told = server.log().count("told: ")
+    body = json.dumps({"IN": [1], "how": "10000"}).encode()
+    path = "/v2/models/many/generate_stream"
+
+    def sent() -> int:
+        reply = ask(asking, "many", "generate", "sent")
+        return int(json.loads(reply.body)["OUT"])
+
+    with Http1(server.http) as asking:
+        sent()
+        before = rss(server)
+        if front == "http2":
+            stalled: Http1 | Http2 = Http2(server.http)
+            stalled.start("POST", path, body)  # type: ignore[union-attr]
+        else:
+            stalled = Http1(server.http)
+            stalled.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            stalled.send(head.encode() + body)  # type: ignore[union-attr]
+        with stalled:
+            # the sender is at a standstill when 200 questions in a row are answered alike
+            alike, last = 0, -1
+            while alike < 200:
+                now = sent()
+                alike, last = (alike + 1 if now == last and now else 0), now
+            assert last < 400  # the kernel takes its share, and reads none of it back
+            assert rss(server) - before < 64 << 20
+            if front == "http2":  # what the windows let through goes on once the client reads
+                assert isinstance(stalled, Http2)
+                while len(stalled.replies.get(1, Reply(0)).body) < 4 << 20:
+                    stalled.pump()
+            else:
+                assert len(stalled._file.read(8 << 20)) == 8 << 20
+            wait(lambda: sent() > last, server)
+            if isinstance(stalled, Http1):
+                stalled._file.close()
+        wait(lambda: server.log().count("told: ") > told, server)
+        wait(lambda: in_flight(server) == 0, server)
+        assert rss(server) - before < 64 << 20
 
 
 def wait(condition: Any, server: ServerProcess) -> None:
