@@ -14,7 +14,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,13 +40,13 @@ def run(options: argparse.Namespace) -> int:
         print(f"error: --interval must be above 0, got {options.interval:g}", file=sys.stderr)
         return 2
     try:
-        server = Server(options.url, options.model)
-        if options.once:
-            before = server.sample()
-            time.sleep(options.interval)
-            print("\n".join(render(options.url, before, server.sample())))
-            return 0
-        return _watch(server, options)
+        with closing(Server(options.url, options.model)) as server:
+            if options.once:
+                before = server.sample()
+                time.sleep(options.interval)
+                print("\n".join(render(options.url, before, server.sample())))
+                return 0
+            return _watch(server, options)
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -71,6 +71,10 @@ class Server:
         self._connection = connect(parts.hostname, parts.port or (443 if secure else 8000), timeout=10)
         prefix = parts.path.rstrip("/")
         self._path = prefix + (f"/v2/models/{model}/stats" if model else "/v2/models/stats") + QUERY
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
 
     def sample(self) -> Sample:
         """The statistics now. Raises ServerError."""

@@ -1,0 +1,1 @@
+"""Beside the real server, where it is installed."""
