@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test test-gpu bench-gpu soak lint format proto bench bench-peers clean wheel wheel-test
+.PHONY: help build run test test-gpu bench-gpu soak lint format proto bench bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -59,6 +59,9 @@ format: build ## Rewrite the Python sources in the project's format
 
 proto: build ## Regenerate src/neptrio/_proto from proto/
 	@$(BIN)/python tools/gen_proto.py
+
+bench-instructions: build ## Count the hot paths' instructions against the stored baseline (needs valgrind)
+	@$(BIN)/python -m benchmarks.instructions $(ARGS)
 
 bench-peers: build ## Install the benchmark's peers (tritonserver, MLServer, KServe), each in its own environment
 	@$(BIN)/python -m benchmarks.peers

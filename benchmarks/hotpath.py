@@ -1,13 +1,14 @@
 """CPU time per request of the hot paths, without a network: bytes in, bytes out, one process.
 
 A connection object is fed request bytes over and over; what it answers is read from the other end
-of a socket pair. Prints microseconds of CPU per request, and with --count N does just N requests
-of one form (for callgrind, see benchmarks/instructions.py).
+of a socket pair. Prints microseconds of CPU per request; benchmarks/instructions.py counts
+instructions of the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import socket
 import tempfile
 import time
@@ -40,7 +41,26 @@ def http_request(body: bytes, length: int | None) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int) -> None:
+class Meter:
+    """What is measured: CPU time, and with a library of marks (benchmarks/instructions.py) instructions."""
+
+    def __init__(self, marks: str = "") -> None:
+        self._marks = ctypes.CDLL(marks) if marks else None
+        self.counting = False  # a run before it only warms up
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        if self.counting and self._marks is not None:
+            self._marks.begin()
+        self.seconds = -time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.process_time()
+        if self.counting and self._marks is not None:
+            self._marks.end()
+
+
+async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int, meter: Meter) -> None:
     """`count` requests over a lean HTTP/1.1 connection."""
     from neptrio.transport.http1 import Http1Connection
 
@@ -50,11 +70,12 @@ async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int
     app: Any = None
     connection = Http1Connection(ours, server.services, app, nursery)
     turn = server.loop.turn
-    for _ in range(count):
-        connection.pass_on(request)
-        turn.end()
-        if not (await _receive(theirs)).startswith(b"HTTP/1.1 200"):
-            raise AssertionError("a request failed")
+    with meter:
+        for _ in range(count):
+            connection.pass_on(request)
+            turn.end()
+            if not (await _receive(theirs)).startswith(b"HTTP/1.1 200"):
+                raise AssertionError("a request failed")
     theirs.close()
     ours.close()
 
@@ -120,9 +141,7 @@ class _Client:
         return made
 
 
-async def unary(
-    server: Server, nursery: trio.Nursery, message: bytes, count: int, timed: list[float]
-) -> None:
+async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: int, meter: Meter) -> None:
     """`count` ModelInfer calls on one connection, 32 at a time."""
     from neptrio.transport.grpc import GrpcConnection, GrpcServer
 
@@ -139,15 +158,14 @@ async def unary(
     connection.session.receive(client.h2.data_to_send())
     chunks = client.calls(count)
     answered = 0
-    begin = time.process_time()
-    for i in range(0, count, 32):
-        while answered < i:
+    with meter:
+        for i in range(0, count, 32):
+            while answered < i:
+                answered += (await _receive(theirs)).count(b"OUTPUT1")
+            connection.session.receive(b"".join(chunks[i : i + 32]))
+            turn.want_flush(connection)
+            turn.end()
             answered += (await _receive(theirs)).count(b"OUTPUT1")
-        connection.session.receive(b"".join(chunks[i : i + 32]))
-        turn.want_flush(connection)
-        turn.end()
-        answered += (await _receive(theirs)).count(b"OUTPUT1")
-    timed.append(time.process_time() - begin)
     if server.services.inference.lookup("identity", "").counters.snapshot()["inference_stats"]["fail"][
         "count"
     ]:
@@ -157,22 +175,19 @@ async def unary(
     ours.close()
 
 
-async def measure(server: Server, form: str, count: int) -> float:
+async def measure(server: Server, form: str, count: int, meter: Meter) -> float:
     """Microseconds of CPU per request."""
     async with trio.open_nursery() as nursery:
-        timed: list[float] = []
         if form == "unary":
-            await unary(server, nursery, grpc_message(WORK), count, timed)
+            await unary(server, nursery, grpc_message(WORK), count, meter)
         else:
             body, length, _ = http_binary(WORK) if form == "binary" else http_json(WORK)
-            begin = time.process_time()
-            await http(server, nursery, http_request(body, length), count)
-            timed.append(time.process_time() - begin)
+            await http(server, nursery, http_request(body, length), count, meter)
         nursery.cancel_scope.cancel()
-    return timed[0] / count * 1e6
+    return meter.seconds / count * 1e6
 
 
-async def run(forms: list[str], count: int, rounds: int) -> None:
+async def run(forms: list[str], count: int, rounds: int, meter: Meter) -> None:
     """Starts a server without fronts and measures."""
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp) / "identity"
@@ -186,8 +201,10 @@ async def run(forms: list[str], count: int, rounds: int) -> None:
             nursery.start_soon(server.serve, ready.set)
             await ready.wait()
             for form in forms:
-                await measure(server, form, min(count, 2000))
-                best = min([await measure(server, form, count) for _ in range(rounds)])
+                meter.counting = False
+                await measure(server, form, min(count, 2000), meter)
+                meter.counting = True
+                best = min([await measure(server, form, count, meter) for _ in range(rounds)])
                 print(f"{form:8} {best:6.2f} us of CPU per request", flush=True)
             server.stop()
 
@@ -197,5 +214,6 @@ if __name__ == "__main__":
     parser.add_argument("--forms", default="binary,json,unary")
     parser.add_argument("--count", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--marks", default="", help="library that switches callgrind on and off")
     options = parser.parse_args()
-    trio.run(run, options.forms.split(","), options.count, options.rounds)
+    trio.run(run, options.forms.split(","), options.count, options.rounds, Meter(options.marks))

@@ -46,3 +46,8 @@ cdef class DefaultQueue:
             instance.submit([request], "single", now - request.stamps[<int>QUEUE_START])
         if self.pool.limiter is not None:
             self.pool.settle(bool(queue))
+
+    def freed(self):
+        """An instance has room again."""
+        if self.pool.limiter is not None or self.queue:  # a turn that is not wanted is given back
+            self.turn.mark(self)

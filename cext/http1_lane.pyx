@@ -17,12 +17,12 @@ Rules:
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t
-from libc.stdio cimport snprintf
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcmp, memcpy
 
 from neptrio._cext.door cimport Door
 from neptrio._cext.http1_head cimport RequestHead
 from neptrio._cext.link cimport LinkCore
+from neptrio._cext.number_text cimport print_int
 from neptrio._cext.request cimport (
     RECV_END,
     RECV_START,
@@ -126,6 +126,29 @@ cdef tuple _route(bytes path):
     return found
 
 
+cdef extern from *:
+    r"""
+    static const char BINARY_START[] = "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+                                       "Inference-Header-Content-Length: ";
+    static const char JSON_START[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ";
+    static const char LENGTH[] = "\r\nContent-Length: ";
+    static const char LAST[] = "\r\nConnection: close\r\n\r\n";
+    """
+    const char[1] BINARY_START
+    const char[1] JSON_START
+    const char[1] LENGTH
+    const char[1] LAST
+    size_t BINARY_START_N "(sizeof(BINARY_START) - 1)"
+    size_t JSON_START_N "(sizeof(JSON_START) - 1)"
+    size_t LENGTH_N "(sizeof(LENGTH) - 1)"
+    size_t LAST_N "(sizeof(LAST) - 1)"
+
+
+cdef inline char* _put(char* to, const char* text, size_t n) noexcept:
+    memcpy(to, text, n)
+    return to + n
+
+
 cdef class ExchangeCore(Responder):
     """One request and its answer, as far as the connection looks at it."""
 
@@ -174,18 +197,23 @@ cdef class LaneExchange(ExchangeCore):
 
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1:
         cdef char[256] line
+        cdef char* end = line
         cdef Py_ssize_t n, length = PyBytes_GET_SIZE(head), total = length + binary_bytes
-        cdef const char* close = b"" if self.keep_alive else b"Connection: close\r\n"
         cdef Tensor tensor
         cdef char* at
         cdef bytes whole
         if binary_bytes:
-            n = snprintf(line, sizeof(line), "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
-                         "Inference-Header-Content-Length: %zd\r\nContent-Length: %zd\r\n%s\r\n",
-                         length, total, close)
+            end = _put(end, BINARY_START, BINARY_START_N)
+            end = print_int(end, length)
+            end = _put(end, LENGTH, LENGTH_N)
         else:
-            n = snprintf(line, sizeof(line), "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-                         "Content-Length: %zd\r\n%s\r\n", total, close)
+            end = _put(end, JSON_START, JSON_START_N)
+        end = print_int(end, total)
+        if self.keep_alive:
+            end = _put(end, "\r\n\r\n", 4)
+        else:
+            end = _put(end, LAST, LAST_N)
+        n = end - line
         if total > JOIN:
             self.output = [line[:n], head]
             if binary_bytes:

@@ -896,8 +896,8 @@ cdef int _print_data(Writer w, Tensor t) except -1:
     n = t.nbytes // size
     i = 0
     while i < n:
-        out = w.need(1024 * 27 + 64)
         at = min(n, i + 1024)
+        out = w.need((at - i) * 27 + 64)
         while i < at:
             out = _print_element(out, dtype, p)
             out[0] = b","

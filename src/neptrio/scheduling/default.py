@@ -26,11 +26,7 @@ class DefaultScheduler(DefaultQueue, Scheduler):
 
     def __init__(self, pool: InstancePool, loop: LoopServices) -> None:
         super().__init__(pool, loop.turn)
-        pool.on_free = self._freed
-
-    def _freed(self) -> None:
-        if self.queue or self.pool.limited:  # a turn that is not wanted is given back
-            self.turn.mark(self)
+        pool.on_free = self.freed
 
     def cancel(self, request: InferRequest) -> None:
         if request.state == QUEUED:
