@@ -134,6 +134,9 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     else:
         request.responder.respond(request, response, final)
     if final:
+        if request.owed:
+            request.owed = False
+            request.batch.instance.answered()
         request.scheduler_data = None
         request.batch = None
         leave(request, model)
@@ -208,6 +211,11 @@ cdef class Batch(WorkItem):
                 complete(r, InferResponse(None, TritonError(
                     f"model '{self.model.name}' returned no response for a request",
                     Code.INTERNAL, Reason.BACKEND)), True)
+        if self.model.decoupled or self.requests is not self.submitted:
+            for r in self.submitted:  # answered later, by a sender that the model keeps
+                if r.state != DONE and r.batch is self and not r.owed:
+                    r.owed = True
+                    self.instance.owed += 1
 
 
 cdef class ResponsePost(WorkItem):

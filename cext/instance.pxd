@@ -22,6 +22,8 @@ cdef class InstanceCore:
     cdef public list under_way       # batches submitted and not back, in the order of submission
     cdef public object without_turn  # deque of batches that wait for the rate limiter
     cdef public int64_t outstanding
+    cdef public int64_t owed         # requests that it still answers though their batch is back
+    cdef public bint retired         # it gets nothing new; its pool is told when it has less to do
     cdef readonly int64_t executions
     cdef readonly int64_t inline_executions
     cdef double mean_ns              # of an execution; clipped
@@ -31,3 +33,4 @@ cdef class InstanceCore:
     cpdef begin(self, Batch batch)
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns)
     cpdef finished(self, Batch batch)
+    cpdef answered(self)

@@ -26,6 +26,9 @@ cdef class PoolCore:
     def _with_turn(self):
         raise NotImplementedError(f"{type(self).__name__}._with_turn")
 
+    def note_retired(self):
+        raise NotImplementedError(f"{type(self).__name__}.note_retired")
+
     cpdef available(self, int64_t limit):
         """The instance with the fewest batches under way, if that is below `limit`.
 
@@ -129,5 +132,13 @@ cdef class InstanceCore:
                 self.turnstile.ask()
             self.pool.freed()
             self.turnstile.end()
-            return
-        self.pool.freed()
+        else:
+            self.pool.freed()
+        if self.retired:
+            self.pool.note_retired()
+
+    cpdef answered(self):
+        """A request that outlived its batch has had its final response."""
+        self.owed -= 1
+        if self.retired:
+            self.pool.note_retired()

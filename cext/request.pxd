@@ -107,6 +107,7 @@ cdef class InferRequest:
     cdef public int state
     cdef public bint cancelled
     cdef public object on_cancel       # whoever executes it: called on the trio thread when cancelled
+    cdef public bint owed              # its batch is back and its instance has yet to answer it
     cdef public int release_flags      # what the model released it with: 2 = to be executed again
     cdef public bint collect_statistics
     cdef public int64_t deadline_ns    # of the queue policy, 0 = none

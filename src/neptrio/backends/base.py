@@ -176,6 +176,11 @@ class Backend(ABC):
     def load(self) -> None:
         """Reads the model's files; called on a loader thread."""
 
+    def regroup(self, config: Any) -> None:
+        """Other instance groups are wanted, those of `config` (completed): prepares for what load()
+        did not need for the present ones. Called on a loader thread while the model serves. May raise.
+        """
+
     @abstractmethod
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         """A new instance, not initialized yet. `kind` is "CPU", "GPU" or "MODEL"."""

@@ -68,8 +68,7 @@ def _backend_of_files(config: Any, model_dir: Path) -> str:
 
 def fill(config: Any, backend: type[Backend] | None) -> None:
     """Version policy, optimization, batching, instance groups and file name, in place."""
-    if config.version_policy.WhichOneof("policy_choice") is None:
-        config.version_policy.latest.num_versions = 1
+    version_policy(config)
     if is_ensemble(config):
         config.model_transaction_policy.SetInParent()
         return
@@ -79,7 +78,7 @@ def fill(config: Any, backend: type[Backend] | None) -> None:
     if not optimization.HasField("output_pinned_memory"):
         optimization.output_pinned_memory.enable = True
     _batching(config)
-    _instance_groups(config, backend)
+    instance_groups(config, backend)
     if not config.default_model_filename and backend is not None:
         config.default_model_filename = backend.default_model_filename
 
@@ -99,7 +98,14 @@ def _batching(config: Any) -> None:
             sequences.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
-def _instance_groups(config: Any, backend: type[Backend] | None) -> None:
+def version_policy(config: Any) -> None:
+    """The latest version alone, unless the configuration says otherwise; in place."""
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+
+
+def instance_groups(config: Any, backend: type[Backend] | None) -> None:
+    """At least one group, each with a name, a kind, devices and a count; in place."""
     if not config.instance_group:
         config.instance_group.add()
     for i, group in enumerate(config.instance_group):

@@ -12,7 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import trio
 
 from neptrio._cext.batch import Batch
 from neptrio._cext.instance import InstanceCore, PoolCore
@@ -20,7 +23,9 @@ from neptrio._cext.mailbox import CompletionQueue, WorkItem
 from neptrio._cext.request import InferRequest
 from neptrio.backends.base import BackendInstance
 from neptrio.model.core import ModelCore
+from neptrio.model.groups import Place
 from neptrio.scheduling.rate_limiter import RateLimiter
+from neptrio.turn import Turn
 
 log = logging.getLogger("neptrio.instance")
 
@@ -70,6 +75,9 @@ class Instance(InstanceCore):
     ) -> None:
         super().__init__(name, model, backend, completions, pool)
         self.without_turn: deque[Batch] = deque()
+        self.place: Place | None = None  # the configuration that it was made from
+        self.kept = False  # retired, but sequences stay with it
+        self.stopping = False
         self._thread = threading.Thread(target=self.mailbox.run, name=f"instance-{name}", daemon=True)
 
     def start(self, done: Callable[[BaseException | None], None]) -> None:
@@ -104,6 +112,8 @@ class Instance(InstanceCore):
             self.under_way.remove(old)
             request.batch = None
             self.pool.freed()
+            if self.retired:
+                self.pool.note_retired()
             return True
         new = self.make_batch(rest, old.close_reason, old.oldest_wait_ns)
         if new.error is not None or not self.mailbox.replace(old, new):
@@ -148,9 +158,22 @@ class Instance(InstanceCore):
 
 
 class InstancePool(PoolCore):
-    """A model version's instances; the least loaded one is used."""
+    """A model version's instances; the least loaded one is used.
+
+    A retired instance is given nothing new. It finishes what it has (batches, responses that a sender
+    of its model still owes, sequences that stay with it), then it is finalized.
+    """
 
     instances: list[Instance]
+
+    def __init__(self, turn: Turn | None = None) -> None:
+        self.retiring: list[Instance] = []
+        self.unwanted: list[Instance] = []  # started, and not to serve: nobody but stop() waits for them
+        # a scheduler that keeps accounts by instance is told; it may set `kept` of a retired one
+        self.on_added: Callable[[Instance], None] = lambda instance: None
+        self.on_retired: Callable[[Instance], None] = lambda instance: None
+        self.gone = trio.Event()  # set when a retired instance has been finalized, then another one
+        self._turn = turn
 
     @property
     def limited(self) -> bool:
@@ -161,16 +184,78 @@ class InstancePool(PoolCore):
         """Takes a new instance in. Raises InvalidArgument when it could never have a turn."""
         self.limiter = limiter
         self.instances.append(instance)
-        if limiter is not None:
-            instance.turnstile = limiter.register(group, device, instance.on_turn)
+        self.register(instance, group, device)
+
+    def register(self, instance: Instance, group: Any, device: int) -> None:
+        """Has the rate limiter, if there is one, give the instance its turns. Raises InvalidArgument."""
+        if self.limiter is not None:
+            instance.turnstile = self.limiter.register(group, device, instance.on_turn)
+
+    def unregister(self, instance: Instance) -> None:
+        """Takes back what register() did."""
+        if instance.turnstile is not None and self.limiter is not None:
+            self.limiter.unregister(instance.turnstile)
+            instance.turnstile = None
 
     def clear(self) -> None:
         """Drops every instance."""
-        for instance in self.instances:
-            if instance.turnstile is not None and self.limiter is not None:
-                self.limiter.unregister(instance.turnstile)
-                instance.turnstile = None
-        self.instances = []
+        for instance in self.all:
+            self.unregister(instance)
+        self.instances, self.retiring = [], []
+        self._tell_gone()
+
+    @property
+    def all(self) -> list[Instance]:
+        """Those that serve and those that are on their way out."""
+        return self.instances + self.retiring
+
+    def exchange(self, added: list[Instance], retired: list[Instance]) -> None:
+        """New instances serve from now on, retired ones get nothing new. Nothing waits in here."""
+        for instance in added:
+            self.instances.append(instance)
+            self.on_added(instance)
+        for instance in retired:
+            self.instances.remove(instance)
+            if instance.turnstile is not None and instance.outstanding == 0:
+                instance.turnstile.leave()
+            self.on_retired(instance)
+            instance.retired = True
+            self.retiring.append(instance)
+        self.note_retired()
+        self.freed()
+
+    async def discard(self, instances: list[Instance]) -> None:
+        """Finalizes started instances that have never served, once their warm-up is over."""
+        for instance in instances:
+            instance.retired = True
+            self.unwanted.append(instance)
+        self.note_retired()
+        while any(instance in self.unwanted for instance in instances):
+            await self.gone.wait()
+
+    def note_retired(self) -> None:
+        """A retired instance may have nothing left to do: looked at when the turn ends."""
+        if self._turn is not None:
+            self._turn.mark(self)
+            self._turn.soon()
+
+    def dispatch(self, now_ns: int) -> None:
+        """Finalizes the retired instances that have nothing left to do."""
+        for instance in self.retiring + self.unwanted:
+            if not (instance.stopping or instance.outstanding or instance.owed or instance.kept):
+                instance.stopping = True
+                self.unregister(instance)
+                instance.stop(partial(self._gone, instance))
+
+    def _gone(self, instance: Instance, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("finalize of %s failed: %s", instance.name, error)
+        (self.unwanted if instance in self.unwanted else self.retiring).remove(instance)
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        gone, self.gone = self.gone, trio.Event()
+        gone.set()
 
     def serve(self) -> None:
         """Has the rate limiter give the turns it can."""
@@ -180,7 +265,7 @@ class InstancePool(PoolCore):
     @property
     def executing(self) -> int:
         """Batches under way, prepared ones included."""
-        return sum(instance.outstanding for instance in self.instances)
+        return sum(instance.outstanding for instance in self.all)
 
     def _with_turn(self) -> Instance | None:
         """An idle instance that has a turn. All idle ones are in line afterwards."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
@@ -20,8 +20,9 @@ from neptrio._cext.mailbox import CompletionQueue
 from neptrio.backends.base import READY_SECONDS, Backend, BackendInstance, LoadContext
 from neptrio.errors import Internal, TritonError
 from neptrio.model import config as model_config
-from neptrio.model import labels, reshape
+from neptrio.model import groups, labels, reshape
 from neptrio.model.core import ModelCore
+from neptrio.model.groups import Place
 from neptrio.model.instance import Instance, InstancePool
 from neptrio.model.warmup import warm_up
 from neptrio.observe.memory import Measured, usage
@@ -30,8 +31,6 @@ from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.choose import make_scheduler
 
 log = logging.getLogger("neptrio.model")
-
-KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
 
 
 class Model(ModelCore):
@@ -60,7 +59,8 @@ class Model(ModelCore):
         self.counters = ModelCounters()
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
-        self.pool = InstancePool()
+        self._cpu_bytes = 0
+        self.pool = InstancePool(loop.turn)
         self.fault = ""  # why a loaded model stopped serving; a reload clears it
         self._loop = loop
         self._completions = completions
@@ -73,24 +73,22 @@ class Model(ModelCore):
         """Takes what the load took: seconds, and memory as the statistics extension reports it."""
         self.load_duration_secs = measured.seconds
         self.loaded_at_ms = int(time.time() * 1000)
-        self.counters.memory_usage = usage(measured.cpu_bytes, self.backend.memory_usage())
+        self._cpu_bytes = measured.cpu_bytes
+        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+
+    def remeasured(self, measured: Measured) -> None:
+        """Adds the memory that new instances took to what the load took."""
+        self._cpu_bytes += measured.cpu_bytes
+        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
 
     async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
         """Creates and initializes the instances, in parallel, and warms them up; `tell` hears which. Raises what initialize() raised, after
         stopping what was made; unless `stuck`, when the caller has to see to that."""
         try:
-            for group in self.config.instance_group:
-                if group.passive:
-                    continue
-                kind = KINDS.get(group.kind, "CPU")
-                devices = list(group.gpus) or [0] if kind == "GPU" else [0]
-                for device in devices:
-                    for index in range(group.count):
-                        name = f"{group.name}_{index}"
-                        made = self.backend.create_instance(name, kind, device)
-                        made.on_health = self._health_changed  # type: ignore[method-assign]
-                        instance = Instance(name, self, made, self._completions, self.pool)
-                        self.pool.add(instance, self._loop.rate_limiter, group, device)
+            places = list(groups.places(self.config))
+            for place, name in zip(places, groups.names(places, ()), strict=True):
+                instance = self.make_instance(place, name)
+                self.pool.add(instance, self._loop.rate_limiter, place.group, place.device)
             self.scheduler = make_scheduler(self, self.pool, self._loop)
             # after the scheduler: an ensemble learns from its steps that it is decoupled
             MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)
@@ -98,29 +96,60 @@ class Model(ModelCore):
             self.pool.clear()
             self.backend.unload()
             raise
-        errors: list[BaseException] = []
-        limit = self.backend.time_limit(self.context)
         tell("initializing instances")
-        with trio.move_on_after(math.inf if limit is None else limit) as scope:
-            async with trio.open_nursery() as nursery:
-                for instance in self.pool.instances:
-                    nursery.start_soon(self._start_instance, instance, errors)
-        if scope.cancelled_caught:
+        try:
+            await self.start_instances(self.pool.instances)
+        except TooLong:
             self.stuck = True
-            raise too_long("initialize", self.context, limit)
-        if errors:
+            raise
+        except Exception:
             await self.stop()
-            raise errors[0]
+            raise
         if self.config.model_warmup:
             tell("warming up")
         try:
-            await warm_up(self)
+            await warm_up(self, self.pool.instances)
         except Exception:  # when cancelled, the caller stops the model: that may take long
             with trio.CancelScope(shield=True):
                 await self.stop()
             raise
         self._serving = True
         self._health_changed()
+
+    def make_instance(self, place: Place, name: str) -> Instance:
+        """An instance that has not started. Raises what the backend raises."""
+        made = self.backend.create_instance(name, place.kind, place.device)
+        made.on_health = self._health_changed  # type: ignore[method-assign]
+        instance = Instance(name, self, made, self._completions, self.pool)
+        instance.place = place
+        return instance
+
+    async def start_instances(self, instances: Iterable[Instance]) -> None:
+        """Initializes instances, in parallel. Raises the first TritonError when all are done, and
+        TooLong when some are not within the backend's time limit."""
+        errors: list[BaseException] = []
+        limit = self.backend.time_limit(self.context)
+        with trio.move_on_after(math.inf if limit is None else limit) as scope:
+            async with trio.open_nursery() as nursery:
+                for instance in instances:
+                    nursery.start_soon(self._start_instance, instance, errors)
+        if scope.cancelled_caught:
+            raise too_long("initialize", self.context, limit)
+        if errors:
+            raise errors[0]
+
+    async def stop_instances(self, instances: Iterable[Instance]) -> None:
+        """Finalizes started instances that have nothing to do, in parallel; failures are logged."""
+        async with trio.open_nursery() as nursery:
+            for instance in instances:
+                nursery.start_soon(self._stop_instance, instance)
+
+    def exchange(self, config: Any, added: list[Instance], retired: list[Instance]) -> None:
+        """In-place change: takes over what `config` says of instances and versions, and the instances."""
+        groups.take_over(self.config, config)
+        self.pool.exchange(added, retired)
+        self._health_changed()
+        self.turn_soon()
 
     def _health_changed(self) -> None:
         """Ready is a model whose instances all are; called whenever one falls ill or recovers."""
@@ -190,9 +219,10 @@ class Model(ModelCore):
         self._serving = self.ready = False
         if self.scheduler is not None:
             self.scheduler.close()
-        async with trio.open_nursery() as nursery:
-            for instance in self.pool.instances:
-                nursery.start_soon(self._stop_instance, instance)
+        self.pool.dispatch(0)
+        await self.stop_instances(self.pool.instances)
+        while self.pool.retiring:  # nothing holds them any more
+            await self.pool.gone.wait()
         self.pool.clear()
         self.turn_soon()
         self.backend.unload()
@@ -203,9 +233,13 @@ class Model(ModelCore):
             log.error("finalize of %s failed: %s", instance.name, error)
 
 
-def too_long(what: str, context: LoadContext, limit: float | None) -> Internal:
+class TooLong(Internal):
+    """A model's code did not return in time."""
+
+
+def too_long(what: str, context: LoadContext, limit: float | None) -> TooLong:
     """The error of a load that hangs in a model's code."""
-    return Internal(
+    return TooLong(
         f"{what} of model '{context.name}' version {context.version} did not return within {limit:g} s "
         "(INITIALIZE_TIMEOUT_SECONDS); its thread is left behind. With the parameter isolation 'process' a model "
         "that hangs can be ended"

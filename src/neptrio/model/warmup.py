@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ class _Outcome(Responder):
                 self.done.set()
 
 
-async def warm_up(model: Any) -> None:
-    """Runs every sample of the model's configuration. Raises InvalidArgument with the reason."""
+async def warm_up(model: Any, instances: Iterable[Any]) -> None:
+    """Runs every sample of the model's configuration on these instances. Raises InvalidArgument with the reason."""
     for sample in model.config.model_warmup:
         if sample.batch_size == 0:
             log.info(
@@ -59,7 +60,7 @@ async def warm_up(model: Any) -> None:
         try:
             inputs = await trio.to_thread.run_sync(_inputs, model, sample)
             async with trio.open_nursery() as nursery:
-                for instance in model.pool.instances:
+                for instance in instances:
                     nursery.start_soon(_run, model, sample, inputs, instance, failures)
         except TritonError as error:
             failures.append(error)

@@ -29,7 +29,7 @@ class Live:
 
 def live(model: Any) -> Live:
     """Counts what `model` (a Model) holds. Call on the trio thread."""
-    instances = [instance.statistics() for instance in model.pool.instances]
+    instances = [instance.statistics() for instance in model.pool.all]
     scheduler = model.scheduler.statistics()
     return Live(
         accepted=model.inflight,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+from neptrio.model import defaults
+from neptrio.model.model import Model
 from neptrio.repository import scan
 from neptrio.repository.loader import Found
 from neptrio.repository.records import Record
@@ -20,13 +25,57 @@ def same_but_instances(record: Record, found: Found) -> bool:
     """The new configuration differs from the serving one in instance groups at most."""
     if record.source is None or found.folder is not None or record.folder is not None:
         return False
-    plain = []
-    for source in (record.source, found.source):
-        config = type(source.config)()
-        config.CopyFrom(source.config)
-        config.ClearField("instance_group")
-        plain.append(config.SerializeToString(deterministic=True))
-    return plain[0] == plain[1] and _files(record.fingerprint) == _files(found.fingerprint)
+    before, after = (_without(s.config, "instance_group") for s in (record.source, found.source))
+    return before == after and _files(record.fingerprint) == _files(found.fingerprint)
+
+
+def going_on(record: Record, found: Found) -> dict[int, Model]:
+    """The versions that need no new model: nothing but instance groups or the choice of versions differs.
+
+    None when the configuration and the versions are what they were: then something else has changed,
+    or a reload is what was asked for. A configuration may be given as it was written or as it was
+    completed and a client has seen it.
+    """
+    config = found.source.config
+    if record.source is None or found.folder is not None or record.folder is not None:
+        return {}
+    if defaults.is_ensemble(config):
+        return {}
+    if set(record.serving) == set(found.versions) and _without(record.source.config) == _without(config):
+        return {}
+    as_written = _without(config, *CHANGED_IN_PLACE)
+    written = as_written == _without(record.source.config, *CHANGED_IN_PLACE)
+    same = {
+        version: model
+        for version, model in record.serving.items()
+        if version in found.versions
+        and not model.fault
+        and (written or as_written == _without(model.config, *CHANGED_IN_PLACE))
+    }
+    if _files_of(record.fingerprint, same) != _files_of(found.fingerprint, same):
+        return {}
+    return same
+
+
+CHANGED_IN_PLACE = ("instance_group", "version_policy")
+
+
+def _without(config: Any, *fields: str) -> bytes:
+    plain = type(config)()
+    plain.CopyFrom(config)
+    for field in fields:
+        plain.ClearField(field)
+    return bytes(plain.SerializeToString(deterministic=True))
+
+
+def _files_of(state: scan.Fingerprint | None, versions: Iterable[int]) -> dict[str, tuple[int, int]]:
+    """The folder's state as far as these versions may look at it."""
+    folders = {str(version) for version in versions}
+    return {
+        name: value
+        for name, value in _files(state).items()
+        if not (head := name.partition("/")[0]).isdigit() or head in folders
+    }
 
 
 def _files(state: scan.Fingerprint | None) -> dict[str, tuple[int, int]]:

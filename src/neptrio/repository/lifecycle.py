@@ -7,8 +7,8 @@ loads and withdrawals (repository.loading, repository.withdrawal) follow. Nothin
 files or knows a clock.
 
 Rules (spec/rules.md E4, spec/observed.md 14):
- 1. A load makes the new version beside the old one (RELOADING serves), then swaps. A load that
-    fails leaves a version that served READY.
+ 1. A load makes the new version beside the old one (RELOADING serves), then swaps, or changes its
+    instances in place. A load that fails leaves a version that served READY.
  2. Unloading takes effect at once: the version serves nobody new, and is UNLOADING until its last
     accepted request is answered (RETIRED).
  3. A version that failed to load keeps its reason, also through an unload.

@@ -26,9 +26,10 @@ from neptrio.backends import registry
 from neptrio.backends.base import Abandonment, Backend, LoadContext
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.model import config as model_config
-from neptrio.model import defaults, validate_config
+from neptrio.model import defaults, groups, validate_config
 from neptrio.model.config import ConfigSource
 from neptrio.model.model import Model, too_long
+from neptrio.model.regroup import Regrouping
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
 from neptrio.repository.override import Folder, LoadParameters
@@ -38,6 +39,9 @@ from neptrio.settings import Settings
 log = logging.getLogger("neptrio.repository")
 
 READS = 5  # of a folder that changes while it is read; then what was read last counts
+
+
+Building = Model | Regrouping  # what a load makes; stop() takes it back
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class Loader:
             raise PollFailure(f"{links[0]}: {scan.link_text(links[0])}")
 
     async def build(
-        self, name: str, version: int, found: Found, made: list[Model], tell: Callable[[str], None]
+        self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
     ) -> Model:
         """A started model, not serving yet. It is in `made` from the moment it holds anything;
         `tell` hears of each phase."""
@@ -198,6 +202,35 @@ class Loader:
             log.exception("loading %s version %d failed", name, version)
             raise Internal(f"{type(error).__name__}: {error}") from error
         return model
+
+    async def regroup(
+        self, model: Model, found: Found, made: list[Building], tell: Callable[[str], None]
+    ) -> Regrouping:
+        """A change of `model`'s instances to those of the folder's configuration, ready to take place.
+
+        It is in `made` from the moment it holds anything; `tell` hears of each phase. Raises TritonError.
+        """
+
+        def complete() -> Any:
+            config = groups.reset(model.config, found.source.config)
+            defaults.version_policy(config)
+            defaults.instance_groups(config, type(model.backend))
+            validate_config.check(found.source, config, found.model_dir)
+            model.backend.regroup(config)
+            return config
+
+        try:
+            with self._memory.measure() as measured:
+                regrouping = Regrouping(model, await self._on_thread(complete, lambda late: None))
+                made.append(regrouping)
+                await regrouping.start(tell)
+            regrouping.measured = measured
+        except TritonError:
+            raise
+        except Exception as error:
+            log.exception("changing the instances of %s version %s failed", model.name, model.version)
+            raise Internal(f"{type(error).__name__}: {error}") from error
+        return regrouping
 
     async def _on_thread(self, work: Any, late: Any, abandonment: Abandonment | None = None) -> Any:
         """work() on a loader thread. When the caller is cancelled meanwhile, late(result) follows it,

@@ -20,10 +20,11 @@ import trio
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
 from neptrio.model import defaults
 from neptrio.model.model import Model
+from neptrio.model.regroup import Regrouping
 from neptrio.repository import change, lifecycle, loader, scan
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
-from neptrio.repository.loader import Found, Loader, PollFailure
+from neptrio.repository.loader import Building, Found, Loader, PollFailure
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation, Record, Row
 from neptrio.repository.withdrawal import Withdrawal
@@ -110,7 +111,7 @@ class Loading:
             if row.state in (State.LOADING, State.RELOADING) and not operation.released.is_set():
                 row.apply(Event.ABANDON)
 
-    async def _discard(self, model: Model) -> None:
+    async def _discard(self, model: Building) -> None:
         try:
             await model.stop()
         except Exception:
@@ -170,7 +171,8 @@ class Loading:
         before = record.children
         record.children = tuple(dict.fromkeys(before + children))
         try:
-            models = await self._build(operation, found, children)
+            same = {} if operation.refresh else change.going_on(record, found)
+            models, changes = await self._build(operation, found, children, same)
             operation.check()
         except BaseException:
             record.children = before if record.serving else children
@@ -180,8 +182,10 @@ class Loading:
         record.children = children
         record.source, record.fingerprint = found.source, found.fingerprint
         record.override = parameters.config
-        record.last_error, record.last_seconds = "", max(m.load_duration_secs for m in models.values())
-        self._swap(operation, models, keep)
+        record.last_error = ""
+        made: list[Building] = [*models.values(), *changes.values()]
+        record.last_seconds = max(one.load_duration_secs for one in made)
+        self._swap(operation, models, changes, keep)
         old, record.folder = record.folder, found.folder
         if found.folder is not None and found.folder is not old:
             found.folder.hold()
@@ -189,7 +193,9 @@ class Loading:
         if old is not None and old is not found.folder:
             self._withdrawal.release_folder(record, old)
 
-    async def _build(self, operation: Operation, found: Found, children: tuple[str, ...]) -> dict[int, Model]:
+    async def _build(
+        self, operation: Operation, found: Found, children: tuple[str, ...], same: dict[int, Model]
+    ) -> tuple[dict[int, Model], dict[int, Regrouping]]:
         """The versions' models; those of an ensemble fit the models of its steps as they are now."""
         name = operation.record.name
         for _ in range(REBUILDS):
@@ -197,17 +203,20 @@ class Loading:
                 operation.phase = "loading the models of the ensemble's steps"
                 await self._children(name, children)
             steps = [self._catalog.latest.get(child) for child in children]
-            models = await self._versions(operation, found)
+            made = await self._versions(operation, found, same)
             if steps == [self._catalog.latest.get(child) for child in children]:
-                return models
+                return made
             self._stop_made(operation)
         raise Internal(f"failed to load '{name}': the models of its steps keep changing")
 
-    async def _versions(self, operation: Operation, found: Found) -> dict[int, Model]:
-        """Every wanted version, made in parallel; the first that fails ends the others."""
+    async def _versions(
+        self, operation: Operation, found: Found, same: dict[int, Model]
+    ) -> tuple[dict[int, Model], dict[int, Regrouping]]:
+        """Every wanted version, made in parallel, or changed in place if it goes on."""
         record, name = operation.record, operation.record.name
         operation.check()
         models: dict[int, Model] = {}
+        changes: dict[int, Regrouping] = {}
         failed: list[tuple[int, TritonError]] = []
         for version in found.versions:
             row = record.rows.setdefault(version, Row())
@@ -217,9 +226,14 @@ class Loading:
 
         async def one(version: int) -> None:
             try:
-                models[version] = await self.loader.build(
-                    name, version, found, operation.building, operation.tell
-                )
+                if version in same:
+                    changes[version] = await self.loader.regroup(
+                        same[version], found, operation.building, operation.tell
+                    )
+                else:
+                    models[version] = await self.loader.build(
+                        name, version, found, operation.building, operation.tell
+                    )
             except TritonError as error:
                 failed.append((version, error))
 
@@ -234,7 +248,7 @@ class Loading:
             for v in found.versions:
                 record.rows[v].apply(Event.FAIL, reasons.get(v, f"version {version} failed to load"))
             raise loader.version_failed(name, version, reason) from error
-        return models
+        return models, changes
 
     def _stop_made(self, operation: Operation) -> None:
         made, operation.building = operation.building, []
@@ -244,8 +258,10 @@ class Loading:
             assert self._catalog.nursery is not None
             self._catalog.nursery.start_soon(self._discard, model)
 
-    def _swap(self, operation: Operation, models: dict[int, Model], keep: bool) -> None:
-        """The new versions serve, the old ones retire: no await in here."""
+    def _swap(
+        self, operation: Operation, models: dict[int, Model], changes: dict[int, Regrouping], keep: bool
+    ) -> None:
+        """The new versions serve, the old ones retire, changes take place: no await in here."""
         record = operation.record
         operation.building = []
         for version, row in list(record.rows.items()):
@@ -258,9 +274,12 @@ class Loading:
                 row.apply(Event.SUCCEED)
                 if old is not None:
                     self._withdrawal.retire(record, version, old)
+            elif version in changes:
+                row.apply(Event.SUCCEED)
+                changes[version].commit()
             elif row.state.serves:
                 self._withdrawal.row(record, version, row)
-        self._catalog.latest[record.name] = models[max(models)]
+        self._catalog.latest[record.name] = record.serving[max(record.serving)]
 
     async def _children(self, name: str, children: tuple[str, ...]) -> None:
         """Sees to it that the models of an ensemble's steps serve. Raises InvalidArgument."""

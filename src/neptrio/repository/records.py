@@ -13,6 +13,7 @@ import trio
 from neptrio.errors import TritonError
 from neptrio.model.config import ConfigSource
 from neptrio.model.model import Model
+from neptrio.model.regroup import Regrouping
 from neptrio.repository import lifecycle
 from neptrio.repository.lifecycle import Event, Standing, State
 from neptrio.repository.override import Folder, LoadParameters
@@ -61,7 +62,7 @@ class Operation:
         self.stopped_by: TritonError | None = None  # why it is being cancelled
         self.released = trio.Event()  # the next load of this model may begin
         self.done = trio.Event()
-        self.building: list[Model] = []  # made, not serving yet
+        self.building: list[Model | Regrouping] = []  # made, not serving yet
 
     def cancel(self, reason: TritonError) -> None:
         """Ends the load; its caller is told `reason`."""

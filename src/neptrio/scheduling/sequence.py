@@ -77,7 +77,7 @@ class SequenceScheduler(Scheduler):
         self.table = SlotTable(len(pool.instances), config.slots, config.idle_ns, self.offers)
         self._pool = pool
         self._loop = loop
-        self._instances: list[Instance] = list(pool.instances)
+        self._instances: list[Instance | None] = list(pool.instances)  # by the table's index
         self._flights: dict[InferRequest, Sequence] = {}
         model.state_outputs = self.state.output_names
         self._made = self.controls.names | self.state.names
@@ -92,6 +92,8 @@ class SequenceScheduler(Scheduler):
         self._backlog_hold = _from_environment("TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
         pool.on_finished = self._finished
         pool.on_free = self._freed
+        pool.on_added = self._added
+        pool.on_retired = self._retired
 
     # ------------------------------------------------------------ coming in
 
@@ -168,7 +170,7 @@ class SequenceScheduler(Scheduler):
     def dispatch(self, now_ns: int) -> None:
         waiting = self.table.waiting
         for index, instance in enumerate(self._instances):
-            if waiting[index]:
+            if waiting[index] and instance is not None:
                 self.form(index, instance, now_ns)
         if self.table.effects:
             self._act()
@@ -194,6 +196,24 @@ class SequenceScheduler(Scheduler):
             return True
         self._holds[index] = 0
         return False
+
+    def _added(self, instance: Instance) -> None:
+        self._act()
+        now = monotonic_ns()
+        index = self.table.add_instance(now)
+        if index == len(self._instances):
+            self._instances.append(instance)
+            self._holds.append(0)
+        else:
+            self._instances[index] = instance
+            self._holds[index] = 0
+        self._arm()
+        self._loop.turn.mark(self)
+
+    def _retired(self, instance: Instance) -> None:
+        instance.kept = True
+        self.table.retire_instance(self._instances.index(instance))
+        self._act()
 
     def _wait_until(self, when_ns: int) -> None:
         """Has dispatch() called at `when_ns` at the latest."""
@@ -286,6 +306,8 @@ class SequenceScheduler(Scheduler):
             for kind, subject in effects:
                 if kind == slots.ENDED:
                     self._ended(subject)
+                elif kind == slots.DRAINED:
+                    self._drained(subject)
                 elif kind == slots.CANCELLED:
                     complete(subject, InferResponse(None, Cancelled()), True)
                 else:
@@ -300,8 +322,16 @@ class SequenceScheduler(Scheduler):
         if sequence.stream is not None:
             sequence.stream.sequences.pop(sequence, None)
             sequence.stream = None
-        if sequence.started:
-            self._instances[sequence.instance].sequence_ended(sequence.id, sequence.reason)
+        instance = self._instances[sequence.instance]
+        if sequence.started and instance is not None:
+            instance.sequence_ended(sequence.id, sequence.reason)
+
+    def _drained(self, index: int) -> None:
+        """A retired instance has no sequence any more: it may go."""
+        instance, self._instances[index] = self._instances[index], None
+        if instance is not None:
+            instance.kept = False
+            self._pool.note_retired()
 
     def end_sequence(self, sequence_id: int | str) -> int | None:
         """Evicts a live sequence: its accepted requests still run. Returns how many, None if not live."""
@@ -369,7 +399,7 @@ class SequenceScheduler(Scheduler):
                 SequenceRow(
                     id=sequence.id,
                     state=state,
-                    instance=self._instances[sequence.instance].name if in_slot else "",
+                    instance=getattr(self._instances[sequence.instance], "name", "") if in_slot else "",
                     slot=sequence.slot,
                     age_us=(now_ns - sequence.created_ns) // 1000,
                     idle_us=(now_ns - sequence.last_ns) // 1000,

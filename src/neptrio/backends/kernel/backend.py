@@ -51,7 +51,10 @@ class KernelBackend(Backend):
 
     def load(self) -> None:
         self.read()
-        if any(group.kind == 2 for group in self.context.config.instance_group):
+        self.regroup(self.context.config)
+
+    def regroup(self, config: Any) -> None:
+        if self.host_object is None and any(group.kind == 2 for group in config.instance_group):
             self.host_object = self._compile()
 
     def _compile(self) -> Any:
