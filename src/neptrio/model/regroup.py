@@ -71,6 +71,11 @@ class Regrouping:
         if self.measured is not None:
             self.model.remeasured(self.measured)
 
+    def abort(self) -> None:
+        """Nobody waits for the start any longer; stop() follows."""
+        for instance in self._made:
+            instance.backend.abort()
+
     async def stop(self) -> None:
         """Finalizes what was made and is not wanted, once its warm-up is over."""
         pool = self.model.pool
