@@ -7,7 +7,7 @@ for name in chromium chromium-browser google-chrome google-chrome-stable firefox
 done
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing chromium (for tests of trace pages)"
-    install() { timeout 300 apt-get install -y -qq --no-install-recommends chromium; }
-    { install || { timeout 120 apt-get update -qq && install; }; } >/dev/null 2>&1 && exit 0
+    install() { timeout 150 apt-get install -y -qq --no-install-recommends chromium; }
+    { install || { timeout 60 apt-get update -qq && install; }; } >/dev/null 2>&1 && exit 0
 fi
 echo "no browser is installed: the tests that draw trace pages will be skipped"
