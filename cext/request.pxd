@@ -151,6 +151,7 @@ cdef class ModelCore:
     cdef public object input_reshapes  # what the clients' shapes of its inputs become, or None
     cdef public object reshape_outputs # [Tensor] -> [Tensor] in the clients' shapes, or None
     cdef public object on_idle         # called when inflight falls to 0, or None
+    cdef public bytes trace_head       # how its objects in a trace file begin; made by cext/trace
 
 cdef class InputSpec:
     cdef public str name

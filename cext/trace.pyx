@@ -3,20 +3,24 @@
 The problem: a trace must show true times, and tracing every request must cost next to nothing. The
 choice: times are read from the request's own timestamp array when it is done; what the array cannot
 hold (responses of decoupled models) is noted as it happens; the text of a trace file is written here,
-number by number, without an object per timestamp.
+into blocks of memory that the writer's thread takes a few times a second, without an object per trace
+beside the trace's own.
 
 Rules:
- 1. A Group is one trace for sampling and for files: a root request with all its ensemble steps and
-    BLS calls. It is finished when every part has ended.
+ 1. A root request with all its ensemble steps and BLS calls is one trace, for sampling and for files.
+    It is finished when every part has ended.
  2. Ids grow from parent to child.
  3. A part ends with its final response; a root with a front when that response has been sent.
  4. Timestamps of a part are in time order.
  5. A part that is closed does not change any more.
+ 6. A scope's block is filled and taken without a step in between at which another thread could run.
 Source: spec/trace-file.md, spec/observed.md 11, the trace guide.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, strlen
 
 from neptrio._cext.grpc_stream cimport GrpcStream
@@ -34,6 +38,7 @@ from neptrio._cext.request cimport (
     STAMPS,
     InferRequest,
     InferResponse,
+    ModelCore,
     now_ns,
 )
 
@@ -81,9 +86,62 @@ for _i in range(NAMES):
 cdef enum:
     POINT_BYTES = 64        # no head with its number and brackets is longer
     PLAIN = 16              # points of a part with one response, at most
+    BLOCK_BYTES = 1048576   # a block that holds as much goes to the writer's thread at once
 
 cdef int64_t last_id = 0
-cdef dict models = {}       # model name -> the beginning of its objects
+cdef char PAIRS[200]        # "00" "01" ... "99"
+for _i in range(100):
+    PAIRS[2 * _i] = 48 + _i // 10
+    PAIRS[2 * _i + 1] = 48 + _i % 10
+
+
+cdef class TextBlock:
+    """The text of finished traces; a buffer for whoever writes it."""
+
+    def __cinit__(self):
+        self.most = 1 << 62
+
+    def __dealloc__(self):
+        free(self.data)
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, True, flags)
+
+    def clear(self):
+        """Empties it; its memory is kept."""
+        self.size = 0
+        self.traces = 0
+
+    cdef int reserve(self, Py_ssize_t n) except -1:
+        cdef Py_ssize_t room
+        cdef char* data
+        if self.size + n > self.room:
+            room = max(2 * self.room, self.size + n, 16384)
+            data = <char*>realloc(self.data, room)
+            if data == NULL:
+                raise MemoryError()
+            self.data = data
+            self.room = room
+        return 0
+
+    cdef int add(self, Trace root) except -1:
+        cdef Trace part
+        cdef char* at
+        self.reserve(root.room() + 2)
+        at = self.data + self.size
+        if self.traces:
+            at = chars(at, b",\n")
+        self.size = root.write(at) - self.data
+        if root.children is not None:
+            for part in root.children:
+                self.reserve(part.room() + 2)
+                at = chars(self.data + self.size, b",\n")
+                self.size = part.write(at) - self.data
+        self.traces += 1
+        return 0
 
 
 cdef class Sampling:
@@ -91,7 +149,7 @@ cdef class Sampling:
 
     cpdef bint sample(self):
         """Counts a request; True when it is one to trace (the rate-th, 2 * rate-th, ...)."""
-        if self.level is None or not len(self.level) or not self.left or not self.rate:
+        if not self.left or not self.rate or not self.level:
             return False
         self.seen += 1
         if self.seen < self.rate:
@@ -102,7 +160,13 @@ cdef class Sampling:
         self.open += 1
         return True
 
-    def keep(self, bint slow_or_failed) -> bool:
+    def take_block(self):
+        """The block, which the scope then has no more (rule 6)."""
+        cdef TextBlock block = self.block
+        self.block = None
+        return block
+
+    cpdef bint keep(self, bint slow_or_failed):
         """With a tail: whether a finished trace is kept, which counts it."""
         if not self.tail_us:
             return True
@@ -113,47 +177,125 @@ cdef class Sampling:
         return True
 
 
-cdef class Group:
-    """A root request's trace with those of its children."""
+cdef class Sampler:
+    """The part of observe.tracer.Tracer that every traced request passes through."""
 
-    def __init__(self, tracer, Sampling scope, tuple level, bint asked=False):
-        self.tracer = tracer
-        self.scope = scope
-        self.timestamps = "TIMESTAMPS" in level
-        self.tensors = "TENSORS" in level
-        self.asked = asked
-        self.parts = []
-        self.trace_id = 0
+    cpdef object begin(self, InferRequest request):
+        """A validated request is about to be queued: traces it if it is its turn, or asked for.
+
+        Raises InvalidArgument when the request asks for something that is no trace level.
+        """
+        cdef Trace above, trace
+        cdef Sampling scope
+        if request.parent is not None:
+            above = request.parent.trace
+            if above is not None and above.top().open:
+                request.trace = trace = made(self, request)
+                trace.root = above.top()
+                trace.parent = above.id
+                if trace.root.children is None:
+                    trace.root.children = []
+                trace.root.children.append(trace)
+                trace.root.open += 1
+                if trace.root.with_tensors:
+                    trace.copy("TENSOR_QUEUE_INPUT", request.inputs)
+                if self.spans:
+                    self.identify_part(trace)
+        elif request.stamps[<int>RECV_START]:
+            scope = self.default
+            if self.models:
+                scope = self.models.get((<ModelCore>request.model).name, scope)
+            if request.asked is not None or self.may_force:
+                level = self.asked_level(request, scope)
+                if level:
+                    scope.open += 1
+                    self.root(request, scope, level, True)
+                    return
+            if not self.disabled and scope.sample():
+                self.root(request, scope, scope.level, False)
+
+    def root(self, InferRequest request, Sampling scope, tuple level, bint asked):
+        """Begins a trace."""
+        cdef Trace trace = made(self, request)
+        request.trace = trace
+        trace.scope = scope
+        trace.asked = asked
+        trace.timestamps = "TIMESTAMPS" in level
+        trace.with_tensors = "TENSORS" in level
+        trace.open = 1
+        trace.front = GRPC if isinstance(request.context, GrpcStream) else HTTP
+        self.open += 1
+        if trace.with_tensors:
+            trace.copy("TENSOR_QUEUE_INPUT", request.inputs)
+            trace.parameters = parameters_of(request)
+        if self.spans:
+            self.identify(trace, request.asked)
+
+    cdef object finish(self, Trace root):
+        """Every part of a trace has ended."""
+        cdef Sampling scope = root.scope
+        cdef TextBlock block
+        self.open -= 1
+        scope.open -= 1
+        if root.asked or not scope.tail_us or scope.keep(root.slow_or_failed()):
+            self.recent.append(root)
+            if self.spans or root.with_tensors or not scope.file:
+                self.kept(root)
+            else:
+                block = scope.block
+                if block is None:
+                    block = scope.block = self.writer.block(scope)
+                    block.add(root)
+                    self.writer.opened(scope)
+                else:
+                    block.add(root)
+                if block.size >= BLOCK_BYTES or block.traces >= block.most:
+                    self.writer.full(scope)
+        if not scope.open and (scope.retired or not scope.left):
+            self.drained(scope)
+        if not self.open and (self.disabled or scope.retired or not scope.left):
+            self.activate()
 
 
+cdef Trace made(Sampler sampler, InferRequest request):
+    global last_id
+    cdef Trace trace = Trace.__new__(Trace)
+    last_id += 1
+    trace.id = last_id
+    trace.sampler = sampler
+    trace.request = request
+    trace.turn = sampler.turn
+    return trace
+
+
+@cython.freelist(256)
 cdef class Trace:
-    """One request of a group; lies in request.trace."""
+    """One request of a trace; lies in request.trace."""
 
-    def __init__(self, Group group, InferRequest request, int64_t parent):
-        global last_id
-        last_id += 1
-        self.id = last_id
-        self.parent = parent
-        self.group = group
-        self.request = request
-        self.turn = group.tracer.turn
+    def __cinit__(self):
         self.error = ""
         self.headers = ()
         self.span_id = 0
-        if not parent and request.stamps[<int>RECV_START]:
-            self.front = GRPC if isinstance(request.context, GrpcStream) else HTTP
-        group.parts.append(self)
-        group.open += 1
-        if group.tensors:
-            self.copy("TENSOR_QUEUE_INPUT", request.inputs)
-            if not parent:
-                self.parameters = parameters_of(request)
+        self.trace_id = 0
+
+    cdef Trace top(self):
+        return self if self.root is None else self.root
+
+    @property
+    def group(self):
+        """The root part, which holds what all parts have in common."""
+        return self.top()
+
+    @property
+    def parts(self) -> list:
+        """A root and the parts below it."""
+        return [self, *(self.children or ())]
 
     def copy(self, str activity, tensors, int response=0):
         """Takes tensors as they are now."""
-        limit = self.group.tracer.tensor_bytes
         if self.tensors is None:
             self.tensors = []
+        limit = self.sampler.tensor_bytes
         self.tensors += [Copied(activity, tensor, limit, response) for tensor in tensors or ()]
 
     cpdef object answering(self, InferResponse response, bint final):
@@ -163,7 +305,7 @@ cdef class Trace:
             return
         if response.error is not None and not self.error:
             self.error = str(response.error)
-        if self.group.tensors:
+        if self.top().with_tensors:
             if final and request.stamps[<int>COMPUTE_START] and not request.composing:
                 self.copy("TENSOR_BACKEND_INPUT", request.inputs)
             if response.outputs:
@@ -258,25 +400,25 @@ cdef class Trace:
     cpdef object close(self):
         """Reads the request's timestamps and lets go of it."""
         cdef InferRequest request = self.request
-        cdef Group group = self.group
+        cdef Trace root = self.top()
         if request is None:
             return
         self.request = None
-        self.name = request.model.name
-        self.version = int(request.model.version)
+        self.turn = None
+        self.model = request.model
         self.request_id = request.id
         self.composing = request.composing
         memcpy(self.stamps, request.stamps, sizeof(self.stamps))
-        group.open -= 1
-        if not group.open:
-            group.tracer.finished(group)
+        root.open -= 1
+        if not root.open:
+            self.sampler.finish(root)
 
     # ------------------------------------------------------------ what is known of a closed part
 
     @property
     def identity(self):
         """(model name, model version, request id)"""
-        return self.name, self.version, self.request_id
+        return self.model.name, int(self.model.version), self.request_id
 
     @property
     def protocol(self) -> str:
@@ -292,7 +434,17 @@ cdef class Trace:
             end = max(end, <int64_t>self.more[len(self.more) - 1][2])
         return end - begin
 
-    cdef int64_t most(self):
+    def slow_or_failed(self) -> bool:
+        """For the scope's trace_tail."""
+        cdef Trace part
+        if self.error or self.duration_ns >= self.scope.tail_us * 1000:
+            return True
+        for part in self.children or ():
+            if part.error:
+                return True
+        return False
+
+    cdef int64_t most(self) except -1:
         return PLAIN + (3 * len(self.more) if self.more is not None else 0)
 
     cdef int collect(self, Point* points) noexcept:
@@ -339,7 +491,7 @@ cdef class Trace:
         """[(nanoseconds, name)] in time order, [] when timestamps are not traced."""
         cdef Point* points
         cdef int n, i
-        if not self.group.timestamps:
+        if not self.top().timestamps:
             return []
         points = <Point*>malloc(self.most() * sizeof(Point))
         if points == NULL:
@@ -351,11 +503,12 @@ cdef class Trace:
 
     def document(self) -> list:
         """The objects of the trace file, tensors included."""
-        top = {"model_name": self.name, "model_version": self.version, "id": self.id}
+        name, version, request_id = self.identity
+        top = {"model_name": name, "model_version": version, "id": self.id}
         if self.parent:
             top["parent_id"] = self.parent
-        if self.request_id:
-            top["request_id"] = self.request_id
+        if request_id:
+            top["request_id"] = request_id
         if self.error:
             top["error"] = self.error
         if self.parameters:
@@ -367,64 +520,67 @@ cdef class Trace:
 
     def activities(self) -> list:
         """The objects of the tensors."""
+        name, version, _ = self.identity
         return [
-            {"model_name": self.name, "model_version": self.version, "id": self.id, "activity": t.activity,
-             **({"response": t.response} if t.response else {}), "tensor": tensor_document(t)} for t in self.tensors or ()
+            {"model_name": name, "model_version": version, "id": self.id, "activity": t.activity,
+             **({"response": t.response} if t.response else {}), "tensor": tensor_document(t)}
+            for t in self.tensors or ()
         ]
 
     def text(self) -> bytes:
         """The part's own object, as JSON."""
-        cdef bytes head = models.get(self.name)
-        cdef bytes request_id = None, error = None, parameters = None
-        cdef int64_t most = self.most()
-        cdef int64_t size
-        cdef Point* points
-        cdef char* made
-        cdef char* at
-        cdef int n = 0, i
-        if head is None:
-            head = models[self.name] = b'{"model_name":%s,"model_version":' % dump_json(self.name)
-        size = PyBytes_GET_SIZE(head) + 160 + most * POINT_BYTES
-        if self.request_id:
-            request_id = dump_json(self.request_id)
-            size += PyBytes_GET_SIZE(request_id)
-        if self.error:
-            error = dump_json(self.error)
-            size += PyBytes_GET_SIZE(error)
-        if self.parameters:
-            parameters = dump_json(self.parameters)
-            size += 16 + PyBytes_GET_SIZE(parameters)
-        made = <char*>malloc(size + most * sizeof(Point))
+        cdef char* made = <char*>malloc(self.room())
         if made == NULL:
             raise MemoryError()
-        points = <Point*>made  # first, for their alignment
-        at = made = made + most * sizeof(Point)
-        at = bytes_to(at, head)
-        at = number(at, self.version)
-        at = chars(at, b',"id":')
+        try:
+            return PyBytes_FromStringAndSize(made, self.write(made) - made)
+        finally:
+            free(made)
+
+    cdef Py_ssize_t room(self) except -1:
+        """Bytes that write() needs at most."""
+        cdef ModelCore model = self.model
+        if model.trace_head is None:
+            model.trace_head = b'{"model_name":%s,"model_version":%s,"id":' % (
+                dump_json(model.name), model.version.encode()
+            )
+        # a character becomes 6 bytes at most
+        return (PyBytes_GET_SIZE(model.trace_head) + 160 + self.most() * POINT_BYTES
+                + 6 * 4 * (len(self.request_id) + len(self.error))
+                + (16 + len(dump_json(self.parameters)) if self.parameters else 0))
+
+    cdef char* write(self, char* at) except NULL:
+        cdef Point plain[PLAIN]
+        cdef Point* points = plain
+        cdef int64_t most
+        cdef int n, i
+        at = bytes_to(at, (<ModelCore>self.model).trace_head)
         at = number(at, self.id)
         if self.parent:
-            at = chars(at, b',"parent_id":')
-            at = number(at, self.parent)
-        if request_id is not None:
-            at = bytes_to(chars(at, b',"request_id":'), request_id)
-        if error is not None:
-            at = bytes_to(chars(at, b',"error":'), error)
-        if parameters is not None:
-            at = bytes_to(chars(at, b',"parameters":'), parameters)
-        if self.group.timestamps:
+            at = number(chars(at, b',"parent_id":'), self.parent)
+        if self.request_id:
+            at = bytes_to(chars(at, b',"request_id":'), dump_json(self.request_id))
+        if self.error:
+            at = bytes_to(chars(at, b',"error":'), dump_json(self.error))
+        if self.parameters:
+            at = bytes_to(chars(at, b',"parameters":'), dump_json(self.parameters))
+        if self.top().timestamps:
+            most = self.most()
+            if most > PLAIN:
+                points = <Point*>malloc(most * sizeof(Point))
+                if points == NULL:
+                    raise MemoryError()
             n = self.collect(points)
-        if n:
-            at = chars(at, b',"timestamps":[')
-            for i in range(n):
-                memcpy(at, HEADS[points[i].name], HEAD_SIZES[points[i].name])
-                at = number(at + HEAD_SIZES[points[i].name], points[i].ns)
-                at = chars(at, b"},")
-            (at - 1)[0] = 93  # ]
-        at[0] = 125
-        text = PyBytes_FromStringAndSize(made, at + 1 - made)
-        free(points)
-        return text
+            if n:
+                at = chars(at, b',"timestamps":[')
+                for i in range(n):
+                    memcpy(at, HEADS[points[i].name], HEAD_SIZES[points[i].name])
+                    at = chars(number(at + HEAD_SIZES[points[i].name], points[i].ns), b"},")
+                (at - 1)[0] = 93  # ]
+            if points != plain:
+                free(points)
+        at[0] = 125  # }
+        return at + 1
 
     # ------------------------------------------------------------ OpenTelemetry
 
@@ -432,9 +588,9 @@ cdef class Trace:
         """The trace context for what is done on the request's behalf, as JSON; None in mode triton."""
         if not self.span_id:
             return None
-        found = {"traceparent": traceparent(self.group.trace_id, self.span_id)}
-        if self.group.remote is not None and self.group.remote.tracestate:
-            found["tracestate"] = self.group.remote.tracestate
+        found = {"traceparent": traceparent(self.top().trace_id, self.span_id)}
+        if self.top().remote is not None and self.top().remote.tracestate:
+            found["tracestate"] = self.top().remote.tracestate
         return dump_json(found).decode()
 
 
@@ -458,20 +614,31 @@ cdef inline char* bytes_to(char* at, bytes text):
 
 
 cdef inline char* number(char* at, int64_t value) noexcept:
+    """Decimal digits, two at a time."""
     cdef char digits[20]
-    cdef int n = 0
-    cdef uint64_t left = <uint64_t>(value if value >= 0 else -value)
-    if value < 0:
-        at[0] = 45
-        at += 1
-    while True:
-        digits[n] = <char>(48 + left % 10)
-        left //= 10
-        n += 1
-        if not left:
-            break
-    while n:
-        n -= 1
-        at[0] = digits[n]
-        at += 1
-    return at
+    cdef int i = 20
+    cdef uint64_t left = <uint64_t>value
+    cdef uint32_t low
+    while left >= 100000000:  # eight digits in 32-bit arithmetic
+        low = <uint32_t>(left % 100000000)
+        left //= 100000000
+        i -= 8
+        memcpy(&digits[i + 6], &PAIRS[2 * (low % 100)], 2)
+        low //= 100
+        memcpy(&digits[i + 4], &PAIRS[2 * (low % 100)], 2)
+        low //= 100
+        memcpy(&digits[i + 2], &PAIRS[2 * (low % 100)], 2)
+        memcpy(&digits[i], &PAIRS[2 * (low // 100)], 2)
+    low = <uint32_t>left
+    while low >= 100:
+        i -= 2
+        memcpy(&digits[i], &PAIRS[2 * (low % 100)], 2)
+        low //= 100
+    if low >= 10:
+        i -= 2
+        memcpy(&digits[i], &PAIRS[2 * low], 2)
+    else:
+        i -= 1
+        digits[i] = <char>(48 + low)
+    memcpy(at, &digits[i], 20 - i)
+    return at + 20 - i

@@ -156,11 +156,16 @@ def test_readers_always_find_a_complete_array(tmp_path: Path) -> None:
     path = tmp_path / "t"
     file = ArrayFile(str(path))
     file.append(b"0")
+    reads = 0
+    more = threading.Condition()
     done = threading.Event()
 
     def grow() -> None:
-        for i in range(1, 300):
-            file.append(b'{"id":%d,"pad":"%s"}' % (i, b"y" * 5000))
+        for i in range(1, 100):
+            file.append(b'{"id":%d,"pad":"%s"}' % (i, b"y" * 50000))
+            with more:  # a file is open during one change at most (rule 2)
+                seen = reads
+                more.wait_for(lambda seen=seen: reads > seen + 1)
         done.set()
 
     writer = threading.Thread(target=grow)
@@ -168,5 +173,8 @@ def test_readers_always_find_a_complete_array(tmp_path: Path) -> None:
     sizes = []
     while not done.is_set():
         sizes.append(len(read(path)))
+        with more:
+            reads += 1
+            more.notify()
     writer.join()
-    assert sizes == sorted(sizes) and len(read(path)) == 300
+    assert sizes == sorted(sizes) and len(read(path)) == 100

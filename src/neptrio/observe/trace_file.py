@@ -1,8 +1,9 @@
 """Trace files, written by a thread of their own.
 
 The problem: a trace file is read while the server runs and after it was killed, and a disk may be
-slow or full, and no request may notice any of it. The choice: finished traces wait in a bounded
-queue for a thread that wakes up a few times a second and lets files grow (observe.array_file).
+slow or full, and no request may notice any of it. The choice: the text of finished traces gathers in
+a block of its scope (cext/trace), and a thread that wakes up a few times a second takes the blocks
+and lets files grow (observe.array_file). Traces with tensors wait for the thread to make their text.
 
 Rules:
  1. On disk there is a complete JSON array at every moment, and a file exists only if something was
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from neptrio._cext.trace import TextBlock
 from neptrio.codec.json_infer import dump_json
 from neptrio.observe.array_file import ArrayFile
 from neptrio.observe.trace_settings import Scope
@@ -35,6 +37,8 @@ log = logging.getLogger("neptrio.trace")
 GATHER_SECONDS = 0.25
 SPILL_BYTES = 16 << 20
 QUEUE_BYTES = 64 << 20
+FREE_BLOCKS = 4
+UNLIMITED = 1 << 62
 PART_BYTES = 1024  # what a part is reckoned as, without its tensors
 
 
@@ -49,17 +53,15 @@ class TraceWriterStatistics:
 
 @dataclass
 class _Buffer:
-    texts: list[bytes] = field(default_factory=list)  # of a trace each
+    texts: list[bytes | TextBlock] = field(default_factory=list)
     nbytes: int = 0
+    waiting: int = 0  # traces in `texts`
     traces: int = 0  # since the last file was closed
     home: str = ""  # the indexed file that this scope's traces grow in, once there is one
 
 
 def group_text(parts: list[Any]) -> bytes:
     """The objects of a trace as they stand in the array."""
-    if len(parts) == 1 and not parts[0].tensors:
-        text: bytes = parts[0].text()
-        return text
     texts = []
     for part in parts:
         texts.append(part.text())
@@ -84,6 +86,9 @@ class TraceWriter:
         self._put_bytes = 0  # put() alone adds to this, and the thread alone to _taken_bytes
         self._taken_bytes = 0
         self._refused = 0
+        self._open: set[Scope] = set()  # those whose block the thread takes when it wakes up
+        self._begun: dict[Scope, int] = {}  # with a log_frequency: traces in the file under way
+        self._free: list[TextBlock] = []  # blocks to be filled again: their memory is there already
         self._written = 0
         self._dropped = 0
         self._failed = False
@@ -96,14 +101,42 @@ class TraceWriter:
         """What has become of the traces so far."""
         return TraceWriterStatistics(self._written, self._dropped + self._refused, self._failed)
 
+    def block(self, scope: Scope) -> TextBlock:
+        """Where the text of finished traces of `scope` is to go until the thread takes it."""
+        block = self._free.pop() if self._free else TextBlock()
+        block.most = scope.frequency - self._begun.get(scope, 0) if scope.frequency else UNLIMITED
+        return block
+
+    def opened(self, scope: Scope) -> None:
+        """A new block has its first trace."""
+        if not scope.frequency:
+            self._open.add(scope)
+            if not self._awake:
+                self._awaken()
+
+    def full(self, scope: Scope) -> None:
+        """The block of `scope` is large, or completes a file: the thread takes it now."""
+        block = scope.take_block()
+        if block is None:
+            return
+        self._open.discard(scope)
+        if self._failed or self._put_bytes - self._taken_bytes + len(block) > QUEUE_BYTES:
+            self._refused += block.traces
+            return
+        if scope.frequency:
+            begun = self._begun.get(scope, 0) + block.traces
+            self._begun[scope] = begun % scope.frequency
+        self._put_bytes += len(block)
+        self._inbox.append((scope, block, len(block)))
+        if not self._awake:
+            self._awaken()
+
     def put(self, scope: Scope, parts: list[Any]) -> None:
-        """Takes a finished trace."""
+        """Takes a finished trace whose text the thread makes."""
+        self.full(scope)  # what is before it
         size = PART_BYTES * len(parts)
-        made: Any = parts
-        plain = True
         for part in parts:
             if part.tensors:
-                plain = False
                 size += 4 * sum(len(t.raw or b"") for t in part.tensors)
         if self._failed or self._put_bytes - self._taken_bytes + size > QUEUE_BYTES:
             self._refused += 1
@@ -111,10 +144,10 @@ class TraceWriter:
                 if part.tensors:
                     part.tensors.clear()
             return
-        if plain:
-            made = group_text(parts)
+        if scope.frequency:
+            self._begun[scope] = (self._begun.get(scope, 0) + 1) % scope.frequency
         self._put_bytes += size
-        self._inbox.append((scope, made, size))
+        self._inbox.append((scope, parts, size))
         if not self._awake:
             self._awaken()
 
@@ -132,6 +165,8 @@ class TraceWriter:
 
     def flush(self, scope: Scope, indexed: bool) -> None:
         """Closes what a scope has collected; `indexed`: as the next indexed file in any case."""
+        self.full(scope)
+        self._begun.pop(scope, None)
         if self._thread is not None:
             self._post(lambda: self._flush(scope, indexed))
 
@@ -143,6 +178,7 @@ class TraceWriter:
         """Blocks until everything asked for so far is done, and lets a failed writer try again."""
         if self._thread is not None:
             done = threading.Event()
+            self._post(self._collect)
             self._post(self._grow)
             self._post(done.set)
             done.wait()
@@ -176,6 +212,7 @@ class TraceWriter:
                     self._guarded(item)
                 else:
                     self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
+            self._collect()
             self._guarded(self._grow)
         for file in self._files.values():
             file.rest()
@@ -189,27 +226,38 @@ class TraceWriter:
             log.exception("a trace could not be written")
 
     def _fail(self, error: OSError) -> None:
-        self._dropped += sum(len(buffer.texts) for buffer in self._buffers.values())
+        self._dropped += sum(buffer.waiting for buffer in self._buffers.values())
         self._buffers.clear()
         if not self._failed:
             self._failed = True
             log.error("tracing is disabled: cannot write trace file: %s", error)
             self._on_failure()
 
+    def _collect(self) -> None:
+        """Takes the blocks of scopes whose traces need not wait for others (rule 2)."""
+        for scope in list(self._open):
+            self._open.discard(scope)
+            block = scope.take_block()
+            if block is not None:
+                self._guarded(lambda scope=scope, block=block: self._take(scope, block, 0))  # type: ignore[misc]
+
     def _take(self, scope: Scope, made: Any, size: int) -> None:
+        block = isinstance(made, TextBlock)
+        count = made.traces if block else 1
         try:
-            text = made if isinstance(made, bytes) else group_text(made)
+            text = made if block else group_text(made)
         finally:
             self._taken_bytes += size
         if self._failed:
-            self._dropped += 1
+            self._dropped += count
             return
         buffer = self._buffers.get(scope)
         if buffer is None:
             buffer = self._buffers[scope] = _Buffer()
         buffer.texts.append(text)
         buffer.nbytes += len(text)
-        buffer.traces += 1
+        buffer.waiting += count
+        buffer.traces += count
         if scope.frequency and buffer.traces >= scope.frequency:
             self._flush(scope, True)
         elif buffer.nbytes > SPILL_BYTES:
@@ -274,6 +322,10 @@ class TraceWriter:
                 if not os.path.exists(path):
                     self._give_back(path)
                 raise
-            self._written += len(buffer.texts)
+            self._written += buffer.waiting
+            for text in buffer.texts:
+                if isinstance(text, TextBlock) and len(self._free) < FREE_BLOCKS:
+                    text.clear()
+                    self._free.append(text)
             buffer.texts = []
-            buffer.nbytes = 0
+            buffer.nbytes = buffer.waiting = 0

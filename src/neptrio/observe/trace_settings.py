@@ -77,7 +77,6 @@ class Scope(Sampling):
         self.frequency: int = values["log_frequency"]
         self.file: str = values["trace_file"]
         self.counted = self.left >= 0
-        self.retired = False
 
     def values(self) -> dict[str, Any]:
         """The effective value of every field."""

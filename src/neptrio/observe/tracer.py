@@ -25,18 +25,16 @@ import trio
 
 from neptrio._cext.mailbox import WorkItem
 from neptrio._cext.request import InferRequest
-from neptrio._cext.trace import Group, Trace
+from neptrio._cext.trace import Sampler, Trace
 from neptrio.errors import InvalidArgument
 from neptrio.observe.propagation import Asked, traceparent
 from neptrio.observe.trace_file import TraceWriter
 from neptrio.observe.trace_settings import LEVELS, Scope, TraceTable, span_options, start_values
-from neptrio.stamps import Stamp
 
 if TYPE_CHECKING:
     from neptrio.settings import Settings
 
 log = logging.getLogger("neptrio.trace")
-RECV_START = int(Stamp.RECV_START)
 RECENT = 128
 PARAMETER = "neptrio_trace"  # of a request that forces its own trace; the header is neptrio-trace
 CLOSE_SECONDS = 5.0
@@ -52,98 +50,82 @@ class _Failed(WorkItem):
         self._tracer.stop()
 
 
-class Tracer:
+class Tracer(Sampler):
     """Samples requests and hands finished traces to the writer."""
 
     def __init__(self, settings: Settings, turn: Any, completions: Any, inference: Any) -> None:
-        self.spans = span_options(settings)
-        self.table = TraceTable(start_values(settings), "triton" if self.spans is None else "opentelemetry")
+        self.options = span_options(settings)
+        self.spans = self.options is not None
+        self.table = TraceTable(start_values(settings), "opentelemetry" if self.spans else "triton")
         self.turn = turn
         self.tensor_bytes = settings.trace_tensor_bytes
+        self.may_force = settings.allow_forced_trace
+        self.recent: deque[Trace] = deque(maxlen=RECENT)
         self.writer: Any
-        if self.spans is None:
+        if self.options is None:
             self.writer = TraceWriter(lambda: completions.post(_Failed(self)))
         else:
             from neptrio.observe.spans import SpanWriter
 
-            self.writer = SpanWriter(self.spans)
-        self.disabled = False
-        self._may_force = settings.allow_forced_trace
+            self.writer = SpanWriter(self.options)
         self._inference = inference
-        self._open = 0
-        self._recent: deque[Group] = deque(maxlen=RECENT)
         inference.tracer = self
-        self._activate()
+        self.activate()
 
-    def _activate(self) -> None:
+    def activate(self) -> None:
+        """Takes the table's scopes, and tells the request path whether there is anything to do."""
         scopes = self.table.scopes()
-        if self.spans is not None:
+        self.default, self.models = self.table.globals, self.table.models
+        if self.spans:
             wanted = any(scope.level for scope in scopes)  # a sampled parent is reason enough
         else:
             wanted = not self.disabled and any(scope.level and scope.left for scope in scopes)
-        self._inference.tracing = wanted or self._may_force or self._open > 0
-        self._inference.trace_headers = self._may_force or (self.spans is not None and wanted)
+        self._inference.tracing = wanted or self.may_force or self.open > 0
+        self._inference.trace_headers = self.may_force or (self.spans and wanted)
 
-    def begin(self, request: InferRequest) -> None:
-        """A validated request is about to be queued: traces it if it is its turn, or asked for.
-
-        Raises InvalidArgument when the request asks for something that is no trace level.
-        """
-        parent = request.parent
-        if parent is not None:
-            above = parent.trace
-            if above is not None and above.group.open:
-                request.trace = trace = Trace(above.group, request, above.id)
-                if above.span_id:
-                    trace.span_id = _span_id()
-        elif request.timestamp(RECV_START):
-            scope = self.table.scope(request.model.name)
-            asked = request.asked
-            if (asked is not None or self._may_force) and (level := self._asked(request, asked, scope)):
-                scope.open += 1
-                group = Group(self, scope, level, True)
-            elif not self.disabled and scope.sample():
-                group = Group(self, scope, scope.level)
-            else:
-                return
-            self._open += 1
-            request.trace = Trace(group, request, 0)
-            if self.spans is not None:
-                _identify(group, request.trace, asked)
-
-    def _asked(self, request: InferRequest, asked: Asked | None, scope: Scope) -> tuple[str, ...]:
-        """The level at which a trace is asked for, () when none is."""
-        if self._may_force:
+    def asked_level(self, request: InferRequest, scope: Scope) -> tuple[str, ...]:
+        """The level at which a trace is asked for, () when none is. Raises InvalidArgument."""
+        asked = request.asked
+        if self.may_force:
             wish: Any = request.parameters.get(PARAMETER) if request.parameters else None
             if wish is None and asked is not None and asked.force:
                 wish = asked.force
             if wish is not None and (level := _level(wish)) is not None:
-                if self.spans is not None and "TENSORS" in level:
+                if self.spans and "TENSORS" in level:
                     raise InvalidArgument("trace level TENSORS is not there in mode opentelemetry")
                 return level or scope.level or ("TIMESTAMPS",)
-        if self.spans is not None and asked is not None and asked.sampled:
+        if self.spans and asked is not None and asked.sampled:
             return tuple(scope.level)
         return ()
 
-    def finished(self, group: Group) -> None:
-        """Every part of a trace has ended."""
-        scope = group.scope
-        self._open -= 1
-        scope.open -= 1
-        if group.asked or not scope.tail_us or scope.keep(_slow_or_failed(group, scope)):
-            self._recent.append(group)
-            if scope.file or self.spans is not None:
-                self.writer.put(scope, group.parts)
-            elif group.tensors:
-                for part in group.parts:
+    def identify(self, trace: Trace, asked: Asked | None) -> None:
+        """Gives a new trace its place among those of other servers."""
+        trace.trace_id = getrandbits(128) or 1
+        if asked is not None and asked.trace_id:
+            trace.trace_id, trace.remote = asked.trace_id, asked
+        trace.root_span_id = _span_id()
+        trace.span_id = _span_id()
+        headers = [(b"traceparent", traceparent(trace.trace_id, trace.root_span_id).encode())]
+        if trace.remote is not None and trace.remote.tracestate:
+            headers.append((b"tracestate", trace.remote.tracestate.encode("latin-1")))
+        trace.headers = tuple(headers)
+
+    def identify_part(self, trace: Trace) -> None:
+        """The same for a part below."""
+        trace.span_id = _span_id()
+
+    def kept(self, root: Trace) -> None:
+        """A finished trace whose text is not made here: spans, tensors, or no file at all."""
+        if root.scope.file or self.spans:
+            self.writer.put(root.scope, root.parts)
+        else:
+            for part in root.parts:
+                if part.tensors:
                     part.tensors.clear()
-        if not scope.open:
-            if scope.retired:
-                self.writer.flush(scope, scope.left == 0)
-            elif not scope.left:
-                self.writer.flush(scope, True)
-        if not self._open:
-            self._activate()
+
+    def drained(self, scope: Scope) -> None:
+        """A scope that samples no more has finished its last trace."""
+        self.writer.flush(scope, scope.left == 0)
 
     async def update(self, changes: Mapping[str, Any], model: str) -> None:
         """Installs changed settings and waits until the old ones' traces are on disk.
@@ -155,20 +137,20 @@ class Tracer:
                 self.writer.flush(scope, False)
         if "trace_file" in changes:
             self.writer.reset(self.table.scope(model).file)
-        self._activate()
+        self.activate()
         await trio.to_thread.run_sync(self.writer.settle)
         self.disabled = False  # what the old settings' files could not take does not stop the new ones
-        self._activate()
+        self.activate()
 
     def stop(self) -> None:
         """Files cannot be written, unless settings were updated since."""
         self.disabled = self.writer.statistics().failed
-        self._activate()
+        self.activate()
 
-    def recent(self, count: int = RECENT) -> list[dict[str, Any]]:
+    def last(self, count: int = RECENT) -> list[dict[str, Any]]:
         """The objects of the last finished traces, oldest first, without tensors."""
-        groups = list(islice(reversed(self._recent), count))
-        return [part.document()[0] for group in reversed(groups) for part in group.parts]
+        roots = list(islice(reversed(self.recent), count))
+        return [part.document()[0] for root in reversed(roots) for part in root.parts]
 
     async def close(self) -> None:
         """Writes what is left; nothing is traced any more."""
@@ -177,10 +159,6 @@ class Tracer:
             self.writer.flush(scope, False)
         with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs does not hold up the exit
             await trio.to_thread.run_sync(self.writer.close, abandon_on_cancel=True)
-
-
-def _slow_or_failed(group: Group, scope: Scope) -> bool:
-    return group.parts[0].duration_ns >= scope.tail_us * 1000 or any(part.error for part in group.parts)
 
 
 def _level(wish: Any) -> tuple[str, ...] | None:
@@ -198,16 +176,3 @@ def _level(wish: Any) -> tuple[str, ...] | None:
 
 def _span_id() -> int:
     return getrandbits(64) or 1
-
-
-def _identify(group: Group, trace: Trace, asked: Asked | None) -> None:
-    """Gives a trace its place among those of other servers."""
-    group.trace_id = getrandbits(128) or 1
-    if asked is not None and asked.trace_id:
-        group.trace_id, group.remote = asked.trace_id, asked
-    group.root_span_id = _span_id()
-    trace.span_id = _span_id()
-    headers = [(b"traceparent", traceparent(group.trace_id, group.root_span_id).encode())]
-    if group.remote is not None and group.remote.tracestate:
-        headers.append((b"tracestate", group.remote.tracestate.encode("latin-1")))
-    trace.headers = tuple(headers)

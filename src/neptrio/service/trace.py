@@ -29,7 +29,7 @@ class TraceService:
     def settings(self, model: str = "") -> dict[str, Any]:
         """The settings in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
         self._known(model)
-        return reply(self._tracer.table.scope(model), self._tracer.spans)
+        return reply(self._tracer.table.scope(model), self._tracer.options)
 
     async def update(
         self, given: Mapping[str, Any], model: str = "", protocol: str = "http"
@@ -61,7 +61,7 @@ class TraceService:
             if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
                 raise InvalidArgument(f"trace/recent: count must be a number from 1 on, got '{value}'")
             count = int(value)
-        return self._tracer.recent(count)
+        return self._tracer.last(count)
 
     def statistics(self) -> TraceWriterStatistics:
         """What has become of the traces so far."""
