@@ -1,6 +1,7 @@
 """The door's hot half (neptrio/service/inference.py): look up, validate, accept, enqueue."""
 from neptrio._cext.batch cimport accept, refuse
 from neptrio._cext.request cimport REQUEST_START, InferRequest, ModelCore, now_ns
+from neptrio._cext.trace cimport Sampler
 from neptrio._cext.validate cimport validate
 
 from neptrio.model.reshape import reshape_inputs
@@ -36,7 +37,7 @@ cdef class Door:
             reshape_inputs(request, model.input_reshapes)
         request.stamps[<int>REQUEST_START] = now_ns()
         if self.tracing and self.tracer is not None:
-            self.tracer.begin(request)
+            (<Sampler>self.tracer).begin(request)
         accept(request)
         try:
             model.scheduler.enqueue(request)

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t
 
 from neptrio._cext.request cimport STAMPS, InferRequest, InferResponse
+from neptrio._cext.turn cimport TurnCore
 
 cdef struct Point:
     int64_t ns
@@ -29,7 +30,7 @@ cdef class Sampling:
     cpdef bint keep(self, bint slow_or_failed)
 
 cdef class Sampler:
-    cdef public object turn
+    cdef public TurnCore turn
     cdef public object writer
     cdef public object recent        # a deque of root traces
     cdef public int64_t tensor_bytes
@@ -55,7 +56,7 @@ cdef class Trace:
     cdef public object span          # what a model adds to that span, or None
     cdef readonly bint composing
     cdef InferRequest request        # None once closed
-    cdef object turn
+    cdef TurnCore turn
     cdef object model
     cdef str request_id
     cdef int front                   # 0 a step or a call, 1 HTTP, 2 gRPC

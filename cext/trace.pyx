@@ -331,8 +331,8 @@ cdef class Trace:
                 self.close()
                 return
         if not self.deferred and not self.flushing:
-            self.flushing = True
-            self.turn.want_flush(self)
+            self.flushing = True  # so it is there once
+            self.turn.connections.append(self)
 
     def defer(self):
         """The front sends later than this turn and calls left() when it has, or never will."""
