@@ -123,3 +123,39 @@ def native_repository(repository: Path) -> None:
         )
     _write(repository, "large", 'backend: "identity"\n' + LARGE_IO)
     _write(repository, "sequence", 'backend: "sequence"\nmax_batch_size: 1\n' + SEQUENCE_IO)
+
+
+def with_instances(repository: Path, name: str, count: int) -> None:
+    """A copy of a model that has `count` instances, as NAME_COUNT."""
+    import shutil
+
+    made = f"{name}_{count}"
+    shutil.copytree(repository / name, repository / made)
+    config = (repository / name / "config.pbtxt").read_text()
+    lines = [line for line in config.splitlines() if not line.startswith(("name:", "instance_group"))]
+    group = f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n"
+    (repository / made / "config.pbtxt").write_text(f'name: "{made}"\n' + "\n".join(lines) + "\n" + group)
+
+
+def onnx_repository(repository: Path) -> Path:
+    """Add/sub as an ONNX model of one session thread. Returns the model's file."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    shape = ["batch", 16]
+    a, b, total, difference = (
+        helper.make_tensor_value_info(name, TensorProto.INT32, shape)
+        for name in ("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1")
+    )
+    nodes = [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ]
+    graph = helper.make_graph(nodes, "simple", [a, b], [total, difference])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    config = 'backend: "onnxruntime"\nmax_batch_size: 8\n' + SIMPLE_IO + ONE_INSTANCE
+    config += 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+    _write(repository, "simple", config)
+    path = repository / "simple" / "1" / "model.onnx"
+    onnx.save(model, str(path))
+    return path

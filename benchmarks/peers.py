@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ class Server:
     grpc_port: int
     forms: tuple[str, ...] = ("json", "binary", "unary", "stream", "sequence")
     ready_s: float = 0.0
+    idle_rss: int = 0  # bytes, before any load
     pids: list[int] = field(default_factory=list)
 
     def tree(self) -> list[int]:
@@ -215,8 +217,22 @@ def kserve(folder: Path, cpu: int | None, log: Path) -> Server:
     http, grpc = free_port(), free_port()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "serve.py").write_text(KSERVE_MODEL)
+    quiet = {
+        name: {"level": "WARNING"} for name in ("kserve", "kserve.trace", "uvicorn.access", "uvicorn.error")
+    }
+    config = {"version": 1, "disable_existing_loggers": False, "loggers": quiet}
+    (folder / "log.json").write_text(json.dumps(config))  # a line per call would be measured too
     python = PEERS / "kserve" / "bin" / "python"
-    command = [str(python), str(folder / "serve.py"), "--http_port", str(http), "--grpc_port", str(grpc)]
+    command = [
+        str(python),
+        str(folder / "serve.py"),
+        "--http_port",
+        str(http),
+        "--grpc_port",
+        str(grpc),
+        "--log_config_file",
+        str(folder / "log.json"),
+    ]
     process = _start("kserve", command, {}, cpu, log)
     server = Server("kserve", process, http, grpc, forms=("json", "binary", "unary"))
     return _wait_ready(server, "/v2/models/simple/ready", log)
@@ -224,7 +240,6 @@ def kserve(folder: Path, cpu: int | None, log: Path) -> Server:
 
 KSERVE_MODEL = """
 from kserve import InferOutput, InferResponse, Model, ModelServer
-
 
 class AddSub(Model):
     def __init__(self):
@@ -238,11 +253,16 @@ class AddSub(Model):
             output = InferOutput(name=name, shape=list(value.shape), datatype="INT32")
             output.set_data_from_numpy(value, binary_data=bool(payload.from_grpc or payload.use_binary_outputs))
             outputs.append(output)
-        return InferResponse(response_id=payload.id or "", model_name="simple", infer_outputs=outputs)
+        return InferResponse(
+            response_id=payload.id or "",
+            model_name="simple",
+            infer_outputs=outputs,
+            use_binary_outputs=payload.use_binary_outputs,
+        )
 
 
 if __name__ == "__main__":
-    ModelServer(workers=1).start([AddSub()])
+    ModelServer(workers=1, enable_latency_logging=False).start([AddSub()])
 """
 
 

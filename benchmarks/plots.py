@@ -13,6 +13,7 @@ COLOURS = ("#0b6e4f", "#d1495b", "#00798c", "#edae49", "#5c4d7d")
 
 def draw(cases: list[Any], found: dict[str, Any], names: list[str], folder: Path) -> None:
     """One file per title and quantity that has more than one concurrency."""
+    folder.mkdir(parents=True, exist_ok=True)
     titles: dict[str, list[Any]] = {}
     for case in cases:
         if not case.latency:

@@ -3,14 +3,22 @@
 Servers are pinned to one core and the generator to the other; every case visits the servers in
 turn (A B C A B C ...) and the median of the rounds counts. Ratios are to tritonserver's Python
 backend in the same run. Every answer is checked for content.
+
+The parts (--parts): `table` is the closed loop; `open` (benchmarks.open_loop) the open loop; `onnx`
+(benchmarks.onnx_cost) an ONNX model beside its bare session; `scale` (benchmarks.scale) instances,
+connections and idle connections; `startup` time to ready and idle memory. Each writes
+benchmarks/results/PART.json and PART.md; `python -m benchmarks.report` puts them into the README.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
+import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOADGEN = ROOT / "build" / "loadgen"
 RESULTS = ROOT / "benchmarks" / "results"
 BASE = "tritonserver"
+PARTS = ("table", "open", "onnx", "scale", "startup")
+WARMUP = 0.3
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class Case:
     model: str
     concurrency: int
     target: float | None = None
+    python_target: float | None = None  # the same for a Python model
     latency: bool = False  # the ratio is of median latencies (lower is better), not of throughput
     elements: int = 16
     channels: bool = False  # a connection per client instead of one for all
@@ -53,22 +64,31 @@ def table() -> list[Case]:
     """Every case, targets as issued."""
     cases = []
     for c in (1, 8, 32, 128):
-        want = c in (8, 32)
+        few, busy = c in (8, 32), c == 32
+        unbatched = 3.5 if busy else None
         cases += [
-            Case("HTTP binary", "binary", "simple", c, 6 if want else None),
-            Case("HTTP JSON", "json", "simple", c, 5 if want else None),
-            Case("gRPC unary, one channel", "unary", "simple", c, 8.5 if c == 32 else None),
+            Case("HTTP binary", "binary", "simple", c, 6 if few else None, unbatched),
+            Case("HTTP JSON", "json", "simple", c, 5 if few else None, unbatched),
+            Case("gRPC unary, one channel", "unary", "simple", c, 8.5 if busy else None, unbatched),
             Case(
                 "gRPC unary, a channel per client",
                 "unary",
                 "simple",
                 c,
-                5 if c == 32 else None,
+                5 if busy else None,
+                unbatched,
                 channels=True,
             ),
-            Case("gRPC stream", "stream", "simple", c, 9 if c == 32 else None),
-            Case("sequences over a stream, oldest", "sequence", "sequence", c, 2.5 if c == 32 else None),
-            Case("dynamic batching, gRPC", "unary", "simple_batched", c, 3 if c == 32 else None),
+            Case("gRPC stream", "stream", "simple", c, 9 if busy else None, unbatched),
+            Case("sequences over a stream, oldest", "sequence", "sequence", c, 2.5 if busy else None),
+            Case(
+                "dynamic batching, gRPC",
+                "unary",
+                "simple_batched",
+                c,
+                3 if busy else None,
+                1.5 if busy else None,
+            ),
         ]
     cases += [
         Case("median latency, HTTP binary", "binary", "simple", 1, 0.45, latency=True),
@@ -97,11 +117,16 @@ def workload(case: Case) -> Workload:
     return Workload(case.model, (("INPUT0", a), ("INPUT1", b)), a + b)
 
 
-def load(
+@functools.cache
+def _bodies(case: Case, folder: Path) -> tuple[str, ...]:
+    return tuple(write_bodies(workload(case), case.form, folder / case.form / str(case.elements)))
+
+
+def command(
     case: Case, server: peers.Server, folder: Path, seconds: float, cpu: int | None, rate: float = 0
-) -> dict[str, Any]:
-    """One run of the generator; raises when an answer was wrong."""
-    options = write_bodies(workload(case), case.form, folder / case.form / str(case.elements))
+) -> list[str]:
+    """The generator's command line for one run."""
+    options = list(_bodies(case, folder))
     http = case.form in ("json", "binary")
     port = server.http_port if http else server.grpc_port
     shape = ["--connections", "1", "--streams", "1", "--depth", "1"]
@@ -115,13 +140,22 @@ def load(
         options += ["--sequence-length", "10", "--first-sequence", str(time.time_ns() >> 12 & 0xFFFFFFFFFF)]
     else:
         shape[5] = n
-    command = [str(LOADGEN), *options, "--port", str(port), *shape, "--duration", str(seconds)]
+    made = [str(LOADGEN), *options, "--port", str(port), *shape]
+    made += ["--duration", str(seconds), "--warmup", str(WARMUP)]
     if cpu is not None:
-        command += ["--cpu", str(cpu)]
+        made += ["--cpu", str(cpu)]
     if rate:
-        command += ["--rate", str(rate)]
+        made += ["--rate", str(rate)]
+    return made
+
+
+def load(
+    case: Case, server: peers.Server, folder: Path, seconds: float, cpu: int | None, rate: float = 0
+) -> dict[str, Any]:
+    """One run of the generator; raises when an answer was wrong."""
+    options = command(case, server, folder, seconds, cpu, rate)
     before = server.cpu_seconds()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(options, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise RuntimeError(f"{server.name}, {case.key}: {done.stderr.strip()[:300]} {done.stdout[:300]}")
     result: dict[str, Any] = json.loads(done.stdout)
@@ -130,30 +164,37 @@ def load(
 
 
 def measure(
-    servers: list[peers.Server], cases: list[Case], rounds: int, seconds: float, cpu: int | None
+    servers: list[peers.Server], cases: list[Case], rounds: int, seconds: float, cpu: int | None, folder: Path
 ) -> dict[str, Any]:
-    """rounds x cases x servers, interleaved. Returns {case key: {server: [results]}}."""
+    """rounds x cases x servers, interleaved. Returns {case key: {server: [results]}}.
+
+    Cases without a target only draw the curves: they are visited once. A server that ends under load
+    is said to have ended and is left out from there on.
+    """
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as tmp:
-        for i in range(rounds):
-            for case in cases:
-                row = found.setdefault(case.key, {})
-                for server in servers:
-                    if case.form not in server.forms or (
-                        server.name in ("mlserver", "kserve") and case.model != "simple"
-                    ):
-                        continue
-                    try:
-                        row.setdefault(server.name, []).append(load(case, server, Path(tmp), seconds, cpu))
-                    except RuntimeError as error:
-                        print(f"  failed: {error}", flush=True)
-                print(
-                    f"round {i + 1}: {case.key}: "
-                    + "  ".join(
-                        f"{name} {runs[-1]['per_second']:.0f}/s" for name, runs in row.items() if runs
-                    ),
-                    flush=True,
-                )
+    alive = list(servers)
+    for i in range(rounds):
+        for case in cases:
+            if i and case.target is None and case.python_target is None:
+                continue
+            row = found.setdefault(case.key, {})
+            for server in list(alive):
+                if case.form not in server.forms or (
+                    server.name in ("mlserver", "kserve") and case.model != "simple"
+                ):
+                    continue
+                try:
+                    row.setdefault(server.name, []).append(load(case, server, folder, seconds, cpu))
+                except RuntimeError as error:
+                    print(f"  failed: {error}", flush=True)
+                if server.process.poll() is not None:
+                    print(f"  {server.name} ended with {server.process.returncode}", flush=True)
+                    alive.remove(server)
+            print(
+                f"round {i + 1}: {case.key}: "
+                + "  ".join(f"{name} {runs[-1]['per_second']:.0f}/s" for name, runs in row.items() if runs),
+                flush=True,
+            )
     return found
 
 
@@ -162,30 +203,70 @@ def median(runs: list[dict[str, Any]], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
-def markdown(cases: list[Case], found: dict[str, Any], names: list[str]) -> str:
-    """The results as a table: requests per second, ratio to tritonserver's Python backend, target."""
+def ratio(row: dict[str, Any], name: str, base: str, case: Case) -> float | None:
+    """How many times faster `name` was than `base` (latency: the share of its median latency)."""
+    if not row.get(name) or not row.get(base):
+        return None
+    key = "p50_us" if case.latency else "per_second"
+    return median(row[name], key) / median(row[base], key)
+
+
+def verdict(value: float | None, target: float | None, latency: bool = False) -> str:
+    """A target and whether it was met, for a table's cell."""
+    if target is None:
+        return ""
+    met = value is not None and (value <= target if latency else value >= target)
+    return f"{'<=' if latency else '>='} {target:g}" + ("" if met else " **missed**")
+
+
+def shown(runs: list[dict[str, Any]] | None, case: Case) -> str:
+    """A server's figure for a table's cell."""
+    if not runs:
+        return ""
+    if case.latency:
+        return f"{median(runs, 'p50_us'):.0f} us"
+    return f"{median(runs, 'per_second'):,.0f}"
+
+
+def markdown(
+    cases: list[Case],
+    found: dict[str, Any],
+    names: list[str],
+    ours: str = "neptrio",
+    base: str = BASE,
+    target: Any = lambda case: case.target,
+) -> str:
+    """Results as a table: requests per second (or median latency), ratio of `ours` to `base`, target."""
     lines = ["| case | concurrency | " + " | ".join(names) + " | ratio | target |"]
     lines.append("|---|---|" + "---|" * (len(names) + 2))
     for case in cases:
         row = found.get(case.key, {})
-        cells = []
-        for name in names:
-            runs = row.get(name)
-            if not runs:
-                cells.append("")
-            elif case.latency:
-                cells.append(f"{median(runs, 'p50_us'):.0f} us")
-            else:
-                cells.append(f"{median(runs, 'per_second'):,.0f}")
-        ratio = ""
-        if row.get("neptrio") and row.get(BASE):
-            key = "p50_us" if case.latency else "per_second"
-            ratio = f"{median(row['neptrio'], key) / median(row[BASE], key):.2f}"
-        target = "" if case.target is None else f"{'<=' if case.latency else '>='} {case.target:g}"
-        lines.append(
-            f"| {case.title} | {case.concurrency} | " + " | ".join(cells) + f" | {ratio} | {target} |"
-        )
+        value = ratio(row, ours, base, case)
+        cells = [case.title, str(case.concurrency), *(shown(row.get(name), case) for name in names)]
+        cells += ["" if value is None else f"{value:.2f}", verdict(value, target(case), case.latency)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def tables(cases: list[Case], found: dict[str, Any], names: list[str]) -> str:
+    """The closed loop as Markdown: built-in models, Python models, and the Python peers."""
+    text = ""
+    if {"neptrio", BASE} <= set(names):
+        text += f"### Kernel and built-in models beside {BASE}'s Python backend\n\n"
+        text += markdown(cases, found, ["neptrio", BASE])
+    if {"neptrio-python", BASE} <= set(names):
+        text += "\n### The same model.py in both servers\n\n"
+        own = [case for case in cases if not case.latency and case.elements == 16]
+        text += markdown(
+            own, found, ["neptrio-python", BASE], "neptrio-python", target=lambda case: case.python_target
+        )
+    for peer in ("mlserver", "kserve"):
+        if not {"neptrio", peer} <= set(names):
+            continue
+        text += f"\n### {peer}\n\n"
+        own = [case for case in cases if found.get(case.key, {}).get(peer) and not case.latency]
+        text += markdown(own, found, ["neptrio", peer], base=peer, target=lambda case: 10)
+    return text
 
 
 def machine() -> dict[str, Any]:
@@ -236,44 +317,104 @@ def start(names: list[str], tmp: Path, cpu: int | None) -> list[peers.Server]:
     return made
 
 
+def write(part: str, data: Any, text: str, suffix: str = "") -> None:
+    """Stores a part's results with the machine's facts, and prints them."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine(), "part": part, "results": data, "text": text}
+    (RESULTS / f"{part}{suffix}.json").write_text(json.dumps(content, indent=1))
+    (RESULTS / f"{part}{suffix}.md").write_text(text)
+    print(f"\n{text}", flush=True)
+
+
+def raise_file_limit() -> None:
+    """Servers inherit it: thousands of connections are opened."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def example_repository(folder: Path) -> Path:
+    """The example repository without its ONNX models and what is built on them."""
+    for model in sorted((ROOT / "examples" / "model_repository").iterdir()):
+        config = model / "config.pbtxt"
+        if model.name.startswith("file_type") or (config.exists() and "onnxruntime" in config.read_text()):
+            continue
+        shutil.copytree(model, folder / model.name, dirs_exist_ok=True)
+    return folder
+
+
+def startup(tmp: Path, cpu: int | None, others: list[peers.Server], rounds: int) -> tuple[Any, str]:
+    """Start to ready and idle memory: ours with the example repository, the peers' with the benchmark's."""
+    repository = example_repository(tmp / "examples")
+    mine = []
+    for i in range(rounds):
+        server = peers.neptrio(repository, cpu, tmp / f"startup{i}.log")
+        mine.append((server.ready_s, server.rss_bytes() / 1e6))
+        server.stop()
+    rows = {
+        "neptrio, example repository": tuple(statistics.median(column) for column in zip(*mine, strict=True))
+    }
+    rows |= {f"{s.name}, benchmark's models": (s.ready_s, s.idle_rss / 1e6) for s in others}
+    lines = ["| server | start to ready | idle memory | target |", "|---|---|---|---|"]
+    for i, (name, (ready, rss)) in enumerate(rows.items()):
+        target = "" if i else "< 1.5 s, < 90 MB" + ("" if ready < 1.5 and rss < 90 else " **missed**")
+        lines.append(f"| {name} | {ready:.2f} s | {rss:.0f} MB | {target} |")
+    return rows, "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", default="neptrio,neptrio-python,tritonserver,mlserver,kserve")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure, of: " + ", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--only", default="", help="cases whose key contains this text")
+    parser.add_argument("--seconds", type=float, default=1.2)
+    parser.add_argument("--only", default="", help="cases of the table whose key contains this text")
     parser.add_argument("--unpinned", action="store_true", help="let the scheduler place everyone")
     options = parser.parse_args()
+    parts = options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    from benchmarks import onnx_cost, open_loop, scale
+
     build_loadgen()
+    raise_file_limit()
     cases = [case for case in table() if options.only in case.key]
     server_cpu, load_cpu = (None, None) if options.unpinned else (0, 1)
-    with tempfile.TemporaryDirectory() as tmp:
-        servers = start(options.servers.split(","), Path(tmp), server_cpu)
+    suffix = "-unpinned" if options.unpinned else ""
+    begin = time.monotonic()
+
+    def passed(part: str) -> None:
+        print(f"[{part} done after {time.monotonic() - begin:.0f} s]", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        tmp = Path(name)
+        servers: list[peers.Server] = []
         try:
-            idle = {
-                s.name: {"ready_s": round(s.ready_s, 3), "idle_rss_mb": round(s.rss_bytes() / 1e6, 1)}
-                for s in servers
-            }
-            found = measure(servers, cases, options.rounds, options.seconds, load_cpu)
+            if {"table", "open", "startup"} & set(parts):
+                servers = start(options.servers.split(","), tmp, server_cpu)
+            for server in servers:
+                server.idle_rss = server.rss_bytes()
+            if "table" in parts:
+                found = measure(servers, cases, options.rounds, options.seconds, load_cpu, tmp)
+                names = [s.name for s in servers]
+                write("table", found, tables(cases, found, names), suffix)
+                plots.draw(cases, found, names, RESULTS / f"plots{suffix}")
+                passed("table")
+            if "open" in parts:
+                both = [s for s in servers if s.name in ("neptrio", BASE) and s.process.poll() is None]
+                write("open", *open_loop.measure(both, tmp, load_cpu, options.rounds), suffix)
+                passed("open")
         finally:
             for server in servers:
                 server.stop()
-    names = [s.name for s in servers]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    facts = machine()
-    (RESULTS / "bench.json").write_text(
-        json.dumps({"machine": facts, "idle": idle, "results": found}, indent=1)
-    )
-    text = markdown(cases, found, names)
-    (RESULTS / "bench.md").write_text(f"{facts}\n\n{text}")
-    plots.draw(cases, found, names, RESULTS)
-    print(text)
-    print(
-        "\n".join(
-            f"{name}: ready in {f['ready_s']} s, idle {f['idle_rss_mb']} MB" for name, f in idle.items()
-        )
-    )
+        for part, measured in (
+            ("startup", lambda: startup(tmp, server_cpu, servers, options.rounds)),
+            ("onnx", lambda: onnx_cost.measure(tmp, server_cpu, load_cpu, options.rounds)),
+            ("scale", lambda: scale.measure(tmp, server_cpu, load_cpu)),
+        ):
+            if part in parts:
+                write(part, *measured(), suffix)
+                passed(part)
     return 0
 
 

@@ -5,7 +5,12 @@
  *
  *   closed loop  --rate 0   each of connections x streams x depth slots sends as soon as it has its answer
  *   open loop    --rate R   requests are due at fixed times; latency counts from the due time, so a
- *                           server that stalls is charged for everything that was due meanwhile
+ *                           server that stalls is charged for everything that was due meanwhile, sent
+ *                           or not: what was due before the end is sent and waited for after it, and
+ *                           what is never answered counts with the time waited, and as a failure
+ *
+ * --idle N connections answer one request each before the measurement and are then kept open without
+ * another; "idle N" is printed when they are, so that the server's memory can be looked at.
  *
  * Results are one JSON object on stdout. Latencies are kept in a histogram with 1/64 relative error.
  */
@@ -34,7 +39,7 @@ enum { HTTP, UNARY, STREAM };
 
 static struct {
     const char *host, *path, *content_type, *header_length;
-    int port, mode, connections, streams, depth, cpu, sequence_length, no_warm_check;
+    int port, mode, connections, streams, depth, cpu, sequence_length, idle;
     double duration, warmup, rate;
     char *body[3];              /* first, middle, last of a sequence; body[0] alone otherwise */
     size_t body_n[3];
@@ -64,7 +69,8 @@ static void die(const char *format, ...) {
 #define BUCKETS (64 * 64)
 static uint64_t histogram[BUCKETS], counted, sum_ns, max_ns, failures, mismatches;
 static char first_failure[512];
-static uint64_t t_begin, t_measure, t_end;
+static uint64_t t_begin, t_measure, t_end, unanswered;
+static int preparing;           /* idle connections take their one request */
 
 static int bucket(uint64_t v) {
     int e;
@@ -80,8 +86,8 @@ static uint64_t bucket_value(int b) {
 }
 
 static void record(uint64_t start) {
-    uint64_t t = now_ns(), ns = t - start;
-    if (t < t_measure || t > t_end) return;
+    uint64_t t = now_ns(), ns = t - start, at = opt.rate > 0 ? start : t;
+    if (preparing || at < t_measure || at > t_end) return;
     histogram[bucket(ns)]++;
     counted++;
     sum_ns += ns;
@@ -116,10 +122,10 @@ static double interval_ns;
 
 static int may_start(uint64_t *start) {
     uint64_t t = now_ns();
-    if (t >= t_end) return 0;
-    if (opt.rate <= 0) { *start = t; return 1; }
+    if (preparing) return 0;
+    if (opt.rate <= 0) { *start = t; return t < t_end; }
     uint64_t due = t_begin + (uint64_t)(due_count * interval_ns);
-    if (due > t) return 0;
+    if (due > t || due >= t_end) return 0;
     due_count++;
     *start = due;
     return 1;
@@ -153,7 +159,7 @@ struct conn {
     uint32_t armed;
 };
 
-static int ep;
+static int ep, ending;         /* ending: streams are half-closed, as a client that is done does it */
 static conn *conns;
 static uint64_t next_sequence = 1;
 
@@ -239,6 +245,27 @@ static void http_send(slot *s, uint64_t start) {
     flush_out(c);
 }
 
+/* a chunked body is joined in place once it is whole: returns where it ends in the input, -1 = not yet */
+static ssize_t join_chunks(conn *c, size_t head, size_t *length) {
+    for (int pass = 0; pass < 2; pass++) {
+        size_t at = head, to = head;
+        for (;;) {
+            char *line = memmem(c->in + at, c->in_n - at, "\r\n", 2);
+            if (!line) return -1;
+            size_t n = strtoull(c->in + at, NULL, 16), data = line + 2 - c->in;
+            if (c->in_n < data + n + 2) return -1;
+            if (pass) memmove(c->in + to, c->in + data, n);
+            to += n;
+            at = data + n + 2;
+            if (n) continue;
+            *length = to - head;
+            if (pass) return at;
+            break;
+        }
+    }
+    return -1;
+}
+
 static void http_input(conn *c) {
     slot *s = c->slots;
     for (;;) {
@@ -246,9 +273,15 @@ static void http_input(conn *c) {
         if (!end) return;
         size_t head = end + 4 - c->in;
         *end = 0;
-        char *cl = strcasestr(c->in, "\r\ncontent-length:");
+        char *cl = strcasestr(c->in, "\r\ncontent-length:"), *te = strcasestr(c->in, "\r\ntransfer-encoding: chunked");
         size_t length = cl ? strtoull(cl + 17, NULL, 10) : 0;
         *end = '\r';
+        if (te) {
+            ssize_t whole = join_chunks(c, head, &length);
+            if (whole < 0) return;
+            memmove(c->in + head + length, c->in + whole, c->in_n - whole);
+            c->in_n -= whole - head - length;
+        }
         if (c->in_n < head + length) { room(&c->in, &c->in_room, head + length); return; }
         int status = atoi(c->in + 9);
         if (!s->flying) die("an answer that nobody asked for");
@@ -268,7 +301,11 @@ static ssize_t read_body(nghttp2_session *session, int32_t id, uint8_t *buf, siz
                          nghttp2_data_source *source, void *user) {
     slot *s = source->ptr;
     size_t n = s->out_n - s->out_at;
-    if (!n && opt.mode == STREAM) return NGHTTP2_ERR_DEFERRED;
+    if (!n && opt.mode == STREAM) {
+        if (!ending) return NGHTTP2_ERR_DEFERRED;
+        *flags |= NGHTTP2_DATA_FLAG_EOF;
+        return 0;
+    }
     if (n > length) n = length;
     memcpy(buf, s->out + s->out_at, n);
     s->out_at += n;
@@ -357,7 +394,7 @@ static int on_close(nghttp2_session *session, int32_t id, uint32_t code, void *u
     if (!s) return 0;
     s->open = 0;
     if (opt.mode == STREAM) {
-        failed("the stream was closed", "", 0);
+        if (!ending || !s->ok) failed("the stream was closed", "", 0);
         s->flying = s->head = 0;
         return 0;
     }
@@ -415,7 +452,7 @@ static void on_readable(conn *c) {
             if (errno == EAGAIN) break;
             die("recv: %s", strerror(errno));
         }
-        if (n == 0) die("the server closed a connection");
+        if (n == 0) die("the server closed a connection with %d requests open", c->slots[0].flying);
         if (opt.mode == HTTP) {
             c->in_n += n;
             http_input(c);
@@ -429,11 +466,20 @@ static void on_readable(conn *c) {
     if (opt.mode != HTTP) pump(c);
 }
 
-static void open_connection(conn *c) {
+#define PORTS 20000             /* connections per source address */
+
+static void open_connection(conn *c, int number) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(opt.port)};
     int one = 1;
     if (inet_pton(AF_INET, opt.host, &address.sin_addr) != 1) die("--host must be an IPv4 address, got %s", opt.host);
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (c->fd < 0) die("socket: %s", strerror(errno));
+    if (number >= PORTS) {      /* one address has too few ports for all: 127.0.0.2, 127.0.0.3, ... */
+        struct sockaddr_in source = {.sin_family = AF_INET};
+        source.sin_addr.s_addr = htonl(0x7f000001u + number / PORTS);
+        setsockopt(c->fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
+        if (bind(c->fd, (struct sockaddr *)&source, sizeof source)) die("bind: %s", strerror(errno));
+    }
     if (connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect %s:%d: %s", opt.host, opt.port, strerror(errno));
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
@@ -471,6 +517,69 @@ static uint64_t percentile(double q) {
     return max_ns;
 }
 
+static void serve_events(int wait) {
+    struct epoll_event events[256];
+    int n = epoll_wait(ep, events, 256, wait);
+    for (int i = 0; i < n; i++) {
+        conn *c = events[i].data.ptr;
+        if (events[i].events & EPOLLOUT) { flush_out(c); if (opt.mode != HTTP) pump(c); }
+        if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable(c);
+    }
+}
+
+static void prepare_idle(void) {
+    uint64_t limit = now_ns() + 120000000000ull;
+    preparing = 1;
+    for (int i = 0; i < opt.idle; i++) {
+        conn *c = &conns[opt.connections + i];
+        open_connection(c, opt.connections + i);
+        if (opt.mode == HTTP) http_send(c->slots, now_ns());
+        else { grpc_send(c->slots, now_ns()); pump(c); }
+        while (c->slots->flying) {
+            serve_events(1000);
+            if (now_ns() > limit) die("only %d idle connections were answered in time", i);
+        }
+    }
+    preparing = 0;
+    printf("idle %d\n", opt.idle);
+    fflush(stdout);
+}
+
+/* streams end as a client's do that is done: half-closed, and the status waited for */
+static void end_streams(void) {
+    uint64_t limit = now_ns() + 3000000000ull;
+    int open = 1;
+    ending = 1;
+    for (int i = 0; i < opt.connections; i++) {
+        for (int j = 0; j < opt.streams; j++)
+            if (conns[i].slots[j].open) nghttp2_session_resume_data(conns[i].session, conns[i].slots[j].id);
+        pump(&conns[i]);
+    }
+    while (open && now_ns() < limit) {
+        serve_events(100);
+        open = 0;
+        for (int i = 0; i < opt.connections; i++)
+            for (int j = 0; j < opt.streams; j++) open |= conns[i].slots[j].open;
+    }
+}
+
+/* open loop: what nobody answered is charged with the time it was waited for */
+static void charge_unanswered(void) {
+    uint64_t t = now_ns();
+    for (int i = 0; i < opt.connections; i++)
+        for (int j = 0; j < opt.streams; j++)
+            for (slot *s = &conns[i].slots[j]; s->flying; unanswered++) {
+                uint64_t start = pop_start(s);
+                if (opt.rate > 0) record(start);
+            }
+    for (; opt.rate > 0; unanswered++, due_count++) {
+        uint64_t due = t_begin + (uint64_t)(due_count * interval_ns);
+        if (due >= t_end || due > t) break;
+        record(due);
+    }
+    if (unanswered) failed("requests were never answered", "", 0);
+}
+
 int main(int argc, char **argv) {
     opt.host = "127.0.0.1";
     opt.connections = opt.streams = opt.depth = 1;
@@ -495,6 +604,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(k, "--duration")) opt.duration = atof(v);
         else if (!strcmp(k, "--warmup")) opt.warmup = atof(v);
         else if (!strcmp(k, "--rate")) opt.rate = atof(v);
+        else if (!strcmp(k, "--idle")) opt.idle = atoi(v);
         else if (!strcmp(k, "--cpu")) opt.cpu = atoi(v);
         else if (!strcmp(k, "--sequence-length")) opt.sequence_length = atoi(v);
         else if (!strcmp(k, "--first-sequence")) next_sequence = strtoull(v, NULL, 10);
@@ -517,21 +627,25 @@ int main(int argc, char **argv) {
         CPU_SET(opt.cpu, &set);
         sched_setaffinity(0, sizeof set, &set);
     }
-    struct rlimit files = {65536, 65536};
+    struct rlimit files;
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
+    if ((rlim_t)(opt.connections + opt.idle) + 16 > files.rlim_cur)
+        die("%d connections need more file descriptors than the limit of %ld", opt.connections + opt.idle, (long)files.rlim_cur);
     http_head_n = snprintf(http_head, sizeof http_head, "POST %s HTTP/1.1\r\nHost: %s:%d\r\nContent-Type: %s\r\n%s%s%sContent-Length: %zu\r\n\r\n",
                            opt.path, opt.host, opt.port, opt.header_length ? "application/octet-stream" : "application/json",
                            opt.header_length ? "Inference-Header-Content-Length: " : "", opt.header_length ? opt.header_length : "",
                            opt.header_length ? "\r\n" : "", opt.body_n[0]);
     ep = epoll_create1(0);
-    conns = calloc(opt.connections, sizeof(conn));
-    for (int i = 0; i < opt.connections; i++) open_connection(&conns[i]);
+    conns = calloc(opt.connections + opt.idle, sizeof(conn));
+    for (int i = 0; i < opt.connections; i++) open_connection(&conns[i], i);
+    if (opt.idle) prepare_idle();
     interval_ns = opt.rate > 0 ? 1e9 / opt.rate : 0;
     t_begin = now_ns();
     t_measure = t_begin + (uint64_t)(opt.warmup * 1e9);
     t_end = t_measure + (uint64_t)(opt.duration * 1e9);
     for (int i = 0; i < opt.connections; i++) start_idle(&conns[i]);
-    struct epoll_event events[256];
     struct rusage usage;
     uint64_t grace = t_end + 10000000000ull;
     int turn = 0;
@@ -541,29 +655,27 @@ int main(int argc, char **argv) {
             int flying = 0;
             for (int i = 0; i < opt.connections; i++)
                 for (int j = 0; j < opt.streams; j++) flying += conns[i].slots[j].flying;
-            if (!flying || t > grace) break;
+            int unsent = opt.rate > 0 && t_begin + (uint64_t)(due_count * interval_ns) < t_end;
+            if ((!flying && !unsent) || t > grace) break;
         }
         int wait = 100;
         if (opt.rate > 0 && t < t_end) {
             uint64_t due = t_begin + (uint64_t)(due_count * interval_ns);
             wait = due > t ? (int)((due - t) / 1000000) : 0;
         }
-        int n = epoll_wait(ep, events, 256, wait);
-        for (int i = 0; i < n; i++) {
-            conn *c = events[i].data.ptr;
-            if (events[i].events & EPOLLOUT) { flush_out(c); if (opt.mode != HTTP) pump(c); }
-            if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable(c);
-        }
+        serve_events(wait);
         if (opt.rate > 0) /* due requests go to whichever connection has room, round robin */
             for (int i = 0; i < opt.connections; i++) start_idle(&conns[turn = (turn + 1) % opt.connections]);
     }
+    charge_unanswered();
+    if (opt.mode == STREAM) end_streams();
     getrusage(RUSAGE_SELF, &usage);
     double cpu = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-    printf("{\"requests\": %llu, \"seconds\": %.3f, \"per_second\": %.1f, \"failures\": %llu, \"mismatches\": %llu, "
+    printf("{\"requests\": %llu, \"seconds\": %.3f, \"per_second\": %.1f, \"failures\": %llu, \"mismatches\": %llu, \"unanswered\": %llu, "
            "\"mean_us\": %.2f, \"p50_us\": %.2f, \"p90_us\": %.2f, \"p99_us\": %.2f, \"p999_us\": %.2f, \"max_us\": %.2f, "
            "\"generator_cpu_s\": %.3f}\n",
            (unsigned long long)counted, opt.duration, counted / opt.duration, (unsigned long long)failures,
-           (unsigned long long)mismatches, counted ? sum_ns / 1e3 / counted : 0.0, percentile(.5) / 1e3, percentile(.9) / 1e3,
+           (unsigned long long)mismatches, (unsigned long long)unanswered, counted ? sum_ns / 1e3 / counted : 0.0, percentile(.5) / 1e3, percentile(.9) / 1e3,
            percentile(.99) / 1e3, percentile(.999) / 1e3, max_ns / 1e3, cpu);
     if (first_failure[0]) fprintf(stderr, "first failure: %s\n", first_failure);
     return failures || mismatches || !counted;
