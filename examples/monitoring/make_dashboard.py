@@ -92,6 +92,38 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ],
     ),
     (
+        "Response cache, hit rate",
+        "percentunit",
+        [
+            (
+                f"{rate('nv_cache_num_hits_per_model')} / "
+                f"({rate('nv_cache_num_hits_per_model')} + {rate('nv_cache_num_misses_per_model')})",
+                "{{model}}",
+            )
+        ],
+    ),
+    (
+        "Response cache, use",
+        "percentunit",
+        [("nv_cache_util", "{{instance}}")],
+    ),
+    (
+        "Response cache, mean time of a hit and of a miss",
+        "µs",
+        [
+            (
+                f"{rate(f'nv_cache_{kind}_duration_per_model')} / {rate(f'nv_cache_num_{many}_per_model')}",
+                f"{{{{model}}}} {kind}",
+            )
+            for kind, many in (("hit", "hits"), ("miss", "misses"))
+        ],
+    ),
+    (
+        "Traces",
+        "ops",
+        [(rate("neptrio_traces_total", "outcome", ""), "{{outcome}}")],
+    ),
+    (
         "Memory of models",
         "bytes",
         [(f"sum by (model, type) (neptrio_model_memory_bytes{{{MODEL}}})", "{{model}} {{type}}")],

@@ -314,3 +314,19 @@ def test_requests_are_put_in_order() -> None:
     assert [t.id for t in in_order(source, pytest.fail, frozenset())] == list(range(1, 2001))
     source.seek(0)
     assert [t.id for t in in_order(source, pytest.fail, frozenset({"b"}))] == list(range(3, 2001, 3))
+
+
+def test_outputs_that_were_written_twice(
+    every_kind: Path, traced: Traced, replay: Replay, tmp_path: Path
+) -> None:
+    """As a Triton server does of a cache miss; a decoupled model's are that many responses."""
+    doubled = tmp_path / "doubled.json"
+    items = []
+    for item in json.loads(every_kind.read_text()):
+        item.pop("response", None)
+        items += [item] * (
+            1 + (item.get("activity") == "TENSOR_BACKEND_OUTPUT" and item["model_name"] != "repeat")
+        )
+    doubled.write_text(json.dumps(items))
+    status, lines, _ = replay(doubled, traced.server, "grpc", "--model=single", "--model=repeat")
+    assert status == 0 and lines[-1].startswith("5 requests replayed: 5 as recorded")

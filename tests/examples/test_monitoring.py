@@ -49,7 +49,8 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
     write_model(tmp_path, "m", identity_config(extra="dynamic_batching {}"))
     if extra:
         write_model(tmp_path, "s", identity_config(extra=extra))
-    with ServerProcess(tmp_path) as server:
+    write_model(tmp_path, "c", identity_config(extra="response_cache { enable: true }"))
+    with ServerProcess(tmp_path, "--cache-config=local,size=1000000") as server:
         import numpy as np
         import tritonclient.http as httpclient
 

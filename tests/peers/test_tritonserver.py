@@ -50,7 +50,18 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, "single", identity_config(pairs=1).replace('"identity"', '"python"'), {"1/model.py": IDENTITY}
     )
     write_model(folder, "ensemble", ENSEMBLE)
+    cached = identity_config(pairs=1, extra="response_cache { enable: true }").replace(
+        '"identity"', '"python"'
+    )
+    write_model(folder, "cached", cached, {"1/model.py": IDENTITY})
     return folder
+
+
+MEASURE = (
+    "--cache-config=local,size=1048576",
+    "--metrics-config=summary_latencies=true",
+    "--metrics-config=counter_latencies=true",
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +69,7 @@ def theirs(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("theirs")
     flags = (f"--trace-config=triton,file={folder}/trace", "--trace-config=level=TIMESTAMPS",
              "--trace-config=level=TENSORS", "--trace-config=rate=1", "--trace-config=triton,log-frequency=1")  # fmt: skip
-    with Tritonserver(repository, folder, *flags) as server:
+    with Tritonserver(repository, folder, *MEASURE, *flags) as server:
         server.folder = folder  # type: ignore[attr-defined]
         yield server
 
@@ -75,6 +86,7 @@ def drive(server: Any) -> None:
         for _ in range(3):
             client.infer("single", tensor(httpclient, "INPUT0"), request_id="r")
             client.infer("ensemble", tensor(httpclient, "IN"))
+            client.infer("cached", tensor(httpclient, "INPUT0"))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         for _ in range(2):
             client.infer("single", tensor(grpcclient, "INPUT0"))
@@ -90,14 +102,16 @@ def test_top(theirs: Tritonserver, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run("top", [theirs.http, "--once", "--interval=0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:5] == ["MODEL", "VER", "REQ/S", "INF/S", "BATCH"] and "AVG REQUEST" in lines[2]
-    assert [line.split()[:2] for line in lines[3:5]] == [["ensemble", "1"], ["single", "1"]]
+    assert [line.split()[:2] for line in lines[3:6]] == [
+        ["cached", "1"], ["ensemble", "1"], ["single", "1"]
+    ]  # fmt: skip
     assert commands.run("top", [theirs.http, "--once", "--interval=0.1", "--model=nope"]) == 1
     assert "nope" in capsys.readouterr().err
 
 
 def test_metrics_are_called_and_labelled_the_same(theirs: Tritonserver, repository: Path) -> None:
     drive(theirs)
-    with ServerProcess(repository) as ours:
+    with ServerProcess(repository, *MEASURE) as ours:
         drive(ours)
         mine = scrape(ours)
     text = scrape(theirs)

@@ -44,6 +44,8 @@ class Tritonserver:
         stub.chmod(0o755)
         for name in ("numpy", "numpy.libs"):
             (python / name).symlink_to(site / name)
+        if (root / "caches" / "local").exists():
+            shutil.copytree(root / "caches" / "local", Path(self._folder, "caches", "local"))
         ports = [free_port() for _ in range(3)]
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
         self._log = folder / "tritonserver.log"
@@ -61,6 +63,7 @@ class Tritonserver:
                     f"--http-port={ports[0]}",
                     f"--grpc-port={ports[1]}",
                     f"--metrics-port={ports[2]}",
+                    f"--cache-directory={self._folder}/caches",
                     "--exit-timeout-secs=5",
                     f"--backend-config=python,shm-region-prefix-name=test{os.getpid()}",
                     *flags,

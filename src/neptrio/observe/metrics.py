@@ -118,7 +118,8 @@ class Metrics:
         for name, key, what, cached in STAGES:
             text = f"{what} in microseconds {CACHED[cached]}"
             counter = Family(f"nv_inference_{name}_duration_us", f"Cumulative {text}", "counter")
-            summary = Family(f"nv_inference_{name}_summary_us", f"Summary of {text}", "summary")
+            word = "Summary of" if cached else "Cumulative"  # a Triton server's words
+            summary = Family(f"nv_inference_{name}_summary_us", f"{word} {text}", "summary")
             for model, labels in models:
                 if self._config.counter_latencies:
                     counter.sample(labels, model.counters.microseconds()[key][1])
@@ -163,12 +164,12 @@ class Metrics:
         )
         hit_summary = Family(
             "nv_cache_hit_summary_per_model",
-            "Summary of cache hit duration per model, in microseconds",
+            "Summary of cache hit counts/durations per model, in microseconds.",
             "summary",
         )
         miss_summary = Family(
             "nv_cache_miss_summary_per_model",
-            "Summary of cache miss (insert+lookup) duration per model, in microseconds",
+            "Summary of cache miss counts/durations per model, in microseconds.",
             "summary",
         )
         now = monotonic_ns()
