@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from neptrio._cext.batch import accept, complete, refuse
-from neptrio._cext.counters import MAX_RESPONSE_KEYS, ModelCounters
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore, Responder, Tensor
+from neptrio._cext.counters import MAX_RESPONSE_KEYS, BoundedHistogram, ModelCounters
+from neptrio._cext.request import InferRequest, InferResponse, ModelCore, Responder, Tensor, monotonic_ns
 
 from neptrio.errors import Cancelled, Code, Reason, TritonError
 from neptrio.stamps import Stamp
@@ -275,3 +275,25 @@ def test_summaries_and_first_response(cached: bool) -> None:
     end = request.timestamp(Stamp.REQUEST_END)
     assert model.counters.summaries["compute_infer"].window(end).max == 3000
     assert sum(model.counters.first_response.counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("ago_ms", "bucket"), [(0, 0), (15_000, 1), (60_000, 2), (3_600_000, 3)], ids=["now", "15s", "60s", "1h"]
+)
+def test_the_first_response_falls_into_the_bucket_of_its_time(ago_ms: int, bucket: int) -> None:
+    model = make_model(decoupled=True)
+    model.counters.enable_first_response((10_000, 50_000, 100_000))
+    histogram = model.counters.first_response
+    request = make_request(model, request_start=monotonic_ns() - ago_ms * 1_000_000)
+    for _ in range(3):
+        complete(request, out(), False)
+    complete(request, flags(), True)
+    assert list(histogram.counts) == [int(i == bucket) for i in range(4)]  # the first of them, once
+    assert ago_ms <= histogram.sum < ago_ms + 10_000
+
+
+def test_a_time_on_a_bucket_s_bound_belongs_to_it() -> None:
+    histogram = BoundedHistogram((1, 5, 20))
+    for ms in (0, 1, 2, 5, 6, 20, 21, 10**9):
+        histogram.record(ms)
+    assert list(histogram.counts) == [2, 2, 2, 2] and histogram.sum == 55 + 10**9
