@@ -461,7 +461,7 @@ cdef class PinnedPool:
     """
 
     cdef cu.CUcontext context
-    cdef readonly size_t limit
+    cdef public size_t limit   # lowering it frees nothing
     cdef readonly size_t total
     cdef readonly size_t used
     cdef dict idle             # size -> [address]

@@ -88,6 +88,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         default=False,
         help="let clients register CUDA memory regions",
     )
+    add("--pinned-memory-pool-byte-size", type=flags.not_negative, default=256 << 20,
+        help="page-locked memory for outputs of kernel models, at most, per GPU; what is above uses ordinary memory")  # fmt: skip
 
     add = p.add_argument_group("HTTP/REST").add_argument
     add("--allow-http", type=flags.boolean, default=True, help="serve HTTP")

@@ -34,6 +34,7 @@ class Settings:
     rate_limit_resource: tuple[tuple[str, int | None, int], ...] = ()  # name, device (-1 global), count
 
     allow_client_shm: bool = False
+    pinned_memory_pool_byte_size: int = 256 << 20  # of each GPU that models use
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"

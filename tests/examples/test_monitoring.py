@@ -61,7 +61,7 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
             client.infer("m", tensors)
         text = scrape(server)
     gpu = GpuSample("GPU-1", 0.5, 2, 1, 100.0, 300.0, 5.0)
-    services = SimpleNamespace(cache=None, trace=None, custom_metrics=CustomMetrics())
+    services = SimpleNamespace(settings=Settings(), cache=None, trace=None, custom_metrics=CustomMetrics())
     metrics = Metrics(lambda: [], services, MetricsConfig())
     metrics.host = HostSample(gpus=(gpu,))
     labels: dict[str, set[str]] = {}

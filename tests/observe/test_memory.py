@@ -60,8 +60,8 @@ def test_instances_on_one_device_are_one_row() -> None:
 
 def test_pinned_pools_of_all_devices_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "neptrio.backends.kernel.device", raising=False)
-    assert pinned_pools() == (0, 0)
-    devices = {i: SimpleNamespace(pinned=SimpleNamespace(total=100, used=i)) for i in (1, 2)}
+    assert pinned_pools(100) == (100, 0)
+    devices = {i: SimpleNamespace(pinned=SimpleNamespace(used=i)) for i in (1, 2)}
     fake = SimpleNamespace(Device=SimpleNamespace(_open=devices))
     monkeypatch.setitem(sys.modules, "neptrio.backends.kernel.device", fake)
-    assert pinned_pools() == (200, 3)
+    assert pinned_pools(100) == (200, 3)

@@ -189,6 +189,14 @@ def test_first_response_buckets(tmp_path: Path) -> None:
     assert f'{name}_count{{model="plain"' not in text, "decoupled models only"
 
 
+def test_the_size_of_the_pinned_pool(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", identity_config())
+    with ServerProcess(tmp_path, "--pinned-memory-pool-byte-size=12345678") as server:
+        text = scrape(server)
+    assert value(text, "nv_pinned_memory_pool_total_bytes") == 12345678
+    assert value(text, "nv_pinned_memory_pool_used_bytes") == 0
+
+
 def test_switched_off(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config())
     with ServerProcess(tmp_path, "--allow-metrics=false") as server:

@@ -105,8 +105,9 @@ def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, obj
     return [{"type": k, "id": i, "byte_size": size} for (k, i), size in sorted(sums.items()) if size > 0]
 
 
-def pinned_pools() -> tuple[int, int]:
-    """(total, used) bytes of the pinned pools of the GPUs that models use; 0 where there are none."""
+def pinned_pools(limit: int) -> tuple[int, int]:
+    """(total, used) bytes of the pinned pools: `limit` for each GPU that models use, and for the first
+    one even before a model does, as a Triton server reports its pool."""
     module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
     devices = list(module.Device._open.values()) if module is not None else []
-    return sum(d.pinned.total for d in devices), sum(d.pinned.used for d in devices)
+    return limit * max(1, len(devices)), sum(d.pinned.used for d in devices)

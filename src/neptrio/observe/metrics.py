@@ -244,7 +244,8 @@ class Metrics:
 
     def _machine(self) -> list[Family]:
         host = self.host
-        pinned_total, pinned_used = pinned_pools()
+        limit = self._services.settings.pinned_memory_pool_byte_size
+        pinned_total, pinned_used = pinned_pools(limit)
         rows: list[tuple[str, str, float | None]] = [
             (
                 "nv_pinned_memory_pool_total_bytes",

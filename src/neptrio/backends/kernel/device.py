@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.kernel")
 
-PINNED_LIMIT = 256 << 20  # bytes of pinned outputs per GPU; tritonserver's pinned pool default
+PINNED_LIMIT = 256 << 20  # bytes of pinned outputs per GPU, until a model's backend says otherwise
 POOL_KEEPS = 64 << 20  # bytes the device pool keeps when nothing uses them; tritonserver's pool size
 
 
@@ -156,8 +156,11 @@ class Device:
         )
 
     @classmethod
-    def get(cls, ordinal: int) -> Device:
-        """The device, opened if need be; after a broken context a fresh one. Raises TritonError."""
+    def get(cls, ordinal: int, pinned_limit: int | None = None) -> Device:
+        """The device, opened if need be; after a broken context a fresh one. Raises TritonError.
+
+        `pinned_limit`: bytes of page-locked memory for outputs, at most, from now on.
+        """
         if not 0 <= ordinal < count():
             have = f"there are {count()}" if count() else f"there is none ({why_none()})"
             raise InvalidArgument(f"GPU {ordinal} was asked for and {have}")
@@ -171,6 +174,8 @@ class Device:
                 device = None
             if device is None:
                 device = cls._open[ordinal] = cls(ordinal)
+            if pinned_limit is not None:
+                device.pinned.limit = pinned_limit
             return device
 
 
@@ -267,7 +272,7 @@ class DeviceInstance(BackendInstance):
 
         backend = self._backend
         spec = backend.spec
-        device = Device.get(self._ordinal)
+        device = Device.get(self._ordinal, backend.context.settings.pinned_memory_pool_byte_size)
         call(driver.cuCtxSetCurrent(device.context), "making the context current")
         path = backend.code_path(device.capability)
         used = list(dict.fromkeys(launch.kernel for launch in spec.launches))
