@@ -74,6 +74,8 @@ class BackendInstance(ABC):
     # True when sequence_ended() is to be called: asked once, after initialize()
     wants_sequence_end = False
 
+    ready_seconds = READY_SECONDS  # how long is_ready() may take
+
     # False while it cannot serve (its process is gone); on_health() tells the model, on the trio thread
     healthy = True
     reason = ""
@@ -111,7 +113,7 @@ class BackendInstance(ABC):
     def is_ready(self) -> bool:
         """True when the instance can serve. Called on a thread of its own, at any time; may raise.
 
-        An answer that takes longer than READY_SECONDS counts as no.
+        An answer that takes longer than ready_seconds counts as no.
         """
         return True
 

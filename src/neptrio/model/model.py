@@ -17,7 +17,7 @@ import trio
 
 from neptrio._cext.counters import ModelCounters
 from neptrio._cext.mailbox import CompletionQueue
-from neptrio.backends.base import READY_SECONDS, Backend, BackendInstance, LoadContext
+from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.errors import Internal, TritonError
 from neptrio.model import config as model_config
 from neptrio.model import groups, labels, reshape
@@ -57,6 +57,7 @@ class Model(ModelCore):
         # outputs that go round as implicit state, to be made whatever the client asked for
         self.state_outputs: tuple[str, ...] = ()
         self.counters = ModelCounters()
+        self._asking: trio.CapacityLimiter | None = None  # threads in is_ready()
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
         self._cpu_bytes = 0
@@ -174,7 +175,10 @@ class Model(ModelCore):
                 errors.append(Internal(instance.backend.describe_failure(error).message))
 
     async def is_ready(self) -> bool:
-        """Asks the instances themselves; those that do not answer in READY_SECONDS are not ready."""
+        """Asks the instances themselves; those that do not answer in time are not ready.
+
+        One thread asks at a time: a model that hangs must not take a thread with every question.
+        """
         if not self.ready:
             return False
         asked = [
@@ -190,8 +194,10 @@ class Model(ModelCore):
                 log.exception("is_ready of model '%s' failed", self.name)
                 return False
 
-        with trio.move_on_after(READY_SECONDS):
-            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+        if self._asking is None:
+            self._asking = trio.CapacityLimiter(1)
+        with trio.move_on_after(max(backend.ready_seconds for backend in asked)):
+            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=self._asking)
         return False
 
     def abort(self) -> None:

@@ -71,6 +71,8 @@ def leading_out(model_dir: Path, settings: Settings) -> list[Path]:
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda e: e.name):
                 if entry.is_symlink() and not _inside(entry.path, allowed):
+                    if _interpreter(folder, entry.name):
+                        continue
                     found.append(Path(entry.path))
                 elif entry.is_dir() and depth < DEEPEST:
                     walk(entry.path, depth + 1)
@@ -80,6 +82,15 @@ def leading_out(model_dir: Path, settings: Settings) -> list[Path]:
             return [model_dir]
         walk(str(model_dir), 0)
     return found
+
+
+def _interpreter(folder: str, name: str) -> bool:
+    """True for the link by which a virtual environment in a model's folder names its interpreter."""
+    return (
+        name.startswith("python")
+        and os.path.basename(folder) == "bin"
+        and os.path.isfile(os.path.join(os.path.dirname(folder), "pyvenv.cfg"))
+    )
 
 
 def link_text(link: Path) -> str:

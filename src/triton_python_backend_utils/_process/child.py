@@ -249,6 +249,7 @@ class Child:
         self.backs: weakref.WeakValueDictionary[int, _Back] = weakref.WeakValueDictionary()
         self.channels: weakref.WeakValueDictionary[int, Channel] = weakref.WeakValueDictionary()
         self.cancelled: set[int] = set()
+        self._checking = threading.Lock()  # held while the model is asked is_ready
         self.calls: dict[int, Any] = {}
         self.asked: dict[int, Any] = {}
         self.batch: int | None = None
@@ -333,6 +334,9 @@ class Child:
             self.cancelled.discard(id)
 
     def _is_ready(self, id: int) -> None:
+        if not self._checking.acquire(blocking=False):  # the last question is not answered yet
+            self.send({"t": "is_ready", "k": id, "ready": False}, [])
+            return
         try:
             check = getattr(self.model, "is_ready", None)
             if check is None:
@@ -344,6 +348,8 @@ class Child:
         except Exception as error:
             print(f"is_ready failed: {error!r}", file=sys.stderr)
             ready = False
+        finally:
+            self._checking.release()
         self.send({"t": "is_ready", "k": id, "ready": ready}, [])
 
     def finish(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio.backends.base import READY_SECONDS
 from tests.backends.python.models import HEAD, config, python_model
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -245,6 +247,57 @@ def test_is_ready_is_asked(tmp_path: Path) -> None:
             assert http.is_model_ready("moody") and grpc.is_model_ready("moody")
             flag.unlink()
             assert not http.is_model_ready("moody") and not grpc.is_model_ready("moody")
+
+
+HANGING = """
+import pathlib
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+        self.hangs = True
+
+    def is_ready(self):
+        if self.hangs:
+            with (self.folder / "pipe").open() as pipe:  # until somebody writes
+                pipe.read()
+            self.hangs = False
+        return True
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_is_ready_has_a_limit(tmp_path: Path, isolation: str) -> None:
+    """A model that hangs in is_ready() is not ready, serves, and takes no thread per question."""
+    extra = f'parameters {{ key: "isolation" value: {{ string_value: "{isolation}" }} }}'
+    folder = python_model(tmp_path, "hanging", HANGING, config(extra=extra))
+    os.mkfifo(folder / "pipe")
+    with ServerProcess(tmp_path, "--backend-config=python,is-ready-timeout-seconds=0.02") as server:
+        with (
+            httpclient.InferenceServerClient(server.http) as http,
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+        ):
+            for _ in range(25):
+                assert not http.is_model_ready("hanging") and not grpc.is_model_ready("hanging")
+            assert len(os.listdir(f"/proc/{server.process.pid}/task")) < 25
+            assert infer(server, "hanging", np.ones(1, np.float32)) is not None
+            with (folder / "pipe").open("w") as pipe:
+                pipe.write("go on")
+            while not (http.is_model_ready("hanging") and grpc.is_model_ready("hanging")):
+                pass
+
+
+def test_the_limit_of_is_ready_is_tritons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert READY_SECONDS == 5
+    python_model(tmp_path, "moody", READY)
+    flag = "--backend-config=python,is-ready-timeout-seconds=soon"
+    with ServerProcess(tmp_path, "--exit-on-error=false", flag) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_model_repository_index()
+    assert "is-ready-timeout-seconds must be a number of seconds > 0, got 'soon'" in row["reason"]
 
 
 def test_instances_do_not_share_module_globals(tmp_path: Path) -> None:

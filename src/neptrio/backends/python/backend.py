@@ -11,11 +11,12 @@ from typing import Any
 from google.protobuf import json_format
 
 import triton_python_backend_utils as utils
-from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.backends.base import READY_SECONDS, Backend, BackendInstance, LoadContext
 from neptrio.backends.python import examine
 from neptrio.backends.python.convert import Reader
+from neptrio.backends.python.environment import cache_directory, environment_python
 from neptrio.backends.python.instance import OWN_FILES, InProcessInstance, ModelRunner
-from neptrio.backends.python.isolated import IsolatedInstance, environment_python
+from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated import auto_complete as isolated_auto_complete
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Internal, InvalidArgument, TritonError
@@ -44,7 +45,10 @@ def isolated(config: Any) -> bool:
 def python_of(context: LoadContext) -> str | None:
     """The interpreter of the model's own environment, None for the server's."""
     path = parameter(context.config, "EXECUTION_ENV_PATH")
-    return environment_python(path, context.model_dir) if path else None
+    if not path:
+        return None
+    cache = cache_directory(context.settings.backend_settings("python"))
+    return environment_python(path, context.model_dir, cache)
 
 
 def initialize_seconds(context: LoadContext) -> float:
@@ -60,6 +64,20 @@ def initialize_seconds(context: LoadContext) -> float:
     if not 0 < value < 1e9:
         raise InvalidArgument(
             f"{key} of model '{context.name}' must be a number of seconds > 0, got '{text}'"
+        )
+    return value
+
+
+def ready_seconds(context: LoadContext) -> float:
+    """How long a model's is_ready() may take. Raises InvalidArgument."""
+    text = context.settings.backend_settings("python").get("is-ready-timeout-seconds", str(READY_SECONDS))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise InvalidArgument(
+            f"--backend-config=python,is-ready-timeout-seconds must be a number of seconds > 0, got '{text}'"
         )
     return value
 
@@ -138,6 +156,12 @@ class PythonBackend(Backend):
         self.model_file(self.context)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        seconds = ready_seconds(self.context)
+        instance = self._instance(name, kind, device_id)
+        instance.ready_seconds = seconds
+        return instance
+
+    def _instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         context = self.context
         config = context.config
         if isolated(config):

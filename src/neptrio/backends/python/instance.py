@@ -20,7 +20,7 @@ import triton_python_backend_utils as utils
 from neptrio._cext.batch import Batch, complete
 from neptrio._cext.mailbox import WorkItem
 from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
-from neptrio.backends.base import READY_SECONDS, BackendInstance
+from neptrio.backends.base import BackendInstance
 from neptrio.backends.python import convert
 from neptrio.backends.python.bls import InProcessHost, current_batch
 from neptrio.backends.python.source import ModelSource
@@ -316,7 +316,9 @@ class InProcessInstance(BackendInstance):
         if check is None:
             return model is not None
         if self._loop is not None:
-            return bool(asyncio.run_coroutine_threadsafe(self._call(check), self._loop).result(READY_SECONDS))
+            return bool(
+                asyncio.run_coroutine_threadsafe(self._call(check), self._loop).result(self.ready_seconds)
+            )
         return bool(check())
 
     def execute(self, batch: Batch) -> None:

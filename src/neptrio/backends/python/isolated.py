@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -37,12 +36,12 @@ from neptrio._cext.request import (
     monotonic_ns,
     tensor_at,
 )
-from neptrio.backends.base import READY_SECONDS, Abandonment, BackendInstance
+from neptrio.backends.base import Abandonment, BackendInstance
 from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
 from neptrio.backends.python.convert import CODES, NUMBERS, wanted_names
 from neptrio.backends.python.instance import ASYNC_CAPACITY, EXECUTING, Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
-from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+from neptrio.errors import Internal, Reason, TritonError
 from neptrio.observe.trace_settings import span_options
 from triton_python_backend_utils._process.wire import Lease, tensor_row
 
@@ -52,18 +51,6 @@ FIRST_PAUSE = 0.1
 MAX_PAUSE = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long starts over with the first pause
 FINALIZE_SECONDS = 30.0
-
-
-def environment_python(path: str, model_dir: Path) -> str:
-    """The interpreter of an EXECUTION_ENV_PATH. Raises InvalidArgument when there is none."""
-    folder = Path(path.replace("$$TRITON_MODEL_DIRECTORY", str(model_dir)))
-    python = folder / "bin" / "python"
-    if not folder.is_dir() or not os.access(python, os.X_OK):
-        raise InvalidArgument(
-            f"EXECUTION_ENV_PATH '{folder}' is no virtual environment: expected a folder with bin/python "
-            "(archives are not unpacked)"
-        )
-    return str(python)
 
 
 def auto_complete(
@@ -286,7 +273,7 @@ class IsolatedInstance(BackendInstance):
         self._asked[id] = answer.put
         process.send({"t": "is_ready", "k": id}, [])
         try:
-            return answer.get(timeout=READY_SECONDS)
+            return answer.get(timeout=self.ready_seconds)
         except queue.Empty:
             self._asked.pop(id, None)
             return False
