@@ -42,8 +42,11 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--strict-readiness", type=flags.boolean, default=True, help="ready only while every model is")
 
     add = p.add_argument_group("model repository").add_argument
-    add("--model-repository", "--model-store", type=Path, action="append", default=[],
-        help="a folder of models; may be repeated")  # fmt: skip
+    add("--model-repository", "--model-store", type=flags.repository, action="append", default=[],
+        help="a folder of models, or a URL of cloud storage (s3://bucket/models, any that fsspec knows; "
+        "needs neptrio[cloud]); may be repeated")  # fmt: skip
+    add("--model-repository-cache", type=Path, default=None,
+        help="keep what was fetched from cloud storage here for the next start")  # fmt: skip
     add("--model-control-mode", choices=("none", "poll", "explicit"), default="none",
         help="none: every model is loaded at start; poll: changed folders are taken up as well; explicit: "
         "models come and go by request")  # fmt: skip
@@ -200,6 +203,7 @@ _METAVARS: dict[Any, str] = {
     flags.positive: "N",
     flags.not_negative: "N",
     flags.seconds: "SECS",
+    flags.repository: "DIR",
     Path: "DIR",
 }
 

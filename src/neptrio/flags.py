@@ -16,6 +16,7 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")
@@ -67,6 +68,14 @@ def boolean(text: str) -> bool:
 def port(text: str) -> int:
     """A TCP port, 0 = any free one."""
     return _ranged(text, 0, 65535)
+
+
+def repository(text: str) -> Path | str:
+    """A local folder as a Path, anything else with `scheme://` as the URL it is."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or "/" in scheme:
+        return Path(text)
+    return Path(rest) if scheme in ("file", "local") else text
 
 
 def positive(text: str) -> int:

@@ -15,7 +15,8 @@ class Settings:
     """Everything the command line can set (spec/features.md A8)."""
 
     id: str = "triton"
-    model_repository: tuple[Path, ...] = ()
+    model_repository: tuple[Path | str, ...] = ()  # str: a URL, see flags.repository
+    model_repository_cache: Path | None = None  # where what cloud storage holds is kept, None: nowhere
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()

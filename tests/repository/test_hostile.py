@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 from neptrio.repository import loader as loader_module
 from neptrio.repository.loader import Loader
 from neptrio.repository.override import LoadParameters
+from neptrio.repository.places import Places
 from neptrio.settings import Settings
 from tests.repository.test_control import CONFIG, infer, load, post, refused, rows
 from tests.repository.test_swap import eventually
@@ -345,6 +346,7 @@ def test_a_configuration_that_changes_while_it_is_read(
     monkeypatch.setattr(loader_module.model_config, "read", reading)
     loader = Loader.__new__(Loader)
     loader._settings = Settings(model_repository=(tmp_path,))
+    loader._places = Places(loader._settings)
     found = loader._find("m", LoadParameters())
     assert len(reads) == 2 and found.source.config.max_batch_size == 4
 

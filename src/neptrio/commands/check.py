@@ -19,7 +19,7 @@ HELP = "check a model repository without serving it"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `neptrio check`."""
-    parser.add_argument("repository", nargs="+", type=Path, help="a folder of models")
+    parser.add_argument("repository", nargs="+", type=flags.repository, help="a folder of models, or a URL")
     parser.add_argument("--model", action="append", default=[], help="check only this model; may be repeated")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
@@ -41,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Checks and prints."""
-    from neptrio.errors import TritonError
+    from neptrio.errors import TritonError, Unavailable
     from neptrio.model.problem import ERROR
     from neptrio.repository.check import Checker
+    from neptrio.repository.places import Places
     from neptrio.settings import Settings
 
     backends: dict[str, dict[str, str]] = {}
@@ -58,7 +59,11 @@ def run(options: argparse.Namespace) -> int:
             disable_auto_complete_config=options.disable_auto_complete_config,
             follow_external_links=options.follow_external_links,
         )
-        checker = Checker(settings, here=False)
+        places = Places(settings)
+        places.refresh()
+        if places.problems:
+            raise Unavailable("; ".join(places.problems))
+        checker = Checker(settings, here=False, places=places)
         models = [checker.model(name) for name in options.model] if options.model else checker.all()
     except (TritonError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

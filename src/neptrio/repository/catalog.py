@@ -12,6 +12,7 @@ import trio
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.model.model import Model
 from neptrio.repository import lifecycle, scan
+from neptrio.repository.places import Places
 from neptrio.repository.records import Record, Row
 from neptrio.settings import Settings
 
@@ -21,6 +22,7 @@ class Catalog:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.places = Places(settings)
         self.records: dict[str, Record] = {}
         self.latest: dict[str, Model] = {}  # the highest version of each model that serves
         self.nursery: trio.Nursery | None = None  # of loads and retirements, while the server runs
@@ -103,7 +105,7 @@ class Catalog:
         """The rows of the repository index, sorted by name and version: folders of the
         repositories only."""
         rows: list[dict[str, Any]] = []
-        for name, folders in scan.model_dirs(self._settings.model_repository).items():
+        for name, folders in self.places.model_dirs().items():
             record = self.records.get(name)
             if len(folders) > 1 and not (record is not None and record.rows):
                 found: list[dict[str, Any]] = [
@@ -118,7 +120,7 @@ class Catalog:
         """Versions, the load under way and the last error of a model. Raises NotFound."""
         record = self.records.get(name)
         if record is None:
-            if name not in scan.model_dirs(self._settings.model_repository):
+            if name not in self.places.model_dirs():
                 raise NotFound(f"Request for unknown model: '{name}' is not found")
             return {"name": name, "versions": []}
         return record.progress()

@@ -24,7 +24,7 @@ from typing import Any
 from neptrio import datatypes
 from neptrio.backends import registry
 from neptrio.backends.base import Backend, LoadContext
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import InvalidArgument, TritonError, Unavailable
 from neptrio.model import config as model_config
 from neptrio.model import config_problems, defaults, labels, sequence_config, validate_config
 from neptrio.model.config import ConfigSource
@@ -32,6 +32,7 @@ from neptrio.model.config_problems import Lost
 from neptrio.model.problem import ERROR, WARNING, Problem
 from neptrio.observe.metrics_config import first_response_buckets
 from neptrio.repository import scan
+from neptrio.repository.places import Places
 from neptrio.scheduling import ensemble_graph
 from neptrio.scheduling.policy import batching_policy
 from neptrio.settings import Settings
@@ -84,12 +85,17 @@ class Checker:
     """
 
     def __init__(
-        self, settings: Settings, serving: Mapping[str, Mapping[int, Any]] | None = None, here: bool = True
+        self,
+        settings: Settings,
+        serving: Mapping[str, Mapping[int, Any]] | None = None,
+        here: bool = True,
+        places: Places | None = None,
     ) -> None:
         self._settings = settings
         self._serving = serving or {}
         self._here = here
-        self._folders = scan.model_dirs(settings.model_repository)
+        self._places = places or Places(settings)
+        self._folders = self._places.model_dirs()
         self._done: dict[str, Checked] = {}
         self._under_way: list[str] = []
 
@@ -148,13 +154,16 @@ class Checker:
 
     def _folder(self, checked: Checked, folder: Path) -> None:
         try:
+            self._places.localise(folder)
             _layout(checked, folder)
-            for link in scan.leading_out(folder, self._settings):
+            for link in scan.leading_out(folder, self._places.roots):
                 checked.report(Problem(scan.link_text(link), str(link)))
             source = config_problems.read(folder, self._settings.model_config_name, checked.report)
             self._source(checked, folder, source)
         except OSError as error:
             checked.report(Problem(f"cannot be read: {error.strerror}", str(error.filename or folder)))
+        except Unavailable as error:
+            checked.report(Problem(str(error)))
 
     def _source(self, checked: Checked, folder: Path, source: ConfigSource | None) -> None:
         checked.folder, checked.source = folder, source

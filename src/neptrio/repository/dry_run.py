@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from neptrio.errors import NotFound
+from neptrio.errors import NotFound, Unavailable
 from neptrio.model import defaults
 from neptrio.model.describe_config import to_dict
 from neptrio.model.problem import WARNING, Problem
@@ -40,7 +40,9 @@ async def dry_run(
     }
 
     def look() -> tuple[Checked, scan.Fingerprint | None]:
-        checker = Checker(settings, {n: v for n, v in serving.items() if n != name})
+        catalog.places.refresh()
+        others = {n: v for n, v in serving.items() if n != name}
+        checker = Checker(settings, others, places=catalog.places)
         folder = None
         files = override.decode(parameters.files)
         if name not in checker.names and not files:
@@ -55,8 +57,8 @@ async def dry_run(
             state = None
             if checked.folder is not None:
                 try:
-                    state = scan.fingerprint(checked.folder, scan.roots(settings))
-                except OSError:
+                    state = catalog.places.state(checked.folder)
+                except (OSError, Unavailable):
                     pass
             return checked, state
         finally:

@@ -24,7 +24,7 @@ import trio
 from neptrio._cext.mailbox import CompletionQueue
 from neptrio.backends import registry
 from neptrio.backends.base import Abandonment, Backend, LoadContext
-from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
 from neptrio.model import config as model_config
 from neptrio.model import defaults, groups, validate_config
 from neptrio.model.config import ConfigSource
@@ -33,6 +33,7 @@ from neptrio.model.regroup import Regrouping
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
 from neptrio.repository.override import Folder, LoadParameters
+from neptrio.repository.places import Places
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
 
@@ -64,8 +65,11 @@ class PollFailure(Exception):
 class Loader:
     """Reads folders and makes models. Lives on the trio thread, works on loader threads."""
 
-    def __init__(self, settings: Settings, loop: LoopServices, completions: CompletionQueue) -> None:
+    def __init__(
+        self, settings: Settings, places: Places, loop: LoopServices, completions: CompletionQueue
+    ) -> None:
         self._settings = settings
+        self._places = places
         self._loop = loop
         self._completions = completions
         self._memory = MemoryProbe()
@@ -77,10 +81,10 @@ class Loader:
         """The state of the model's folder now; None when there is none, or not exactly one."""
 
         def look() -> scan.Fingerprint | None:
-            folders = scan.model_dirs(self._settings.model_repository).get(name, [])
+            folders = self._places.model_dirs().get(name, [])
             try:
-                return scan.fingerprint(folders[0], scan.roots(self._settings)) if len(folders) == 1 else None
-            except OSError:
+                return self._places.state(folders[0]) if len(folders) == 1 else None
+            except (OSError, Unavailable):
                 return None
 
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
@@ -95,19 +99,25 @@ class Loader:
         state: scan.Fingerprint | None = None
         files = override.decode(parameters.files)
         try:
-            folders = scan.model_dirs(self._settings.model_repository).get(name, [])
+            folders = self._places.model_dirs().get(name, [])
+            if not folders and not files:  # storage that cannot be reached holds up no known model
+                self._places.refresh()
+                folders = self._places.model_dirs().get(name, [])
             if files:
                 folder = override.write(files)
                 model_dir = folder.path
             elif len(folders) > 1:
                 raise PollFailure(scan.DUPLICATE)
             elif not folders:
-                raise PollFailure("")
+                raise PollFailure("; ".join(self._places.problems))
             else:
                 model_dir = folders[0]
+                state = self._places.localise(model_dir)
+                if state is not None:  # nobody writes to it now
+                    return self._read(name, model_dir, parameters, state, folder)
                 self._refuse_links(model_dir)
             for attempt in range(1, READS + 1):
-                state = scan.fingerprint(model_dir, scan.roots(self._settings))
+                state = scan.fingerprint(model_dir, self._places.roots)
                 try:
                     found = self._read(name, model_dir, parameters, state, folder)
                 except (TritonError, OSError):
@@ -129,7 +139,7 @@ class Loader:
 
     def _changed(self, model_dir: Path, state: scan.Fingerprint) -> bool:
         """Somebody wrote to the folder while it was read: what was read may be half of something."""
-        return scan.fingerprint(model_dir, scan.roots(self._settings)) != state
+        return scan.fingerprint(model_dir, self._places.roots) != state
 
     def _read(
         self,
@@ -150,7 +160,7 @@ class Loader:
         return Found(model_dir, source, state, scan.wanted(source.config, scan.versions(model_dir)), folder)
 
     def _refuse_links(self, model_dir: Path) -> None:
-        links = scan.leading_out(model_dir, self._settings)
+        links = scan.leading_out(model_dir, self._places.roots)
         if links:
             raise PollFailure(f"{links[0]}: {scan.link_text(links[0])}")
 

@@ -21,7 +21,7 @@ from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
 from neptrio.model import defaults
 from neptrio.model.model import Model
 from neptrio.model.regroup import Regrouping
-from neptrio.repository import change, lifecycle, loader, scan
+from neptrio.repository import change, lifecycle, loader
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
 from neptrio.repository.loader import Building, Found, Loader, PollFailure
@@ -92,7 +92,7 @@ class Loading:
     def _forget_stranger(self, record: Record) -> None:
         """A name that was never a model's leaves no trace."""
         try:
-            known = bool(record.problem) and record.name in scan.model_dirs(self._settings.model_repository)
+            known = bool(record.problem) and record.name in self._catalog.places.model_dirs()
         except TritonError:
             known = False
         if not known:

@@ -18,16 +18,20 @@ import trio
 
 from neptrio._cext.mailbox import CompletionQueue
 from neptrio.errors import Internal, TritonError, Unavailable
-from neptrio.repository import override, scan
+from neptrio.repository import override
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.loader import Loader
 from neptrio.repository.loading import EXITING, Loading
 from neptrio.repository.override import LoadParameters
+from neptrio.repository.records import Operation
 from neptrio.repository.withdrawal import Withdrawal
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
 
 log = logging.getLogger("neptrio.repository")
+
+
+REFRESH_SECONDS = 30.0  # that a listing of cloud storage may hold up the start, or a poll
 
 
 class RepositoryManager(Catalog):
@@ -38,7 +42,9 @@ class RepositoryManager(Catalog):
     ) -> None:
         super().__init__(settings)
         self.withdrawal = Withdrawal(self)
-        self.loading = Loading(settings, self, self.withdrawal, Loader(settings, loop, completions))
+        self.loading = Loading(
+            settings, self, self.withdrawal, Loader(settings, self.places, loop, completions)
+        )
         self.loading.loader.services = services
 
     @property
@@ -64,14 +70,32 @@ class RepositoryManager(Catalog):
         """Threads and half-made models of outdated loads that have not ended."""
         return self.loading.loader.left_behind + self.loading.discarding
 
+    async def _refresh(self) -> None:
+        """Lists the repositories in cloud storage anew."""
+        if self.places.cloud:
+            with trio.move_on_after(REFRESH_SECONDS) as scope:
+                await trio.to_thread.run_sync(self.places.refresh, abandon_on_cancel=True)
+            if scope.cancelled_caught:
+                log.error("cloud storage has not listed its models within %g s", REFRESH_SECONDS)
+
     async def load_all(self) -> None:
         """Start-up: loads every model (modes none and poll) or those named (explicit)."""
-        names: Iterable[str] = scan.model_dirs(self._settings.model_repository)
+        operations: dict[str, Operation] = {}
+
+        def begin(names: Iterable[str]) -> None:
+            for name in names:
+                if name not in operations:
+                    operations[name] = self.loading.begin(name, LoadParameters())
+
         if self._settings.model_control_mode == "explicit" and "*" not in self._settings.load_model:
-            names = self._settings.load_model
-        failed = False
-        operations = [self.loading.begin(name, LoadParameters()) for name in dict.fromkeys(names)]
-        for operation in operations:
+            begin(self._settings.load_model)
+            await self._refresh()
+        else:
+            begin(self.places.model_dirs())  # local ones do not wait for storage
+            await self._refresh()
+            begin(self.places.model_dirs())
+        failed = bool(self.places.problems)
+        for operation in operations.values():
             await operation.done.wait()
             if operation.error is not None:
                 failed = True
@@ -103,7 +127,8 @@ class RepositoryManager(Catalog):
 
     async def poll_once(self) -> None:
         """Mode poll: loads what is new or has changed, unloads what is gone."""
-        names = scan.model_dirs(self._settings.model_repository)
+        await self._refresh()
+        names = self.places.model_dirs()
         for name in list(self.records):
             record = self.records[name]
             if name not in names and not record.operations:
@@ -154,3 +179,4 @@ class RepositoryManager(Catalog):
             for folder in list(self.withdrawal.folders):
                 folder.release()
             self.withdrawal.folders.clear()
+            self.places.close()

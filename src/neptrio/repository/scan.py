@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from neptrio.errors import InvalidArgument
-from neptrio.settings import Settings
 
 # relative path -> (mtime in ns, size) of a file, (0, -1) of a folder
 Fingerprint = Mapping[str, tuple[int, int]]
@@ -48,11 +47,9 @@ def versions(model_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def roots(settings: Settings) -> tuple[str, ...] | None:
-    """The folders that links may lead to, None when they may lead anywhere."""
-    if settings.follow_external_links:
-        return None
-    return tuple(os.path.realpath(repository) for repository in settings.model_repository)
+def real(folders: Iterable[Path]) -> tuple[str, ...]:
+    """Folders without links in their paths."""
+    return tuple(os.path.realpath(folder) for folder in folders)
 
 
 def _inside(path: str, allowed: tuple[str, ...] | None) -> bool:
@@ -62,9 +59,8 @@ def _inside(path: str, allowed: tuple[str, ...] | None) -> bool:
     return any(real == root or real.startswith(root.rstrip("/") + "/") for root in allowed)
 
 
-def leading_out(model_dir: Path, settings: Settings) -> list[Path]:
-    """The symbolic links of a model, its folder included, that lead out of the repositories."""
-    allowed = roots(settings)
+def leading_out(model_dir: Path, allowed: tuple[str, ...] | None) -> list[Path]:
+    """The symbolic links of a model, its folder included, that lead out of the folders `allowed`."""
     found: list[Path] = []
 
     def walk(folder: str, depth: int) -> None:
@@ -105,7 +101,7 @@ def fingerprint(model_dir: Path, allowed: tuple[str, ...] | None = None) -> dict
     """What tells whether a model's folder changed; compiled Python beside the sources does not count.
 
     A change is any difference: also an older file copied over a newer one is seen. Folders outside
-    `allowed` (of roots()) are not looked into.
+    `allowed` are not looked into.
     """
     found: dict[str, tuple[int, int]] = {}
 
