@@ -270,6 +270,8 @@ def test_a_live_check_shows_the_difference_and_changes_nothing(server: ServerPro
         assert {"field": "max_batch_size", "running": 8, "checked": 4} in answer["changes"]
         assert {"field": "instance_group[0].count", "running": 1, "checked": 2} in answer["changes"]
         assert len(answer["changes"]) == 2, answer
+    groups = {**CONFIG, "instance_group": [{"count": 2, "kind": "KIND_CPU"}]}
+    assert checked(server, "first", {"config": groups})["load_would"] == "update"
     bad = {**CONFIG, "max_batch_size": -1, "backend": "nosuch"}
     answer = checked(server, "first", {"config": bad})
     assert not answer["ok"] and answer["load_would"] == "fail"

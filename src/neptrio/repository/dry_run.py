@@ -122,6 +122,8 @@ def _action(
     found = Found(checked.folder, checked.source, state or {}, checked.versions)
     if not parameters.overrides and change.unchanged(record, found):
         return "nothing"
+    if not parameters.files and change.going_on(record, found):
+        return "update"  # in place, nothing is loaded again
     return "reload"
 
 
