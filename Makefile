@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test test-gpu bench-gpu soak lint format proto bench bench-peers bench-instructions clean wheel wheel-test
+.PHONY: help build run test mutants test-gpu bench-gpu soak lint format proto bench bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -41,6 +41,9 @@ soak: build ## Run the long load tests: 200 clients for 60 s with cancels and er
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 	@NEPTRIO_MEMORY_CYCLES=200 NEPTRIO_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -s tests/repository/test_memory.py tests/repository/test_hostile.py $(ARGS)
 	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_sequence_slots.py tests/sequences/test_soak.py $(ARGS)
+
+mutants: build ## Break the batcher's decision code in ninety small ways and name the changes that no test notices
+	@$(BIN)/python tools/mutants.py $(ARGS)
 
 test-gpu: build ## Run the tests that need a GPU (skipped, saying why, where there is none)
 	@$(BIN)/python -m pytest -m gpu -rs tests/backends/kernel/test_gpu.py $(ARGS)

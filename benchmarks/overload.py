@@ -55,7 +55,7 @@ BLOCK = bytes(1 << 20)  # hashing this much lets go of the GIL
 
 class TritonPythonModel:
     def execute(self, requests):
-        for _ in range(16):
+        for _ in range(4):
             hashlib.sha256(BLOCK).digest()
         return [
             pb_utils.InferenceResponse(

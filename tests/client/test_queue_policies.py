@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.client.test_cancellation import Bench, tensor, until
 from tests.support import onnx_models
+from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -165,6 +167,18 @@ def test_a_timeout_that_may_not_be_overridden_stands(bench: Bench) -> None:
     bench.assert_answered("running", "patient")
 
 
+@pytest.mark.parametrize("bench", ["", "dynamic_batching { }"], indirect=True, ids=["default", "dynamic"])
+def test_without_levels_and_policies_priority_and_timeout_mean_nothing(bench: Bench) -> None:
+    bench.send("first", priority=3, timeout=1)
+    bench.send("second", priority=1, timeout=1)
+    labels = {"model": "gate", "version": "1"}
+    assert value(scrape(bench.server), "nv_inference_pending_request_count", **labels) == 2
+    assert order_of(bench, 2) == ["first", "second"]
+    bench.assert_answered("running", "first", "second")
+    bench.assert_nothing_left(3, 0)
+    assert value(scrape(bench.server), "nv_inference_pending_request_count", **labels) == 0
+
+
 @policy("dynamic_batching { default_queue_policy { max_queue_size: 100 } }")
 def test_a_burst_of_ten_thousand_leaves_exactly_the_limit(bench: Bench) -> None:
     made = httpclient.InferInput("INPUT0", [1, 2], "INT32")
@@ -275,6 +289,20 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     )
     write_model(repository, "optional", optional)
     write_model(repository, "fixed", identity_config(dims="-1", extra="dynamic_batching { }"))
+    for name, size, batching in (
+        ("full", 2, ""),
+        ("preferred", 8, "preferred_batch_size: [ 2 ]"),
+        ("delay", 8, "max_queue_delay_microseconds: 1000"),
+        ("shape", 8, ""),
+        ("idle", 8, ""),
+    ):
+        write_model(
+            repository,
+            name,
+            identity_config(
+                dims="-1", pairs=1, max_batch_size=size, extra=f"dynamic_batching {{ {batching} }}"
+            ),
+        )
     with ServerProcess(repository, env=HELD) as server:
         yield server
 
@@ -314,9 +342,9 @@ def test_ragged_requests_share_a_batch_that_says_where_each_begins(shapes: Serve
     total = float(np.sum(np.array(extra)))
     count = float(np.size(np.array(extra)))
     assert len(extra) == length
-    for name, value in (("Y0", total), ("Y1", count), ("Y2", 12.0)):
+    for name, add in (("Y0", total), ("Y1", count), ("Y2", 12.0)):
         got = [result.as_numpy(name).ravel().tolist() for result in results]
-        assert got == [[100 + value], [200 + value, 300 + value]], name
+        assert got == [[100 + add], [200 + add, 300 + add]], name
 
 
 @pytest.mark.parametrize(("model", "both", "sizes"), [("optional", False, {1: 2}), ("fixed", True, {2: 1})])
@@ -329,6 +357,36 @@ def test_another_set_of_optional_inputs_makes_another_batch(
     assert found == sizes
     assert results[0].as_numpy("OUTPUT1").tolist() == [[1, 1]]
     assert (results[1].as_numpy("OUTPUT1") is None) == (not both)
+
+
+@pytest.mark.parametrize(
+    ("reason", "widths", "closed"),
+    [
+        ("full", (2, 2), {"full": {"2": 1}}),
+        ("preferred", (2, 2), {"preferred": {"2": 1}}),
+        ("delay", (2, 2), {"delay": {"2": 1}}),
+        ("shape", (2, 3), {"shape": {"1": 1}, "idle": {"1": 1}}),
+        ("idle", (2, 2), {"idle": {"2": 1}}),
+    ],
+)
+def test_every_batch_records_why_it_closed_and_how_long_its_oldest_waited(
+    shapes: ServerProcess, reason: str, widths: tuple[int, int], closed: dict[str, dict[str, int]]
+) -> None:
+    pair(shapes, reason, [{"INPUT0": np.zeros((1, width), np.int32)} for width in widths])
+    with urllib.request.urlopen(f"http://{shapes.http}/v2/models/{reason}/stats?live=true") as answer:
+        batches = json.loads(answer.read())["model_stats"][0]["batches"]
+    assert {why: row["sizes"] for why, row in batches.items()} == closed
+    text = scrape(shapes)
+    for why, sizes in closed.items():
+        labels = {"model": reason, "version": "1", "close_reason": why}
+        count = sum(sizes.values())
+        requests = sum(int(size) * n for size, n in sizes.items())
+        assert (batches[why]["count"], batches[why]["size_sum"]) == (count, requests)
+        assert value(text, "neptrio_batch_size_count", **labels) == count
+        assert value(text, "neptrio_batch_size_sum", **labels) == requests
+        waited = value(text, "neptrio_batch_oldest_wait_seconds_total", **labels)
+        assert waited == pytest.approx(batches[why]["oldest_wait_ns"] / 1e9)
+        assert waited >= 0.001 or why != "delay", "no sooner than the delay"
 
 
 # ------------------------------------------------------------------ preserve_ordering

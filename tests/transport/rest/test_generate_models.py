@@ -87,6 +87,18 @@ class TritonPythonModel:
             raise RuntimeError("it broke")
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("generation failed")) for _ in requests]
 """
+ECHO = """
+import json
+import numpy as np
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            seen = [request.request_id(), json.loads(request.parameters()), request.correlation_id()]
+            text = np.array([json.dumps(seen).encode()], object)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]))
+        return answers
+"""
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
     "generates various number of responses"
@@ -99,6 +111,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     python_model(repository, "steps", STEPS, config(extra=DECOUPLED))
     python_model(repository, "fails", FAILS)
     python_model(repository, "many", MANY, config("IN:TYPE_FP32:-1", "OUT:TYPE_STRING:1", extra=DECOUPLED))
+    python_model(repository, "echo", ECHO, config("IN:TYPE_FP32:1", "OUT:TYPE_STRING:1"))
     with ServerProcess(repository) as lean, ServerProcess(repository, "--http-lean=false") as hypercorn:
         yield {"lean": lean, "hypercorn": hypercorn, "http2": lean}
 
@@ -150,6 +163,19 @@ def test_generate_with_one_response(client: Http1 | Http2) -> None:
     assert reply.status == 200 and json.loads(reply.body)["OUT"] == 4
     reply = ask(client, "steps", "generate", ["bad"])
     assert (reply.status, json.loads(reply.body)) == (400, {"error": "bad"})
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_keys_that_name_no_input_are_parameters(client: Http1 | Http2, verb: str) -> None:
+    """The id is both; sequence_id and priority mean nothing here; `parameters` is flattened."""
+    sent = {"id": "g", "sequence_id": 7, "priority": 2, "b": True, "s": "x", "parameters": {"a": 1, "f": 1.5}}
+    reply = client.request("POST", f"/v2/models/echo/{verb}", json.dumps({"IN": 1, **sent}).encode())
+    assert reply.status == 200
+    got = json.loads(reply.body if verb == "generate" else reply.body.removeprefix(b"data: "))
+    assert list(got) == ["id", "OUT", "model_name", "model_version"] and got["id"] == "g"
+    id, parameters, sequence = json.loads(got["OUT"])
+    expected = {"id": "g", "sequence_id": 7, "priority": 2, "b": True, "s": "x", "a": 1, "f": 1.5}
+    assert (id, parameters, sequence) == ("g", expected, 0)
 
 
 def test_a_model_that_fails(client: Http1 | Http2) -> None:
