@@ -4,8 +4,8 @@
 
 A request is answered through complete() with statistics on and with statistics off, in turns; the
 difference is the cost of the counters (success, queue, three compute stages, five histograms). A
-batch is delivered with its execution counted and not counted. Medians of the rounds. No server, no
-sockets; run it on a quiet machine.
+batch is delivered with its execution counted and not counted. CPU time of the one thread, so that
+neighbours on the machine do little harm; medians of the rounds. No server, no sockets.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def answer(count: int, collect: bool, decoupled: bool = False) -> float:
     model = make_model(decoupled)
     requests = make_requests(model, count, collect)
     responses = [InferResponse([]) for _ in requests]
-    start = time.perf_counter_ns()
+    start = time.thread_time_ns()
     for request, response in zip(requests, responses, strict=True):
         complete(request, response, True)
-    return (time.perf_counter_ns() - start) / count
+    return (time.thread_time_ns() - start) / count
 
 
 def deliver(count: int, collect: bool) -> float:
@@ -79,19 +79,19 @@ def deliver(count: int, collect: bool) -> float:
         batch.instance, batch.size, batch.count_execution = instance, 1 + i % 8, collect
         batch.compute_start, batch.compute_end = 1000, 5000 + i
         batches.append(batch)
-    start = time.perf_counter_ns()
+    start = time.thread_time_ns()
     for batch in batches:
         batch.deliver()
-    return (time.perf_counter_ns() - start) / count
+    return (time.thread_time_ns() - start) / count
 
 
 def difference(measure: Callable[[bool], float], rounds: int) -> tuple[float, float]:
-    """(cost with statistics - without, cost with), medians of alternating rounds."""
+    """(cost with statistics - without, cost with), medians over rounds that alternate."""
     on, off = [], []
     for _ in range(rounds):
         on.append(measure(True))
         off.append(measure(False))
-    return statistics.median(on) - statistics.median(off), statistics.median(on)
+    return statistics.median(a - b for a, b in zip(on, off, strict=True)), statistics.median(on)
 
 
 def looks(count: int) -> dict[str, float]:
@@ -102,10 +102,10 @@ def looks(count: int) -> dict[str, float]:
     counters = model.counters
 
     def micros(call: Callable[[], object]) -> float:
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         for _ in range(200):
             call()
-        return (time.perf_counter_ns() - start) / 200 / 1000
+        return (time.thread_time_ns() - start) / 200 / 1000
 
     request = counters.histograms()["request"]
     return {

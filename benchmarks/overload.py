@@ -9,14 +9,15 @@ Three parts:
 - `cpu`: a model that computes on the server's own CPU, so every refusal takes from the answers.
 - `rejection`: the server's CPU time per refused request, beside that of an answered one.
 
-For the first two a server with `max_queue_size` is started, its capacity is measured (closed loop), then
-0.5 to 5 times that is offered at fixed times, whatever comes back. Every round measures the capacity
-anew and visits every load; the table has the medians of the rounds, as the machine may be shared.
+For the first two a server with `max_queue_size` is started and 0.5 to 5 times its capacity is offered at
+fixed times, whatever comes back. As the machine may be shared, the capacity is measured (closed loop)
+right before each load, every round visits every load, and the table has the medians of the rounds.
 
 Columns: offered and answered requests per second, answered as a share of capacity (above capacity), the
 99th percentile of accepted requests and what the queue bound implies for it, the median and the 99th
-percentile of refusals, the server's memory, its CPU time per request of either kind, and how much of the
-machine everybody else used. Times are milliseconds at the client, so a busy client machine adds its own.
+percentile of refusals, the server's memory, its CPU time per answer (refusals included: what of it grows
+with the load is their price), and how much of the machine everybody else used. Times are milliseconds
+at the client, so a busy client machine adds its own.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Row:
     refused: float
     refused_p99: float
     rss_mb: float
-    cpu_us: float
+    cpu_us: float  # per answered request
     others: float
 
 
@@ -163,9 +164,9 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
         call = channel.unary_unary(METHOD)
         await call(body)
         for _ in range(rounds):
-            full = await capacity(call, body, seconds)
-            capacities.append(full)
             for factor in FACTORS:
+                full = await capacity(call, body, seconds / 2)
+                capacities.append(full)
                 begin = time.monotonic()
                 own, mine, machine = cpu_seconds(pid), time.process_time(), machine_seconds()
                 good, refused = await offer(call, body, full * factor, seconds)
@@ -183,14 +184,14 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
                         refused=percentile(refused, 50),
                         refused_p99=percentile(refused, 99),
                         rss_mb=rss,
-                        cpu_us=own / max(count, 1) * 1e6,
+                        cpu_us=own / max(len(good), 1) * 1e6,
                         others=max(0.0, others) / took / (os.cpu_count() or 1),
                     )
                 )
     full = median(capacities)
     batch_ms = BATCH / full * 1e3
     print(
-        f"capacity {full:.0f}/s (rounds: {', '.join(f'{c:.0f}' for c in capacities)}), batches of {BATCH} in "
+        f"capacity {full:.0f}/s ({min(capacities):.0f} to {max(capacities):.0f}), batches of {BATCH} in "
         f"{batch_ms:.0f} ms, max_queue_size {queue}, {rounds} rounds of {seconds:g} s"
     )
     print(

@@ -59,6 +59,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             name,
             identity_config(dims="-1", pairs=1, max_batch_size=8, extra=f"dynamic_batching {{ {batching} }}"),
         )
+    write_model(repository, "alone", identity_config(dims="-1", pairs=1, max_batch_size=8))
     env = dict(os.environ, TRITONSERVER_DELAY_SCHEDULER="8")
     with ServerProcess(repository, "--log-verbose=1", env=env) as process:
         yield process
@@ -87,6 +88,15 @@ def test_the_verbose_log_says_why_a_batch_closed(held: ServerProcess) -> None:
         burst(client, "logged", 8)
     line = "model 'logged' version 1: batch of 8 from 8 request(s) closed, full"
     until(lambda: line in held.log(), "the log line")
+
+
+def test_the_verbose_log_says_what_will_and_will_not_batch(held: ServerProcess) -> None:
+    for name, part in (
+        ("eights", "Requests to 'eights' batch up to a sum of 8 (max_batch_size); a request is never split."),
+        ("alone", "Nothing batches: 'alone' has no dynamic_batching, so every request is executed alone."),
+    ):
+        said = [line for line in held.log().splitlines() if part in line]
+        assert len(said) == 1 and "version 1: " in said[0], name
 
 
 def test_a_queue_policy_holds_exactly_as_many_as_it_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from neptrio.errors import InvalidArgument
@@ -12,14 +13,19 @@ from neptrio.scheduling.caching import CachingScheduler
 from neptrio.scheduling.default import DefaultScheduler
 from neptrio.scheduling.dynamic import DynamicScheduler
 from neptrio.scheduling.ensemble import EnsembleScheduler
+from neptrio.scheduling.explain import explain
 from neptrio.scheduling.policy import batching_policy
 from neptrio.scheduling.sequence_direct import DirectScheduler
 from neptrio.scheduling.sequence_oldest import OldestScheduler
+
+log = logging.getLogger("neptrio.batcher")
 
 
 def make_scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
     """The scheduler for `model`'s scheduling_choice. Raises InvalidArgument."""
     scheduler = _scheduler(model, pool, loop)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("version %s: %s", model.version, " ".join(explain(model.config)))
     cache = model.context.services.cache if model.context.services is not None else None
     if model.config.response_cache.enable and cache is not None:
         if model.decoupled or model.config.WhichOneof("scheduling_choice") == "sequence_batching":
