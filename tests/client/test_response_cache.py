@@ -121,6 +121,44 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
     gate.close()
 
 
+@pytest.mark.parametrize("coalesce", ["false", "true"])
+def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: str) -> None:
+    ordered = CACHED + " dynamic_batching { preserve_ordering: true }"
+    gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=ordered, size=1)
+    answers: list[str] = []
+    with (
+        ServerProcess(
+            tmp_path / "repository", f"--cache-config=local,size=100000,coalesce={coalesce}"
+        ) as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        gate.go()
+        client.infer("gate", tensor(grpcclient, 5), request_id="known")
+        gate.started()
+
+        def send(id: str, number: int) -> None:
+            client.async_infer(
+                "gate",
+                tensor(grpcclient, number),
+                lambda result, error: answers.append(id if error is None else f"{id}: {error}"),
+                request_id=id,
+            )
+            client.get_inference_statistics("gate")  # behind it on the same connection
+
+        send("slow", 7)
+        assert gate.started() == ["slow"]
+        send("hit", 5)
+        until(lambda: stats(server, "gate")["inference_stats"]["cache_hit"]["count"] == 1, "the hit")
+        send("same", 7)
+        send("hit again", 5)
+        until(lambda: stats(server, "gate")["inference_stats"]["cache_hit"]["count"] == 2, "the other hit")
+        assert answers == [], "they wait for the one that came first"
+        gate.go("k" if coalesce == "true" else "kk")
+        until(lambda: len(answers) == 4, "all answers")
+        assert answers == ["slow", "hit", "same", "hit again"]
+    gate.close()
+
+
 def test_a_small_cache_evicts_the_least_recently_used(tmp_path: Path) -> None:
     """An ONNX model and room for three answers, seen through statistics and metrics."""
     write_model(

@@ -49,6 +49,12 @@ class Scheduler(ABC):
     def cancel(self, request: InferRequest) -> None:
         """The caller is gone. Queued requests complete as cancelled at once; others run on."""
 
+    def arrived(self, request: InferRequest) -> None:
+        """A request that may be answered without this scheduler (a cache hit) takes its place in line."""
+
+    def left(self, request: InferRequest) -> None:
+        """A request that has arrived will not be answered in its place: it holds nobody up."""
+
     def expect_room(self) -> None:
         """Raises Unavailable if any request would be refused now, for want of room. Asked before a
         large body is decoded; enqueue() has the last word."""

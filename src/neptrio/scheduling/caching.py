@@ -3,7 +3,8 @@
 Rules:
  1. A hit is answered before the model's scheduler hears of it and touches no compute counter.
  2. A response is offered to the cache once, when it is final, without error and not cancelled.
- 3. With coalescing, requests equal to one in flight follow it: they get a copy of its answer, or
+ 3. With preserve_ordering hits and followers keep the order of arrival as well.
+ 4. With coalescing, requests equal to one in flight follow it: they get a copy of its answer, or
     go on alone when it failed or was cancelled. A follower that is cancelled just leaves.
 """
 
@@ -51,6 +52,7 @@ class CachingScheduler(Scheduler):
         self.cache.spent(request.timestamp(LOOKUP_END) - request.timestamp(LOOKUP_START), 0)
         if found is not None:
             request.cache_hit = True
+            self.inner.arrived(request)
             complete(request, InferResponse([t for t in found if t.name in wanted]), True)
             return
         request.cache_key = key
@@ -61,6 +63,7 @@ class CachingScheduler(Scheduler):
                 request.scheduler = self
                 request.scheduler_data = followers
                 followers.append(request)
+                self.inner.arrived(request)
                 return
             self._followers[key] = []
         try:
@@ -74,6 +77,7 @@ class CachingScheduler(Scheduler):
         if followers is not None and request in followers:
             followers.remove(request)
             request.cache_key = None  # it owes the cache nothing
+            self.inner.left(request)
             complete(request, InferResponse(None, Cancelled()), True)
         else:
             self.inner.cancel(request)

@@ -126,8 +126,7 @@ class DynamicScheduler(Scheduler):
             else:
                 raise self._refusal(request.id)
         request.scheduler = self
-        if self._order is not None:
-            self._order.arrived(request)
+        self.arrived(request)
         if self._noted:
             return
         self._noted = True
@@ -135,6 +134,14 @@ class DynamicScheduler(Scheduler):
             self._loop.turn.mark(self)
         else:
             self._loop.turn.mark_later(self)
+
+    def arrived(self, request: InferRequest) -> None:
+        if self._order is not None:
+            self._order.arrived(request)
+
+    def left(self, request: InferRequest) -> None:
+        if self._order is not None:
+            self._order.skip(request)
 
     def _refusal(self, id: str) -> Unavailable:
         """The error of a full queue. Cheap: it is raised most when there is least time."""
@@ -168,8 +175,7 @@ class DynamicScheduler(Scheduler):
         self.flush()
 
     def _refuse(self, request: InferRequest, error: TritonError) -> None:
-        if self._order is not None:
-            self._order.skip(request)
+        self.left(request)
         complete(request, InferResponse(None, error), True)
 
     # ------------------------------------------------------------ deciding
