@@ -145,8 +145,11 @@ class Instance(InstanceCore):
         # batches are taken in the order they were submitted, so those that wait are the last ones
         waiting = self.mailbox.waiting + len(self.without_turn)
         taken = max(0, len(self.under_way) - waiting)
-        # a decoupled request may have had its last response while its batch is not back yet
-        requests = [sum(r.state != DONE for r in batch.requests) for batch in self.under_way]
+        # a decoupled request may have had its last response while its batch is not back yet, and the
+        # null requests of the sequence batcher are nobody's
+        requests = [
+            sum(r.state != DONE and r.collect_statistics for r in batch.requests) for batch in self.under_way
+        ]
         return InstanceStatistics(
             self.name,
             self.outstanding,

@@ -32,7 +32,7 @@ def live(model: Any) -> Live:
     instances = [instance.statistics() for instance in model.pool.all]
     scheduler = model.scheduler.statistics()
     return Live(
-        accepted=model.inflight,
+        accepted=model.inflight - getattr(scheduler, "null_requests_open", 0),
         queued=scheduler.queued,
         prepared=sum(i.prepared_requests for i in instances),
         # an ensemble has no instances: its scheduler counts the requests that walk its steps

@@ -42,6 +42,7 @@ class SequenceStatistics(SchedulerStatistics):
 
     table: SlotTableStatistics
     null_requests: int  # so many places of batches had nobody's request (direct)
+    null_requests_open: int  # of these, in batches that are under way
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class SequenceScheduler(Scheduler):
 
     offers = False  # whether the table is to list sequences that have something to issue
     null_requests = 0
+    null_requests_open = 0
 
     def __init__(self, model: Any, pool: InstancePool, loop: LoopServices, config: SequenceConfig) -> None:
         self.config = config
@@ -416,4 +418,5 @@ class SequenceScheduler(Scheduler):
             executing=self._pool.executing,
             table=table,
             null_requests=self.null_requests,
+            null_requests_open=self.null_requests_open,
         )

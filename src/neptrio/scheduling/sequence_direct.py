@@ -73,3 +73,8 @@ class DirectScheduler(SequenceScheduler):
         requests = [self._issue(r, now_ns) if not isinstance(r, InferRequest) else r for r in batch]
         reason = "full" if len(ready) == config.slots else "delay" if self.delay_ns else "idle"
         instance.submit(requests, reason, now_ns - oldest)
+
+    @property
+    def null_requests_open(self) -> int:  # type: ignore[override]
+        """Null requests in batches that are under way."""
+        return self._nulls.open

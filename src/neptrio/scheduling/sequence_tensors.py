@@ -98,13 +98,13 @@ def _signature(request: InferRequest, ragged: frozenset[str]) -> dict[str, Any]:
 
 
 class _Nobody(Responder):
-    """Nobody waits for a null request."""
+    """Nobody waits for a null request; `open` counts those that are under way."""
+
+    def __init__(self) -> None:
+        self.open = 0
 
     def respond(self, request: InferRequest, response: Any, final: bool) -> None:
-        pass
-
-
-NOBODY = _Nobody()
+        self.open -= final
 
 
 class NullRequests:
@@ -117,14 +117,21 @@ class NullRequests:
         self._model = model
         self._controls = controls
         self._zeros: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
+        self._nobody = _Nobody()
         self.made = 0
+
+    @property
+    def open(self) -> int:
+        """Null requests that are under way: the model must not be stopped, yet nobody sent them."""
+        return self._nobody.open
 
     def make(self, like: list[Tensor], states: list[Tensor]) -> InferRequest:
         """A null request for a batch with inputs `like`."""
         request = InferRequest()
         request.model = self._model
         request.model_name = self._model.name
-        request.responder = NOBODY
+        request.responder = self._nobody
+        self._nobody.open += 1
         request.collect_statistics = False
         request.inputs = [self._zero(t) for t in like]
         request.inputs += self._controls.null
