@@ -40,7 +40,7 @@ test: build lint ## Set up, lint, type-check and run every test
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 	@NEPTRIO_MEMORY_CYCLES=200 NEPTRIO_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -s tests/repository/test_memory.py tests/repository/test_hostile.py $(ARGS)
-	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_sequence_slots.py tests/sequences/test_soak.py $(ARGS)
+	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_slot_exploration.py tests/sequences/test_soak.py $(ARGS)
 
 mutants: build ## Break the batcher's decision code in ninety small ways and name the changes that no test notices
 	@$(BIN)/python tools/mutants.py $(ARGS)

@@ -282,7 +282,7 @@ def test_absurd_counts_are_refused(tmp_path: Path, count: int) -> None:
         ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server,
         httpclient.InferenceServerClient(server.http) as client,
     ):
-        wanted = f"expected at most 1024 instances of a model version, each of which has a thread of its own, got {count}"
+        wanted = f"expected at most 1024 instances, got {count}"
         assert wanted in refused(load(server, "absurd"), 400)
         config = given(client.get_model_config("m"))
         config["instance_group"] = groups(count)

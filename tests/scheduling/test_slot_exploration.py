@@ -645,10 +645,7 @@ if SOAK:
     EXPLORED |= {
         Bounds(1, 1, oldest=False, scaling=False, runs=3): (4032, 72613),
         Bounds(2, 1, oldest=False, scaling=True, runs=2): (2178, 33719),
-        Bounds(1, 2, oldest=False, scaling=True, runs=3): (0, 0),
-        Bounds(2, 1, oldest=True, scaling=True, runs=3): (0, 0),
-        Bounds(1, 2, oldest=False, scaling=False, runs=4): (0, 0),
-        Bounds(1, 2, oldest=True, scaling=False, runs=4): (0, 0),
+        Bounds(1, 2, oldest=False, scaling=True, runs=3): (44250, 886205),
     }
 
 

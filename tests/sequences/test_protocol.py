@@ -106,6 +106,18 @@ def test_error_texts(call: Caller, model: str, sequence: Any, text: str, message
     assert info.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
 
 
+def test_error_texts_over_a_stream(server: ServerProcess) -> None:
+    """The same texts, each as a message; the stream goes on."""
+    with Stream(server) as stream:
+        for model, sequence, text, message in ERRORS:
+            stream.send(model, sequence, text, 1)
+            with pytest.raises(InferenceServerException) as info:
+                stream.receive()
+            assert info.value.message() == message
+        stream.send("direct", 4000, "se", 1)
+        assert stream.receive()["OUTPUT"] == 1
+
+
 def test_batch_size_text(call: Caller) -> None:
     module = call.module
     tensor = module.InferInput("INPUT", [2, 1], "INT32")

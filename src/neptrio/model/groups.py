@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
-MOST_INSTANCES = 1024  # of one model version: each has a thread, a Python model often a process
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ def places(config: Any) -> Iterator[Place]:
         for device in list(group.gpus) or [0] if kind == "GPU" else [0]:
             for index in range(group.count):
                 yield Place(group, kind, device, index)
-
-
-def count(groups: Iterable[Any]) -> int:
-    """How many instances completed groups ask for."""
-    return sum(g.count * max(1, len(g.gpus)) for g in groups if not g.passive)
 
 
 def take_over(config: Any, other: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from neptrio import accelerators, datatypes
 from neptrio.errors import InvalidArgument
-from neptrio.model import groups, locate
+from neptrio.model import locate
 from neptrio.model.config import ConfigSource
 from neptrio.model.defaults import CPU, GPU, is_ensemble
 from neptrio.model.problem import Problem
@@ -277,14 +277,6 @@ def _control(c: _Check, path: locate.Path, control: Any, name: str) -> None:
 def _instance_groups(c: _Check) -> None:
     names: set[str] = set()
     found = {gpu.index for gpu in accelerators.gpus()}
-    asked = groups.count(c.config.instance_group)
-    if asked > groups.MOST_INSTANCES:
-        most = max(range(len(c.config.instance_group)), key=lambda i: c.config.instance_group[i].count)
-        c.fail(
-            ("instance_group", most, "count"),
-            f"expected at most {groups.MOST_INSTANCES} instances of a model version, each of which has a thread of "
-            f"its own, got {asked}",
-        )
     for i, group in enumerate(c.config.instance_group):
         at = ("instance_group", i)
         if group.name in names:
