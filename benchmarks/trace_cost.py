@@ -116,7 +116,7 @@ def main() -> int:
         (folder / "models" / "identity" / "config.pbtxt").write_text(CONFIG)
         flags = (
             f"--trace-config=triton,file={folder}/trace.json",
-            "--trace-config=triton,log-frequency=20000",
+            "--trace-config=triton,log-frequency=5000",
         )
         servers = [peers.neptrio(folder / "models", server_cpu, folder / "log", flags=flags)]
         if options.fresh:
