@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -442,3 +443,34 @@ def test_file_update_can_be_forbidden(tmp_path: Path) -> None:
             with pytest.raises(InferenceServerException, match="can not be updated through network") as info:
                 client.update_trace_settings(None, {"trace_file": None})
             assert info.value.status() == "501"
+
+
+def test_the_extension_is_reported(server: ServerProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        assert "trace" in client.get_server_metadata()["extensions"]
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        assert "trace" in client.get_server_metadata().extensions
+
+
+def test_setting_the_file_begins_at_index_0_again(server: ServerProcess, trace_file: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        on(client, trace_file, log_frequency="1")
+        for name in ("a", "b"):
+            client.infer("single", tensors(httpclient), request_id=name)
+        client.update_trace_settings(None, {"trace_rate": "1"})  # the index goes on
+        client.infer("single", tensors(httpclient), request_id="c")
+        client.update_trace_settings(None, {"trace_file": trace_file})
+        client.infer("single", tensors(httpclient), request_id="d")
+        off(client)
+    found = [[t["request_id"] for t in read(f"{trace_file}.{i}")] for i in range(3)]
+    assert found == [["d"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize("model", ["", "/models/single"])
+def test_errors_are_an_object_with_a_message(server: ServerProcess, model: str) -> None:
+    asked = urllib.request.Request(f"http://{server.http}/v2{model}/trace/setting", b'{"trace_rate": "x"}')
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(asked)
+    assert info.value.code == 400
+    assert json.loads(info.value.read()) == {"error": "Unable to parse 'trace_rate', got: x"}
+    info.value.close()

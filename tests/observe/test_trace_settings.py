@@ -263,6 +263,11 @@ def test_command_line() -> None:
     assert list(start_values(older).values()) == [("TIMESTAMPS",), 3, 4, 5, "f", 0]
 
 
+def test_the_older_level_flag_may_be_repeated() -> None:
+    both = start_values(Settings(trace_file="f", trace_level=("TIMESTAMPS", "TENSORS")))
+    assert both["trace_level"] == ("TIMESTAMPS", "TENSORS")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
