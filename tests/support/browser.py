@@ -206,6 +206,7 @@ class Firefox(Browser):
             self._socket = socket.create_connection(("127.0.0.1", self._port()), 60)
             self._read()
             self._call("WebDriver:NewSession", capabilities={"alwaysMatch": {}})
+            self._call("WebDriver:SetWindowRect", x=0, y=0, width=1400, height=1000)
         except BaseException:
             self.close()
             raise
