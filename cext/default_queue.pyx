@@ -29,16 +29,18 @@ cdef class DefaultQueue:
         self.turn.mark(self)
 
     cpdef dispatch(self, int64_t now):
-        """Hands requests to instances while both are there: one runs, one more waits in line."""
+        """Hands requests to instances while both are there: one runs, more wait in line (PoolCore.depth)."""
         cdef InferRequest request
         cdef InstanceCore instance
+        cdef int64_t depth
         queue = self.queue
+        depth = self.pool.depth()
         while queue:
             request = queue.popleft()
             if request.state != QUEUED:
                 self.gaps -= 1
                 continue
-            instance = self.pool.available(2)
+            instance = self.pool.available(depth)
             if instance is None:
                 queue.appendleft(request)
                 break

@@ -9,6 +9,7 @@ cdef class PoolCore:
     cdef public object on_free       # called when an instance has room again
     cdef public object on_finished   # called with every batch that is back, before it is answered; or None
     cdef public object limiter       # the RateLimiter that gives these instances their turns, or None
+    cdef int64_t depth(self)
     cpdef available(self, int64_t limit)
     cpdef freed(self)
 
@@ -26,6 +27,7 @@ cdef class InstanceCore:
     cdef public bint retired         # it gets nothing new; its pool is told when it has less to do
     cdef readonly int64_t executions
     cdef readonly int64_t inline_executions
+    cdef double busy_ns              # the same of an instance in Python
     cdef double mean_ns              # of an execution; clipped
     cdef bint native
     cdef object batch_type

@@ -15,6 +15,8 @@ from neptrio.errors import TritonError
 
 cdef enum:
     INLINE_LIMIT_NS = 20000  # above this the hop to a thread and back is worth its 40 us
+    QUICK_NS = 5000000       # an execution in Python below this is given QUICK_DEPTH batches
+    QUICK_DEPTH = 16
 
 
 cdef class PoolCore:
@@ -49,6 +51,21 @@ cdef class PoolCore:
                     break
         return best
 
+    cdef int64_t depth(self):
+        """Batches that one instance may have under way and in line.
+
+        One in line keeps an instance busy. A sole, quick instance in Python takes more ahead: it then
+        works through several while it has the GIL, and the trio thread hears of them in one wake-up
+        instead of two changes of threads for each. With more instances, or slow ones, a request
+        would wait where it cannot be given to another.
+        """
+        cdef InstanceCore sole
+        if len(self.instances) == 1:
+            sole = self.instances[0]
+            if sole.busy_ns < QUICK_NS and not sole.backend.overlapping:
+                return QUICK_DEPTH
+        return 2
+
     cpdef freed(self):
         """An instance has room again."""
         if self.on_free is not None:
@@ -67,6 +84,7 @@ cdef class InstanceCore:
         self.native = backend.native
         self.batch_type = backend.batch_type
         self.mean_ns = backend.expected_ns if self.native else float("inf")
+        self.busy_ns = float("inf") if self.native else 2 * QUICK_NS
         self.mailbox = Mailbox(completions)
 
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
@@ -125,6 +143,9 @@ cdef class InstanceCore:
             # clipped: a preempted execution must not send a fast model to its thread for long
             took = min(batch.compute_end - batch.compute_start, <int64_t>(5 * INLINE_LIMIT_NS))
             self.mean_ns += (<double>took - self.mean_ns) * 0.1
+        else:  # clipped too: it waits for the GIL now and then
+            took = min(batch.compute_end - batch.compute_start, <int64_t>(2 * QUICK_NS))
+            self.busy_ns += (<double>took - self.busy_ns) * 0.1
         if self.pool.on_finished is not None:
             self.pool.on_finished(batch)
         if self.turnstile is not None:

@@ -8,6 +8,7 @@ without effect and unknown flags are flags.refuse_unknown's. Source: spec/featur
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     settings, warnings = settings_of(argv)
 
+    gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     from neptrio import server
     from neptrio.logs import start_logging
 
@@ -277,6 +279,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: creating server: {error}", file=sys.stderr)
         return 1
+    finally:
+        gc.enable()
 
 
 if __name__ == "__main__":

@@ -262,9 +262,9 @@ def _tune_collector() -> None:
     What start-up made is taken out of its sight, and it looks less often; full collections, which
     would stop every request for the time of a walk over all modules, become rare.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+    gc.enable()  # off since the process began (cli.main): a walk over growing modules finds nothing
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
