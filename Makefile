@@ -69,8 +69,17 @@ bench-instructions: build ## Count the hot paths' instructions against the store
 bench-peers: build ## Install the benchmark's peers (tritonserver, MLServer, KServe), each in its own environment
 	@$(BIN)/python -m benchmarks.peers
 
-bench: build ## Measure this server beside its peers and write benchmarks/results; ARGS='--only binary' narrows it
+bench: build ## Measure this server beside its peers (12 minutes) into benchmarks/results; ARGS='--only binary' narrows it
 	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-open: build ## Measure latency at half of the saturation rate only (open loop)
+	@$(BIN)/python -m benchmarks.run --parts open --servers neptrio,tritonserver $(ARGS)
+
+bench-scale: build ## Measure instances, connections and 10,000 idle connections only
+	@$(BIN)/python -m benchmarks.run --parts scale $(ARGS)
+
+bench-readme: build ## Put the last results into README.md
+	@$(BIN)/python -m benchmarks.report $(ARGS)
 
 wheel: build ## Build a wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
