@@ -68,6 +68,7 @@ class Model(ModelCore):
         self._idle = trio.Event()
         self.on_idle: Any = None
         self._serving = False
+        self.on_ready: Callable[[], None] = lambda: None  # `ready` of a model that serves has changed
         self.stuck = False  # initialize() has not returned in time: nobody can wait for stop()
 
     def measured(self, measured: Measured) -> None:
@@ -156,6 +157,7 @@ class Model(ModelCore):
         """Ready is a model whose instances all are; called whenever one falls ill or recovers."""
         if self._serving:
             self.ready = not self.fault and all(i.backend.healthy for i in self.pool.instances)
+            self.on_ready()
 
     @property
     def reason(self) -> str:

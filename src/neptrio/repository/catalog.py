@@ -12,6 +12,7 @@ import trio
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.model.model import Model
 from neptrio.repository import lifecycle, scan
+from neptrio.repository.bell import Bell
 from neptrio.repository.places import Places
 from neptrio.repository.records import Record, Row
 from neptrio.settings import Settings
@@ -25,6 +26,7 @@ class Catalog:
         self.places = Places(settings)
         self.records: dict[str, Record] = {}
         self.latest: dict[str, Model] = {}  # the highest version of each model that serves
+        self.readiness = Bell()  # rung when the state or the health of a version changes
         self.nursery: trio.Nursery | None = None  # of loads and retirements, while the server runs
 
     def lookup(self, name: str, version: str = "") -> Model:

@@ -219,7 +219,7 @@ class Loading:
         changes: dict[int, Regrouping] = {}
         failed: list[tuple[int, TritonError]] = []
         for version in found.versions:
-            row = record.rows.setdefault(version, Row())
+            row = record.rows.setdefault(version, Row(changed=self._catalog.readiness.ring))
             if row.state not in (State.LOADING, State.RELOADING):
                 row.apply(Event.BEGIN)
         operation.phase = "loading files"
@@ -271,6 +271,7 @@ class Loading:
                     old.counters.memory_usage = models[version].counters.memory_usage
                     models[version].counters = old.counters
                 row.model = models[version]
+                row.model.on_ready = self._catalog.readiness.ring
                 row.apply(Event.SUCCEED)
                 if old is not None:
                     self._withdrawal.retire(record, version, old)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +29,13 @@ class Row:
     state: State = State.NEW
     reason: str = ""
     model: Model | None = None  # what serves; None in every state that does not
+    changed: Callable[[], None] = lambda: None  # hears of every move
 
     def apply(self, event: Event, reason: str = "") -> None:
         """Moves by the table of repository.lifecycle."""
         self.reason = lifecycle.reason_after(self.state, event, self.reason, reason)
         self.state = lifecycle.after(self.state, event)
+        self.changed()
 
 
 class Retirement:

@@ -7,6 +7,7 @@ from typing import Any
 from neptrio import __version__
 from neptrio.errors import TritonError
 from neptrio.model import describe_config
+from neptrio.repository.bell import Bell
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings
 
@@ -34,7 +35,17 @@ class MetadataService:
     def __init__(self, settings: Settings, repository: RepositoryManager) -> None:
         self._settings = settings
         self._repository = repository
-        self.exiting = False
+        self._exiting = False
+
+    @property
+    def exiting(self) -> bool:
+        """True from the first signal on."""
+        return self._exiting
+
+    @exiting.setter
+    def exiting(self, value: bool) -> None:
+        self._exiting = value
+        self.readiness.ring()
 
     def live(self) -> bool:
         """The process serves."""
@@ -42,7 +53,12 @@ class MetadataService:
 
     def ready(self) -> bool:
         """Every model that should be ready is (strict readiness), and the server is not exiting."""
-        return not self.exiting and (not self._settings.strict_readiness or self._repository.all_ready())
+        return not self._exiting and (not self._settings.strict_readiness or self._repository.all_ready())
+
+    @property
+    def readiness(self) -> Bell:
+        """Rung whenever ready() may have changed."""
+        return self._repository.readiness
 
     def server(self) -> dict[str, Any]:
         """The $metadata_server_response."""

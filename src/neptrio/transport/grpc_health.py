@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import trio
-
 from neptrio._proto.grpc.health import v1
 from neptrio.service import Services
-
-WATCH_INTERVAL_S = 0.25  # readiness is computed from every model's state when asked, so Watch asks
 
 
 class HealthHandlers(v1.HealthBase):
@@ -28,9 +24,11 @@ class HealthHandlers(v1.HealthBase):
 
     async def watch(self, message: Any) -> AsyncIterator[v1.HealthCheckResponse]:
         told = None
+        bell = self._services.metadata.readiness
         while True:
+            seen = bell.rings
             status = self._status()
             if status != told:
                 told = status
                 yield v1.HealthCheckResponse(status=status)
-            await trio.sleep(WATCH_INTERVAL_S)
+            await bell.wait(seen)

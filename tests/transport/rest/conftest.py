@@ -97,7 +97,7 @@ def in_flight(process: ServerProcess) -> float:
     """Requests accepted and not answered, over all models, from the metrics endpoint."""
     with Http1(process.metrics) as client:
         text = client.request("GET", "/metrics").body.decode()
-    lines = [line for line in text.splitlines() if line.startswith("nv_inference_pending_request_count{")]
+    lines = [line for line in text.splitlines() if line.startswith("neptrio_accepted_requests{")]
     assert lines
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 

@@ -367,6 +367,7 @@ class DeviceInstance(BackendInstance):
             )
         model.ready = False
         model.fault = f"Internal: {name} on GPU {self._ordinal}; reload the model"
+        model.on_ready()
 
     def memory_usage(self) -> list[tuple[str, int, int]]:
         """Device and pinned bytes this instance holds, as (type, id, bytes)."""

@@ -1,0 +1,38 @@
+"""The bell misses nobody who follows its rule."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from neptrio.repository.bell import Bell
+
+
+def test_a_ring_between_looking_and_waiting_is_not_missed() -> None:
+    async def main() -> None:
+        bell = Bell()
+        seen = bell.rings
+        bell.ring()
+        with trio.fail_after(5):
+            await bell.wait(seen)
+
+    trio.run(main)
+
+
+def test_a_ring_wakes_everybody_who_waits() -> None:
+    async def main() -> None:
+        bell, woken = Bell(), []
+
+        async def waiter(name: int) -> None:
+            await bell.wait(bell.rings)
+            woken.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for name in range(3):
+                nursery.start_soon(waiter, name)
+            await trio.testing.wait_all_tasks_blocked()
+            assert woken == []
+            bell.ring()
+        assert sorted(woken) == [0, 1, 2]
+
+    trio.run(main)
