@@ -52,6 +52,7 @@ VERB_CATEGORIES = {
     "repository_load": "model-repository",
     "repository_unload": "model-repository",
     "repository_model": "model-repository",
+    "repository_check": "model-repository",
     "statistics": "statistics",
     "trace_setting": "trace",
     "trace_recent": "trace",
