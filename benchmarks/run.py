@@ -367,7 +367,7 @@ def main() -> int:
     parser.add_argument("--servers", default="neptrio,neptrio-python,tritonserver,mlserver,kserve")
     parser.add_argument("--parts", default=",".join(PARTS), help="what to measure, of: " + ", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.2)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--only", default="", help="cases of the table whose key contains this text")
     parser.add_argument("--unpinned", action="store_true", help="let the scheduler place everyone")
     options = parser.parse_args()
