@@ -11,6 +11,7 @@ from neptrio._cext.batch import Batch
 from neptrio._cext.request import InferRequest, ModelCore, RequestedOutput
 
 from neptrio import datatypes
+from neptrio.backends import onnx
 from neptrio.backends.base import LoadContext
 from neptrio.backends.onnx import OnnxBackend, OnnxInstance
 from neptrio.codec.numpy_tensor import from_numpy, to_numpy
@@ -119,14 +120,14 @@ def test_a_lost_batch_dimension_is_the_models_failure(tmp_path: Path) -> None:
 def test_one_request_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = instance(tmp_path, onnx_models.identity("FP32", ("N", 4)))
     seen: list[Any] = []
-    original = backend._session.run_with_ort_values
+    original = onnx._run
 
-    def run(names: list[str], feeds: dict[str, Any]) -> Any:
-        results = original(names, feeds)
+    def run(session: Any, names: list[str], feeds: dict[str, Any]) -> Any:
+        results = original(session, names, feeds)
         seen.append((feeds["X"].data_ptr(), results[0].data_ptr()))
         return results
 
-    monkeypatch.setattr(backend._session, "run_with_ort_values", run)
+    monkeypatch.setattr(onnx, "_run", run)
     r = request(X=np.ones((2, 4), np.float32))
     batch = Batch(ModelCore("m", "1"), [r])
     backend.execute(batch)
