@@ -182,11 +182,24 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         "triton,log-frequency=N: a file per N traces; mode=opentelemetry, opentelemetry,url=URL; "
         "opentelemetry,resource=KEY=VALUE; opentelemetry,bsp_schedule_delay=MS; "
         "opentelemetry,bsp_max_queue_size=N; opentelemetry,bsp_max_export_batch_size=N")  # fmt: skip
-    add("--trace-file", default="", help=argparse.SUPPRESS)
-    add("--trace-level", action="append", default=[], help=argparse.SUPPRESS)
-    add("--trace-rate", default="", help=argparse.SUPPRESS)
-    add("--trace-count", default="", help=argparse.SUPPRESS)
-    add("--trace-log-frequency", default="", help=argparse.SUPPRESS)
+    add(
+        "--trace-file",
+        default="",
+        help="the file traces are written to (older form of --trace-config triton,file=)",
+    )
+    add(
+        "--trace-level",
+        action="append",
+        default=[],
+        help="OFF, TIMESTAMPS or TENSORS; may be repeated",
+    )
+    add("--trace-rate", default="", help="trace every RATE-th request")
+    add("--trace-count", default="", help="how many more requests to trace, -1 for no limit")
+    add(
+        "--trace-log-frequency",
+        default="",
+        help="write an indexed file after so many traces, 0: only when tracing ends",
+    )
     add("--trace-dir", type=Path, help="where trace_file may be set to over the network "
         "(default: the trace file's folder, or the working directory)")  # fmt: skip
     add("--allow-trace-file-update", type=flags.boolean, default=True,
