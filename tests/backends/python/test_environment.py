@@ -218,5 +218,5 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert cache_directory({}) == Path("/cache/neptrio/environments")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/x")
-    assert cache_directory({}) == Path("/home/x/.cache/neptrio/environments")
+    monkeypatch.setenv("HOME", "/nowhere/x")
+    assert cache_directory({}) == Path("/nowhere/x/.cache/neptrio/environments")
