@@ -142,7 +142,7 @@ def test_compressed_requests(raw: RawClient, encoding: str, compress: object, si
         ("br", b"abc", UNIMPLEMENTED, "grpc-encoding 'br', expected gzip or deflate"),
         (None, b"abc", UNIMPLEMENTED, "grpc-encoding 'identity', expected gzip or deflate"),
         ("gzip", b"not gzip at all", INVALID_ARGUMENT, "cannot decompress"),
-        ("gzip", gzip.compress(b"x" * 500)[:-5], INVALID_ARGUMENT, "cut off"),
+        ("gzip", gzip.compress(b"x" * 500, mtime=0)[:-5], INVALID_ARGUMENT, "cut off"),
         ("deflate", zlib.compress(b"x" * 500) + b"more", INVALID_ARGUMENT, "bytes follow its end"),
     ],
 )
