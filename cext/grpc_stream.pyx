@@ -265,7 +265,7 @@ def percent_encode(str message) -> bytes:
     cdef bytes raw = message.encode("utf-8", "replace")
     cdef bytearray out = bytearray()
     cdef unsigned char b
-    if len(raw) <= LONGEST_STATUS:
+    if len(raw) <= LONGEST_STATUS and not raw.startswith(b" ") and not raw.endswith(b" "):
         for b in raw:
             if not 0x20 <= b <= 0x7E or b == 0x25:
                 break
