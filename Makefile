@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
 
-.PHONY: help build run test mutants test-gpu bench-gpu soak lint format proto bench bench-peers bench-instructions clean wheel wheel-test
+.PHONY: help build run test mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
