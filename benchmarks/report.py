@@ -1,6 +1,6 @@
-"""Puts the last run's results into the README, between its benchmark marks.
+"""Puts the last run's results into docs/benchmarks.md, and what has a target into the README.
 
-    python -m benchmarks.report            rewrites README.md
+    python -m benchmarks.report            rewrites docs/benchmarks.md and README.md between its marks
     python -m benchmarks.report --print    prints the text instead
 
 Reads benchmarks/results/PART.json as `make bench` wrote them; parts that were not measured are left
@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks import run
 
 README = run.ROOT / "README.md"
+PAGE = run.ROOT / "docs" / "benchmarks.md"
+TITLE = "# Benchmarks: the last run of `make bench`\n\n"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 HEADS = {
     "table": "",
@@ -47,11 +49,29 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"Measured {' and '.join(dates)} with `make bench` on a virtual machine of {facts['cores']} cores "
         f"({facts['cpu']}, Linux {facts['kernel'].split('-')[0]}, Python {facts['python']}): servers on one "
-        "core, the load generator on the other, medians of interleaved rounds, requests per second. "
-        "Everything else is in [docs/performance.md](docs/performance.md).",
+        "core, the load generator on the other, medians of interleaved rounds, requests per second."
         "",
     ]
     return "\n".join(lines) + "\n" + "\n".join(HEADS[part] + found[part]["text"] for part in found)
+
+
+def summary(content: str) -> str:
+    """The page's first paragraph and, of its first table, the rows that have a target."""
+    lines = content.split("\n")
+    rows: list[str] = []
+    for line in lines:
+        if line.startswith("|"):
+            rows.append(line)
+        elif rows:
+            break
+    wanted = rows[:2] + [row for row in rows[2:] if row.split("|")[-2].strip()]
+    missed = content.count("**missed**")
+    note = (
+        f"Everything that was measured, the {missed} missed targets included, is in "
+        "[docs/benchmarks.md](docs/benchmarks.md); why and what was tried in "
+        "[docs/performance.md](docs/performance.md)."
+    )
+    return "\n".join([lines[0], "", *wanted, "", note])
 
 
 def filled(readme: str, content: str) -> str:
@@ -72,7 +92,8 @@ def main() -> int:
     if options.print:
         print(content)
     else:
-        README.write_text(filled(README.read_text(), content))
+        PAGE.write_text(TITLE + content.rstrip("\n") + "\n")
+        README.write_text(filled(README.read_text(), summary(content)))
     return 0
 
 

@@ -50,3 +50,14 @@ def test_a_latency_target_is_met_from_below() -> None:
     assert run.verdict(0.4, 0.45, latency=True) == "<= 0.45"
     assert run.verdict(0.5, 0.45, latency=True) == "<= 0.45 **missed**"
     assert run.verdict(None, 0.45, latency=True) == "<= 0.45 **missed**"
+
+
+def test_the_readme_gets_the_rows_that_have_a_target() -> None:
+    content = (
+        "Measured.\n\n### Beside a peer\n\n| case | ratio | target |\n|---|---|---|\n| one | 3.64 |  |\n"
+        "| two | 5.00 | >= 6 **missed** |\n| three | 0.28 | <= 0.45 |\n\n| other | table | >= 1 |\n"
+    )
+    made = report.summary(content)
+    assert made.startswith("Measured.\n\n| case | ratio | target |\n|---|---|---|\n| two |")
+    assert "| one |" not in made and "| three | 0.28 | <= 0.45 |" in made and "| other |" not in made
+    assert "the 1 missed targets" in made
