@@ -4,8 +4,8 @@ The sources live in cext/ at the top level, one concept per .pyx/.pxd pair. They
 each other by their installed name, so the build gives Cython a folder in which
 neptrio/_cext is a link to cext/.
 
-http2_nghttp2 needs libnghttp2 and its headers. Without them it is left out and the server
-serves gRPC over h2 instead (slower, same behaviour).
+http2_nghttp2 and nghttp2_headers need libnghttp2 and its headers. Without them they are left out and
+the server serves gRPC over h2 instead (slower, same behaviour).
 
 cuda_launch needs cuda-python and cuda.h at build time (no driver). Without them it is left out and
 kernel models run on the host only.
@@ -25,6 +25,7 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).resolve().parent
 DEBUG = os.environ.get("NEPTRIO_CEXT_DEBUG") == "1"
 CPP_MODULES = {"cuda_launch"}
+NGHTTP2_MODULES = {"http2_nghttp2", "nghttp2_headers"}
 COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3"]
 DIRECTIVES = {
     "language_level": 3,
@@ -93,12 +94,14 @@ def cimport_folder() -> Path:
 
 def extensions() -> list[Extension]:
     found = []
+    nghttp2 = have_nghttp2()
+    if not nghttp2:
+        print("libnghttp2 not found: gRPC will be served over h2 (slower)")
     for source in sorted((ROOT / "cext").glob("*.pyx")):
         name = source.stem
         libraries = []
-        if name == "http2_nghttp2":
-            if not have_nghttp2():
-                print("libnghttp2 not found: gRPC will be served over h2 (slower)")
+        if name in NGHTTP2_MODULES:
+            if not nghttp2:
                 continue
             libraries.append("nghttp2")
         include_dirs = [str(ROOT / "cext")]
