@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +15,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from tests.support.latch import Latch
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 GATED = """
-import os, time
+import os, pathlib
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -30,8 +30,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         open(os.path.join(self.folder, "entered"), "w").close()
-        while not os.path.exists(os.path.join(self.folder, "open")):
-            time.sleep(0.01)
+        pathlib.Path(self.folder, "open").read_bytes()
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy())])
             for r in requests
@@ -40,14 +39,6 @@ class TritonPythonModel:
     def finalize(self):
         open(os.path.join(self.folder, "finalized"), "w").close()
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for something another process does."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
 
 
 def listening(address: str) -> bool:
@@ -61,7 +52,7 @@ class Gate:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, *flags: str) -> None:
         monkeypatch.setenv("GATE_FOLDER", str(tmp_path))
-        self.folder = tmp_path
+        self._latch = Latch(tmp_path / "open")
         repository = tmp_path / "models"
         io = 'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
         write_model(repository, "gated", f'backend: "python" {io}', {"1/model.py": GATED})
@@ -82,10 +73,16 @@ class Gate:
 
         self.thread = threading.Thread(target=infer)
         self.thread.start()
-        until((tmp_path / "entered").exists)
+        until((tmp_path / "entered").exists, self.server.log)
 
     def open(self) -> None:
-        (self.folder / "open").touch()
+        self._latch.open()
+
+    def close(self) -> None:
+        """Waits for the request's end; the server has ended."""
+        self.open()
+        self.thread.join(30)
+        self.server.stop()
 
 
 def test_the_start_up_text(tmp_path: Path) -> None:
@@ -142,33 +139,32 @@ def test_open_requests_are_answered(
 ) -> None:
     gate = Gate(tmp_path, monkeypatch, protocol)
     gate.server.process.send_signal(sig)
-    until(lambda: not listening(gate.address))
+    until(lambda: not listening(gate.address), "it refuses connections")
     assert gate.answers == []
     gate.open()
     gate.thread.join(30)
     assert gate.answers == [2.5]
-    assert gate.server.process.wait(30) == 0
+    assert gate.server.process.wait(60) == 0
     assert (tmp_path / "finalized").exists()
-    gate.server.stop()
+    gate.close()
 
 
 def test_the_exit_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(tmp_path, monkeypatch, "http", "--exit-timeout-secs=0.5")
     gate.server.process.send_signal(signal.SIGTERM)
-    assert gate.server.process.wait(30) == 1
-    gate.thread.join(30)
+    assert gate.server.process.wait(60) == 1
+    gate.close()
     assert isinstance(gate.answers[0], Exception)
-    gate.server.stop()
     assert "exit timeout expired" in gate.server.log()
 
 
 @pytest.mark.parametrize("where", ["import", "initialize"])
 def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> None:
     folder = "open(os.path.join(os.environ['GATE_FOLDER'], 'entered'), 'w').close()"
-    hang = f"{folder}\n    while True: time.sleep(0.1)"
+    hang = f"{folder}\n    threading.Event().wait()"
     at_import = "if True:\n    " + hang if where == "import" else ""
-    at_start = "import os, time\n  if True:\n    " + hang if where == "initialize" else "pass"
-    code = f"import os, time\n{at_import}\nclass TritonPythonModel:\n def initialize(self, args):\n  {at_start}\n"
+    at_start = "import os, threading\n  if True:\n    " + hang if where == "initialize" else "pass"
+    code = f"import os, threading\n{at_import}\nclass TritonPythonModel:\n def initialize(self, args):\n  {at_start}\n"
     code += " def execute(self, requests): return []\n"
     write_model(tmp_path / "models", "slow", 'backend: "python"', {"1/model.py": code})
     command = [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path / 'models'}", "--http-port=0"]
@@ -183,18 +179,17 @@ def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> No
         env={**os.environ, "GATE_FOLDER": str(tmp_path)},
         stderr=subprocess.DEVNULL,
     )
-    until((tmp_path / "entered").exists)
+    until((tmp_path / "entered").exists, "the model loads")
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(tmp_path, monkeypatch, "grpc", "--exit-timeout-secs=600")
     gate.server.process.send_signal(signal.SIGINT)
-    until(lambda: not listening(gate.address))
+    until(lambda: not listening(gate.address), "it refuses connections")
     with pytest.raises(subprocess.TimeoutExpired):
         gate.server.process.wait(0.2)
     gate.server.process.send_signal(signal.SIGINT)
-    assert gate.server.process.wait(30) == -signal.SIGINT
-    gate.thread.join(30)
-    gate.server.stop()
+    assert gate.server.process.wait(60) == -signal.SIGINT
+    gate.close()

@@ -12,9 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,13 @@ from tritonclient.utils import InferenceServerException
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 
 def tensor(value: int = 0) -> list[Any]:
     made = grpcclient.InferInput("INPUT0", [1, 2], "INT32")
     made.set_data_from_numpy(np.full((1, 2), value, np.int32))
     return [made]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for something the server does on its own account."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, f"never came true: {what}"
-        time.sleep(0.005)
 
 
 class Bench:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.client.test_cancellation import until
 from tests.support.gate import Gate
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 JOIN = """
 import triton_python_backend_utils as pb_utils

@@ -18,10 +18,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.client.test_cancellation import until
 from tests.support.gate import Gate
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 IO = (
     'input [ {{ name: "{0}" data_type: TYPE_INT32 dims: [ -1 ] }} ] '

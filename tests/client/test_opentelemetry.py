@@ -28,6 +28,7 @@ from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 SEND = ["INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
 MODEL = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
@@ -410,8 +411,7 @@ def test_a_dead_collector_disturbs_nobody(tmp_path: Path) -> None:
                 assert client.infer("single", tensors(httpclient), request_id=str(i)).get_response()[
                     "id"
                 ] == str(i)
-        while "spans do not reach" not in server.log():
-            pass
+        server.until_logged("spans do not reach")
         assert server.stop() == 0
         assert server.log().count("spans do not reach") == 1
 
@@ -422,13 +422,15 @@ def test_a_collector_that_refuses_is_told_once_and_again_when_it_is_back(tmp_pat
         with quiet_server(tmp_path, own.url) as server:
             with httpclient.InferenceServerClient(server.http) as client:
                 client.infer("single", tensors(httpclient))
-                while not value(scrape(server), "neptrio_traces_total", outcome="dropped"):
-                    pass
+                until(
+                    lambda: value(scrape(server), "neptrio_traces_total", outcome="dropped"), "it is dropped"
+                )
                 own.status = 200
                 client.infer("single", tensors(httpclient))
                 own.wait(lambda spans: len(spans) == 3)
-                while not value(scrape(server), "neptrio_traces_total", outcome="written"):
-                    pass
+                until(
+                    lambda: value(scrape(server), "neptrio_traces_total", outcome="written"), "it is written"
+                )
             assert server.stop() == 0
             log = server.log()
             assert (

@@ -22,11 +22,12 @@ import tritonclient.http as httpclient
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import InferenceServerException
 
-from tests.client.test_cancellation import Bench, tensor, until
+from tests.client.test_cancellation import Bench, tensor
 from tests.support import onnx_models
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 LEVELS = """dynamic_batching {
     priority_levels: 3 default_priority_level: 2

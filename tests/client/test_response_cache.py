@@ -13,12 +13,12 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from neptrio.response_cache import ENTRY_OVERHEAD_BYTES, TENSOR_OVERHEAD_BYTES
-from tests.client.test_cancellation import until
 from tests.support import onnx_models
 from tests.support.gate import Gate
 from tests.support.metrics import scrape, value
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 CACHED = "response_cache { enable: true }"
 ENTRY = ENTRY_OVERHEAD_BYTES + TENSOR_OVERHEAD_BYTES + 16  # one FP32[1,4] or INT32[1,4]

@@ -17,6 +17,7 @@ from tests.support.infer_messages import request
 from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 RECEIVED = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START"]
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
@@ -54,8 +55,10 @@ def test_each_shows_the_stages_it_reached(tmp_path: Path) -> None:
                 body = request("gate", np.zeros((1, 4), np.int32), request_id="deadline")
                 assert raw.call(1, body, extra=[("grpc-timeout", "20m")]).status == 4
             send("waits")
-            while not value(scrape(server), "neptrio_requests", model="gate", version="1", state="queued"):
-                pass
+            until(
+                lambda: value(scrape(server), "neptrio_requests", model="gate", version="1", state="queued"),
+                "it is queued",
+            )
             with pytest.raises(InferenceServerException, match="maximum queue size"):
                 client.infer("gate", inputs(), request_id="refused")
             running.cancel()

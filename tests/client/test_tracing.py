@@ -21,6 +21,7 @@ from neptrio import commands
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END"]
 GRPC = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"]
@@ -411,8 +412,8 @@ def test_a_killed_server_has_written_what_is_not_new(tmp_path: Path) -> None:
         for _ in range(3):
             before = len(read(str(path))) if path.exists() else 0
             client.infer("single", tensors(httpclient))
-            while not path.exists() or len(read(str(path))) == before:  # nobody asks for it
-                pass
+            # nobody asks for it
+            until(lambda before=before: path.exists() and len(read(str(path))) > before, "it is written")
         for _ in range(200):
             client.infer("single", tensors(httpclient))
             if path.exists():
@@ -430,9 +431,8 @@ def test_disk_that_cannot_be_written(tmp_path: Path) -> None:
         folder.rmdir()
         for _ in range(20):
             client.infer("single", tensors(httpclient))
-        while not value(text := scrape(server), "neptrio_trace_disabled"):
-            pass
-        assert value(text, "neptrio_traces_total", outcome="dropped") > 0
+        until(lambda: value(scrape(server), "neptrio_trace_disabled"), "tracing is disabled")
+        assert value(scrape(server), "neptrio_traces_total", outcome="dropped") > 0
         server.stop()
         assert server.log().count("tracing is disabled: cannot write trace file") == 1
 

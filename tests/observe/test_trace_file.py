@@ -17,6 +17,7 @@ from neptrio.observe import array_file, trace_file
 from neptrio.observe.trace_file import TraceWriter
 from neptrio.observe.trace_record import Copied, tensor_document
 from neptrio.observe.trace_settings import DEFAULTS, Scope
+from tests.support.waiting import until
 
 
 class Part:
@@ -149,8 +150,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:
     writer.put(scope(tmp_path / "t"), [Part(1)])
-    while not (tmp_path / "t").exists():  # nobody asks for it
-        pass
+    until((tmp_path / "t").exists, "nobody asks for it")
     assert ids(tmp_path / "t") == [1] and writer.statistics().written == 1
 
 

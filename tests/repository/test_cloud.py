@@ -24,11 +24,11 @@ from neptrio.errors import Unavailable
 from neptrio.repository.cloud import CloudRepository
 from tests.repository.test_check import check
 from tests.repository.test_control import infer, load, refused, rows
-from tests.repository.test_swap import eventually
 from tests.support import onnx_models
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 ONNX = 'backend: "onnxruntime" '
 PYTHON_IO = identity_config().replace('"identity"', '"python"')
@@ -286,7 +286,7 @@ def test_an_s3_server(s3: str, tmp_path: Path) -> None:
             assert rows(client, "m") == [("1", "READY", "")] and rows(client, "p") == [("1", "READY", "")]
             np.testing.assert_array_equal(infer(client, "m", ("A", "B")).as_numpy("SUM"), np.full((1, 16), 2))
             put({"models/m/2/model.onnx": onnx_models.add_sub()})
-            eventually(lambda: ("2", "READY", "") in rows(client, "m"), "the poll sees the new version")
+            until(lambda: ("2", "READY", "") in rows(client, "m"), "the poll sees the new version")
             infer(client, "m", ("A", "B"))
 
 

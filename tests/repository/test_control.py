@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.client.test_ensembles import ENSEMBLE
 from tests.support.http import Http1, Reply
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 CONFIG = {
     "backend": "identity",
@@ -88,9 +88,10 @@ def rows(client: Any, name: str) -> list[tuple[str, str, str]]:
 
 def settled(client: Any, name: str) -> list[tuple[str, str, str]]:
     """rows() once nothing is UNLOADING."""
-    end = time.monotonic() + 20
-    while any(state == "UNLOADING" for _, state, _ in rows(client, name)):
-        assert time.monotonic() < end, rows(client, name)
+    until(
+        lambda: all(state != "UNLOADING" for _, state, _ in rows(client, name)),
+        lambda: rows(client, name),
+    )
     return rows(client, name)
 
 

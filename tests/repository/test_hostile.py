@@ -29,12 +29,12 @@ from neptrio.repository.override import LoadParameters
 from neptrio.repository.places import Places
 from neptrio.settings import Settings
 from tests.repository.test_control import CONFIG, infer, load, post, refused, rows
-from tests.repository.test_swap import eventually
 from tests.support import onnx_models
 from tests.support.configs import configurations
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 EXAMPLES = int(os.environ.get("NEPTRIO_FUZZ_EXAMPLES", "60"))
 FUZZ = settings(
@@ -307,7 +307,7 @@ def test_a_folder_that_is_deleted_while_it_loads(tmp_path: Path) -> None:
         thread = threading.Thread(target=lambda: outcome.append(load(server, "stuck").status))
         with httpclient.InferenceServerClient(server.http) as client:
             thread.start()
-            eventually(lambda: writer(tmp_path / "pipe", writers), "it initializes")
+            until(lambda: writer(tmp_path / "pipe", writers), "it initializes")
             assert rows(client, "stuck") == [("1", "LOADING", "")]
             shutil.rmtree(folder)
             assert rows(client, "stuck") == [], "it is no folder of the repository any more"
@@ -383,7 +383,7 @@ def test_a_configuration_that_is_written_without_end(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ models
 
 LIMITED = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value { string_value: "1" } }'
-NEVER = "import time\nclass TritonPythonModel:\n    def {where}:\n        time.sleep(600)\n"
+NEVER = "import threading\nclass TritonPythonModel:\n    def {where}:\n        threading.Event().wait()\n"
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -418,8 +418,8 @@ def test_a_stuck_process_ends_with_its_load(tmp_path: Path) -> None:
         NEVER.format(where="initialize(self, args)") + "    def execute(self, requests):\n        return []\n"
     )
     code = code.replace(
-        "time.sleep",
-        f"open({str(tmp_path / 'pids')!r}, 'a').write(str(__import__('os').getpid()) + '\\n'); time.sleep",
+        "threading.Event",
+        f"open({str(tmp_path / 'pids')!r}, 'a').write(str(__import__('os').getpid()) + '\\n'); threading.Event",
     )
     repository = tmp_path / "repository"
     write_model(repository, "never", PYTHON + ISOLATED, {"1/model.py": code})
@@ -432,13 +432,13 @@ def test_a_stuck_process_ends_with_its_load(tmp_path: Path) -> None:
             return len(pids) == count
 
         assert load(server, "never", **{"async": True}).status == 200
-        eventually(lambda: begun(1), "it initializes")
+        until(lambda: begun(1), "it initializes")
         assert post(server, "models/never/unload").status == 200
-        eventually(lambda: not os.path.exists(f"/proc/{pids[0]}"), "the process is gone")
+        until(lambda: not os.path.exists(f"/proc/{pids[0]}"), "the process is gone")
         assert load(server, "never", **{"async": True}).status == 200
-        eventually(lambda: begun(2), "it initializes again")
+        until(lambda: begun(2), "it initializes again")
         assert server.stop() == 0
-        eventually(lambda: not os.path.exists(f"/proc/{pids[1]}"), "and again")
+        until(lambda: not os.path.exists(f"/proc/{pids[1]}"), "and again")
 
 
 CRASH = """
@@ -465,7 +465,7 @@ def test_an_isolated_model_that_segfaults(tmp_path: Path) -> None:
             with pytest.raises(InferenceServerException, match="killed by signal 11"):
                 infer(client, "crash")
             infer(client)
-            eventually(lambda: client.is_model_ready("crash"), "it was started again")
+            until(lambda: client.is_model_ready("crash"), "it was started again")
             client.load_model("crash")
             client.unload_model("crash")
         still_serves(server)

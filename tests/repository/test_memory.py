@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from tests.repository.test_swap import eventually
 from tests.support import onnx_models
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 CYCLES = int(os.environ.get("NEPTRIO_MEMORY_CYCLES", "6"))
 FIRST = 2  # a first load imports what it needs for good
@@ -104,13 +104,13 @@ def test_cycles_of_load_and_unload_leave_nothing(tmp_path: Path, name: str) -> N
                 client.load_model(name)
                 infer(client, name)
                 client.unload_model(name)
-                eventually(
+                until(
                     lambda: all(r.get("state") != "UNLOADING" for r in client.get_model_repository_index()),
                     "it is unloaded",
                 )
                 sizes.append(resident(pid))
                 if cycle == FIRST:
-                    eventually(lambda: held(pid).children == 0, "its process is gone")
+                    until(lambda: held(pid).children == 0, "its process is gone")
                     before = held(pid)
             assert before is not None
             last: list[Held] = []
@@ -119,7 +119,7 @@ def test_cycles_of_load_and_unload_leave_nothing(tmp_path: Path, name: str) -> N
                 last[:] = [held(pid)]
                 return last[0] == before
 
-            eventually(same, f"what is held is what was held: {last} {before}")
+            until(same, f"what is held is what was held: {last} {before}")
             print(f"{name}: after 10 {sizes[min(SETTLED, CYCLES) - 1] >> 10} KiB, after {CYCLES} {sizes[-1] >> 10} KiB, "
                   f"largest {max(sizes) >> 10} KiB, {before}")  # fmt: skip
             if CYCLES > SETTLED:

@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2
 
 from tests.repository.test_control import infer, load, post, refused
 from tests.repository.test_hostile import PYTHON, WAITING, writer
-from tests.repository.test_swap import eventually
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 
 def progress(server: ServerProcess, name: str) -> Any:
@@ -49,7 +49,7 @@ def test_an_async_load_tells_its_progress(tmp_path: Path, kind: str) -> None:
         assert progress(server, "slow") == {"name": "slow", "versions": []}
         load_at_once(server, "slow", kind)
         writers: list[int] = []
-        eventually(lambda: writer(tmp_path / "pipe", writers), "it initializes")
+        until(lambda: writer(tmp_path / "pipe", writers), "it initializes")
         first = progress(server, "slow")
         assert first["versions"] == [{"version": "1", "state": "LOADING"}]
         assert first["loading"]["phase"] == "initializing instances" and first["loading"]["waiting"] == 0
@@ -58,14 +58,14 @@ def test_an_async_load_tells_its_progress(tmp_path: Path, kind: str) -> None:
         load_at_once(server, "slow", kind)
         assert progress(server, "slow")["loading"]["waiting"] == 1
         os.close(writers.pop())
-        eventually(lambda: "loading" not in progress(server, "slow"), "it serves")
+        until(lambda: "loading" not in progress(server, "slow"), "it serves")
         (row,) = progress(server, "slow")["versions"]
         assert row["state"] == "READY" and row["load_duration_ns"] > 0
         (folder / "1" / "model.py").write_text(
             "class TritonPythonModel:\n    def initialize(self, a):\n        1 / 0\n    def execute(self, r):\n        pass\n"
         )
         load_at_once(server, "slow", kind)
-        eventually(lambda: "last_error" in progress(server, "slow"), "the error is told")
+        until(lambda: "last_error" in progress(server, "slow"), "the error is told")
         told = progress(server, "slow")
         assert "ZeroDivisionError" in told["last_error"] and "model.py" in told["last_error"]
         assert told["versions"][0]["state"] == "READY", "the old one serves"
@@ -85,10 +85,10 @@ def test_warm_up_is_a_phase(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "repository", "--model-control-mode=explicit") as server:
         load_at_once(server, "slow", "http")
         writers: list[int] = []
-        eventually(lambda: writer(tmp_path / "pipe", writers), "it executes the sample")
+        until(lambda: writer(tmp_path / "pipe", writers), "it executes the sample")
         assert progress(server, "slow")["loading"]["phase"] == "warming up"
         os.close(writers.pop())
-        eventually(lambda: "loading" not in progress(server, "slow"), "the load has ended")
+        until(lambda: "loading" not in progress(server, "slow"), "the load has ended")
 
 
 def test_load_times_in_the_index(tmp_path: Path) -> None:

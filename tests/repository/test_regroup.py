@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.sequences.models import Caller, rest, sequence_config
 from tests.support import onnx_models
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 CPU = "KIND_CPU"
@@ -89,13 +89,6 @@ def given(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value not in ([], {}, "", None)}
 
 
-def eventually(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, what()
-        time.sleep(0.01)
-
-
 def stats(server: ServerProcess, name: str, version: str = "") -> dict[str, Any]:
     with httpclient.InferenceServerClient(server.http) as client:
         found: dict[str, Any] = client.get_inference_statistics(name, version)["model_stats"][-1]
@@ -130,7 +123,7 @@ class Load:
     def more(self, count: int = 20) -> None:
         """Waits for `count` further answers."""
         before = self.done
-        eventually(lambda: self.done >= before + count or bool(self.failures), lambda: self.done)
+        until(lambda: self.done >= before + count or bool(self.failures), lambda: self.done)
         assert self.failures == []
 
     def stop(self) -> int:
@@ -215,7 +208,7 @@ def test_counts_go_up_and_down_under_load(backends: ServerProcess, name: str) ->
     counted = after["inference_count"] - before["inference_count"]
     assert counted == answers, "statistics began anew, or a request was lost"
     assert after["inference_stats"]["fail"]["count"] == 0
-    eventually(lambda: threads_of(backends) <= threads, lambda: (threads, threads_of(backends)))
+    until(lambda: threads_of(backends) <= threads, lambda: (threads, threads_of(backends)))
 
 
 def test_instances_that_are_kept_are_the_very_same(tmp_path: Path) -> None:
@@ -225,7 +218,7 @@ def test_instances_that_are_kept_are_the_very_same(tmp_path: Path) -> None:
         regroup(server, "m", [{"count": 4, "kind": CPU, "name": "m_0"}])
         assert lines(log, 2) == ["1 start m_0_2 of 4", "1 start m_0_3 of 4"]
         regroup(server, "m", [{"count": 1, "kind": CPU, "name": "another name"}])
-        eventually(lambda: len(lines(log)) == 7, lambda: lines(log))
+        until(lambda: len(lines(log)) == 7, lambda: lines(log))
         assert lines(log, 4) == ["1 stop m_0_1", "1 stop m_0_2", "1 stop m_0_3"], "the oldest one stays"
         # names of those that are left are not given again
         regroup(server, "m", [{"count": 2, "kind": CPU, "name": "m_0"}])
@@ -233,7 +226,7 @@ def test_instances_that_are_kept_are_the_very_same(tmp_path: Path) -> None:
         # what differs in more than name and count is another kind of instance
         limited = {"priority": 2, "resources": []}
         regroup(server, "m", [{"count": 2, "kind": CPU, "name": "m_0", "rate_limiter": limited}])
-        eventually(lambda: len(lines(log)) == 12, lambda: lines(log))
+        until(lambda: len(lines(log)) == 12, lambda: lines(log))
         assert lines(log, 8) == [
             "1 start m_0_2 of 2",
             "1 start m_0_3 of 2",
@@ -265,7 +258,7 @@ def test_instances_that_fail_to_start_change_nothing(tmp_path: Path) -> None:
         assert "no third one today" in rest(server, "GET", "/v2/repository/models/m")[1]["last_error"]
         storm.more()
         # the one that came up was finalized again
-        eventually(lambda: "1 stop m_0_1" in lines(log), lambda: lines(log))
+        until(lambda: "1 stop m_0_1" in lines(log), lambda: lines(log))
         regroup(server, "m", [{"count": 2, "kind": CPU, "name": "m_0"}])
         storm.more()
         answers = storm.stop()
@@ -310,7 +303,7 @@ def test_versions_come_and_go_beside_those_that_stay(tmp_path: Path) -> None:
             policy = {"specific": {"versions": [2, 3]}}
             regroup(server, "m", version_policy=policy)
             assert who("2") == second and who()[2] == 3, "version 2 is not the same instance"
-            eventually(lambda: "1 stop m_0_0" in lines(log), lambda: lines(log))
+            until(lambda: "1 stop m_0_0" in lines(log), lambda: lines(log))
             assert lines(log) == [
                 "1 start m_0_0 of 1",
                 "1 stop m_0_0",
@@ -327,7 +320,7 @@ def test_versions_come_and_go_beside_those_that_stay(tmp_path: Path) -> None:
             # both at once, and a version that stays although the latest one goes
             regroup(server, "m", groups(2), version_policy={"specific": {"versions": [1, 2]}})
             assert who("1") != first and who()[2] == 2
-            eventually(lambda: "3 stop m_0_0" in lines(log), lambda: lines(log))
+            until(lambda: "3 stop m_0_0" in lines(log), lambda: lines(log))
             assert stats(server, "m", "2")["inference_count"] == 3
             assert len([line for line in lines(log) if line.startswith("2 start")]) == 2
 
@@ -343,7 +336,7 @@ def test_a_new_version_folder_does_not_disturb_the_others(tmp_path: Path) -> Non
         # a changed file is a reload of all
         os.utime(repository / "m" / "1" / "model.py", ns=(1, 1))
         assert load(server, "m").status == 200
-        eventually(lambda: len(lines(log)) == 6, lambda: lines(log))
+        until(lambda: len(lines(log)) == 6, lambda: lines(log))
 
 
 def test_an_unload_ends_a_change_that_never_ends(tmp_path: Path) -> None:
@@ -365,17 +358,17 @@ def test_an_unload_ends_a_change_that_never_ends(tmp_path: Path) -> None:
         replies: list[Any] = []
         thread = threading.Thread(target=lambda: replies.append(load(server, "m", config=json.dumps(config))))
         thread.start()
-        eventually(
+        until(
             lambda: "loading" in rest(server, "GET", "/v2/repository/models/m")[1],
             lambda: rest(server, "GET", "/v2/repository/models/m"),
         )
         log = tmp_path / "m.log"
-        eventually(lambda: "of 2" in log.read_text(), log.read_text)
+        until(lambda: "of 2" in log.read_text(), log.read_text)
         job("m", "X", "INT32", 4)(httpclient, client)  # the old set serves
         assert post(server, "models/m/unload").status == 200
         thread.join(20)
         assert "out-dated" in refused(replies[0], 500)
-        eventually(lambda: rows(client, "m")[0][1] == "UNAVAILABLE", lambda: rows(client, "m"))
+        until(lambda: rows(client, "m")[0][1] == "UNAVAILABLE", lambda: rows(client, "m"))
         assert server.stop() == 0
 
 
@@ -425,19 +418,19 @@ class TritonPythonModel:
         tensor = grpcclient.InferInput("X", [1, 1], "INT32")
         tensor.set_data_from_numpy(np.zeros((1, 1), dtype=np.int32))
         client.async_stream_infer("m", [tensor], request_id="a")
-        eventually(lambda: "begin a m_0_0" in log.read_text(), log.read_text)
+        until(lambda: "begin a m_0_0" in log.read_text(), log.read_text)
         new = [{"count": 1, "kind": CPU, "name": "m_0", "rate_limiter": {"priority": 3, "resources": []}}]
         regroup(server, "m", new)
-        eventually(lambda: "stop m_0_1" in log.read_text(), log.read_text)
+        until(lambda: "stop m_0_1" in log.read_text(), log.read_text)
         client.async_stream_infer("m", [tensor], request_id="b")
-        eventually(lambda: "begin b m_0_2" in log.read_text(), log.read_text)
+        until(lambda: "begin b m_0_2" in log.read_text(), log.read_text)
         assert "stop m_0_0" not in log.read_text(), "finalized while a response was due"
         (tmp_path / "pipea").write_text("go")
-        eventually(lambda: len(answers) == 1, lambda: answers)
+        until(lambda: len(answers) == 1, lambda: answers)
         assert answers[0].as_numpy("Y")[0, 0] == 1
-        eventually(lambda: "stop m_0_0" in log.read_text(), log.read_text)
+        until(lambda: "stop m_0_0" in log.read_text(), log.read_text)
         (tmp_path / "pipeb").write_text("go")
-        eventually(lambda: len(answers) == 2, lambda: answers)
+        until(lambda: len(answers) == 2, lambda: answers)
         client.stop_stream()
 
 
@@ -524,7 +517,7 @@ def test_live_sequences_finish_on_the_instances_they_have(sequences: ServerProce
         # the fourth one waits until the one instance that is left is free
         late = threading.Thread(target=call, args=(4, "s", 4))
         late.start()
-        eventually(lambda: listing(sequences, model)["backlog"] == 1, lambda: listing(sequences, model))
+        until(lambda: listing(sequences, model)["backlog"] == 1, lambda: listing(sequences, model))
         for id in (3, 2):
             assert call(id, "e", 100) == id + 110
             assert listing(sequences, model)["backlog"] == 1, "a retired instance gave its slot away"
@@ -570,7 +563,7 @@ def test_sequences_run_on_through_every_change(sequences: ServerProcess, model: 
     found = listing(sequences, model)
     assert (found["slots"], found["slots_used"], found["live"]) == (3, 0, 0)
     assert stats(sequences, model)["inference_count"] == sum(2 + id % 5 for id in range(1, done + 1))
-    eventually(lambda: threads_of(sequences) <= threads + 2, lambda: (threads, threads_of(sequences)))
+    until(lambda: threads_of(sequences) <= threads + 2, lambda: (threads, threads_of(sequences)))
 
 
 def test_a_python_sequence_model_hears_of_the_end_before_it_is_finalized(tmp_path: Path) -> None:
@@ -609,16 +602,16 @@ class TritonPythonModel:
                 call(id, "s", 0)
             regroup(server, "m", [{"count": 1, "kind": CPU, "name": "m_0"}])
             call(2, "e", 0)
-            eventually(lambda: "stop m_0_1" in log.read_text(), log.read_text)
+            until(lambda: "stop m_0_1" in log.read_text(), log.read_text)
             assert log.read_text().splitlines() == ["2 ended m_0_1", "stop m_0_1"]
             assert rest(server, "POST", "/v2/models/m/sequences/3/end")[0] == 200
-            eventually(lambda: "stop m_0_2" in log.read_text(), log.read_text)
+            until(lambda: "stop m_0_2" in log.read_text(), log.read_text)
             assert log.read_text().splitlines()[2:] == ["3 evicted m_0_2", "stop m_0_2"]
             regroup(server, "m", [{"count": 2, "kind": CPU, "name": "m_0"}])
             regroup(server, "m", [{"count": 1, "kind": CPU, "name": "m_0", "rate_limiter": {"priority": 2}}])
             call(1, "", 0)
             assert post(server, "models/m/unload").status == 200
-            eventually(lambda: "unloaded" in log.read_text(), log.read_text)
-            eventually(lambda: log.read_text().count("stop m_0") == 5, log.read_text)
+            until(lambda: "unloaded" in log.read_text(), log.read_text)
+            until(lambda: log.read_text().count("stop m_0") == 5, log.read_text)
             lines = log.read_text().splitlines()  # the other instances end at the same time
             assert lines.index("1 unloaded m_0_0") < lines.index("stop m_0_0")

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from tests.repository.test_control import settled
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 CLIENTS = 64
 RELOADS = int(os.environ.get("NEPTRIO_RELOADS", "100"))
@@ -77,8 +78,10 @@ class Clients:
     def more(self, count: int) -> None:
         """Returns once so many more answers have come."""
         want = self.answers + count
-        while self.answers < want and not self.wrong and any(t.is_alive() for t in self._threads):
-            self._stop.wait(0.01)
+        until(
+            lambda: self.answers >= want or self.wrong or not any(t.is_alive() for t in self._threads),
+            lambda: f"{want} answers: {self.answers}",
+        )
 
     def stop(self) -> None:
         self._stop.set()

@@ -16,9 +16,10 @@ from tritonclient.utils import InferenceServerException
 from neptrio.repository.lifecycle import OUTDATED
 from tests.client.test_ensembles import ENSEMBLE
 from tests.repository.test_control import CONFIG, infer, rows, settled
-from tests.repository.test_swap import EXPLICIT, Storm, eventually, touch
+from tests.repository.test_swap import EXPLICIT, Storm, touch
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 OPERATIONS = int(os.environ.get("NEPTRIO_STRESS_OPERATIONS", "500"))
 THREADS = 4
@@ -109,14 +110,12 @@ def test_polling_by_the_clock(tmp_path: Path) -> None:
 
             infer(client)
             write_model(tmp_path, "new", identity_config())
-            eventually(lambda: state("new") == [("1", "READY")], "a new model is loaded")
+            until(lambda: state("new") == [("1", "READY")], "a new model is loaded")
             (tmp_path / "m" / "config.pbtxt").write_text(identity_config(max_batch_size=2))
-            eventually(lambda: client.get_model_config("m")["max_batch_size"] == 2, "a changed one too")
+            until(lambda: client.get_model_config("m")["max_batch_size"] == 2, "a changed one too")
             (tmp_path / "m" / "config.pbtxt").write_text("oops")
-            eventually(lambda: "config.pbtxt:1" in server.log(), "a broken one is told")
+            until(lambda: "config.pbtxt:1" in server.log(), "a broken one is told")
             infer(client)
             shutil.rmtree(tmp_path / "new")
-            eventually(
-                lambda: state("new") == [] and not client.is_model_ready("new"), "one that is gone, too"
-            )
+            until(lambda: state("new") == [] and not client.is_model_ready("new"), "one that is gone, too")
             assert state("m") == [("1", "READY")]

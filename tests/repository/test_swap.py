@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 ENSEMBLE_NAMES = ("A", "B")
@@ -104,12 +103,6 @@ def test_no_request_is_lost_in_reloads(tmp_path: Path) -> None:
             assert client.is_server_ready()
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, what
-
-
 def four(name: str) -> Any:
     tensor = grpcclient.InferInput(name, [1, 4], "INT32")
     tensor.set_data_from_numpy(np.arange(4, dtype=np.int32).reshape(1, 4))
@@ -150,12 +143,12 @@ def test_unloading_lets_accepted_requests_finish(tmp_path: Path) -> None:
                 client.infer("through", [four("A")])
             with pytest.raises(InferenceServerException, match="'last' version 1 is not at ready state"):
                 client.infer("last", [four("INPUT0")], model_version="1")
-            eventually(lambda: _pending(http, "gate") == 4, "four requests are accepted")
+            until(lambda: _pending(http, "gate") == 4, "four requests are accepted")
             http.unload_model("gate")
             assert rows(http, "gate") == [("1", "UNLOADING", "")]
             assert not http.is_server_ready()
             gate.go("k" * 8)
-            eventually(lambda: len(answers) == 1 and len(answers_direct) == 3, "every request is answered")
+            until(lambda: len(answers) == 1 and len(answers_direct) == 3, "every request is answered")
             for answer in answers:
                 np.testing.assert_array_equal(
                     answer.as_numpy("Y"), np.arange(4, dtype=np.int32).reshape(1, 4)
@@ -193,7 +186,7 @@ def test_a_load_that_never_ends_holds_nothing_up(tmp_path: Path) -> None:
         thread = threading.Thread(target=call)
         with httpclient.InferenceServerClient(server.http) as client:
             thread.start()
-            eventually(lambda: rows(client, "stuck") == [("1", "LOADING", "")], "it loads")
+            until(lambda: rows(client, "stuck") == [("1", "LOADING", "")], "it loads")
             client.load_model("m")
             infer(client)
             assert not client.is_server_ready()

@@ -20,6 +20,7 @@ from neptrio.client import InferenceError, open_client
 from tests.sequences.models import rest, sequence_config
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 MODEL = "soak"
 
@@ -176,8 +177,8 @@ def soak(folder: Path, sequences: int, streams: int, seconds: float, idle_s: flo
                     )
 
         trio.run(main)
-        limit = time.monotonic() + 20
-        while (left := listing())["slots_used"] or left["live"] or left["backlog"]:
-            assert time.monotonic() < limit, f"slots were not given back: {left}"
-            time.sleep(0.05)
+        until(
+            lambda: not any(listing()[key] for key in ("slots_used", "live", "backlog")),
+            lambda: f"slots are given back: {listing()}",
+        )
     return tally

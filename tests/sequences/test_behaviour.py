@@ -16,17 +16,7 @@ from tritonclient.utils import InferenceServerException
 from tests.sequences.models import Caller, Stream, rest, sequence_config, tensors
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
-
-DEADLINE = 20.0
-
-
-def wait_for(condition: Any) -> Any:
-    """Polls a server-side fact that has no event of its own."""
-    limit = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < limit, "it never came true"
-        time.sleep(0.01)
-    return found
+from tests.support.waiting import until
 
 
 def listing(server: ServerProcess, model: str) -> dict[str, Any]:
@@ -43,7 +33,7 @@ def test_backlog_is_served_in_arrival_order(server: ServerProcess) -> None:
         stream.send("direct_one", 2, "s", 10)
         stream.send("direct_one", 3, "s", 100)
         stream.send("direct_one", 2, "e", 20)
-        held = wait_for(lambda: (found := listing(server, "direct_one"))["backlog_requests"] == 3 and found)
+        held = until(lambda: (found := listing(server, "direct_one"))["backlog_requests"] == 3 and found)
         assert [(r["id"], r["state"], r["slot"]) for r in held["sequences"]] == [
             (1, "slot", 0),
             (2, "backlog", -1),
@@ -161,18 +151,18 @@ def test_a_cancelled_request_at_the_head_cancels_the_sequence(server: ServerProc
     with grpcclient.InferenceServerClient(server.grpc) as client, Stream(server) as stream:
         stream.send("slow", 1, "s", 1)
         results: list[Any] = []
-        wait_for(lambda: [r for r in listing(server, "slow")["sequences"] if r["executing"]])
+        until(lambda: [r for r in listing(server, "slow")["sequences"] if r["executing"]])
         call = client.async_infer(
             "slow", tensors(grpcclient, 2), lambda result, error: results.append(error), sequence_id=1
         )
-        wait_for(lambda: [r for r in listing(server, "slow")["sequences"] if r["queued"] == 1])
+        until(lambda: [r for r in listing(server, "slow")["sequences"] if r["queued"] == 1])
         stream.send("slow", 1, "", 3)
-        wait_for(lambda: [r for r in listing(server, "slow")["sequences"] if r["queued"] == 2])
+        until(lambda: [r for r in listing(server, "slow")["sequences"] if r["queued"] == 2])
         call.cancel()
         assert stream.receive()["OUTPUT"] == 1
         with pytest.raises(InferenceServerException, match="request cancelled"):
             stream.receive()
-        wait_for(lambda: not listing(server, "slow")["sequences"])
+        until(lambda: not listing(server, "slow")["sequences"])
         stream.send("slow", 1, "", 3)
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             stream.receive()
@@ -185,9 +175,9 @@ def test_cancel_in_the_backlog(server: ServerProcess) -> None:
         call = client.async_infer(
             "free", tensors(grpcclient, 2), lambda result, error: None, sequence_id=2, sequence_start=True
         )
-        wait_for(lambda: listing(server, "free")["backlog"] == 1)
+        until(lambda: listing(server, "free")["backlog"] == 1)
         call.cancel()
-        wait_for(lambda: listing(server, "free")["backlog"] == 0)
+        until(lambda: listing(server, "free")["backlog"] == 0)
         stream.send("free", 1, "e", 1)
         assert stream.receive()["OUTPUT"] == 2
 
@@ -200,7 +190,7 @@ def test_free_on_disconnect(server: ServerProcess, cancel: bool) -> None:
     stream.receive()
     assert listing(server, "free")["slots_used"] == 1
     stream.close(cancel)
-    wait_for(lambda: listing(server, "free")["slots_used"] == 0)
+    until(lambda: listing(server, "free")["slots_used"] == 0)
     with Stream(server) as other:
         other.send("free", 1, "", 1)
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
@@ -348,7 +338,7 @@ def test_python_models_hear_of_the_end_and_hold_implicit_state(tmp_path: Path) -
         got = call("py", 1, "e", 6)
         assert got["OUTPUT"] == 11 and got["STATE"] == 5 and got["ENDED"] == b""
         assert call("py", "a", "s", 1)["ENDED"] == b"1 ended"
-        wait_for(lambda: not listing(server, "py")["sequences"])
+        until(lambda: not listing(server, "py")["sequences"])
         call("py", 2, "s", 1)
         assert rest(server, "POST", "/v2/models/py/sequences/2/end")[0] == 200
         assert call("py", 3, "se", 1)["ENDED"] == b"1 ended|'a' idle|2 evicted"
@@ -363,7 +353,7 @@ def test_delay_scheduler_holds_until_enough_wait(tmp_path: Path, strategy: str) 
     with ServerProcess(tmp_path, env=env) as server, Stream(server) as stream:
         for sequence in (1, 2):
             stream.send("held", sequence, "s", 1)
-        wait_for(lambda: sum(r["queued"] for r in listing(server, "held")["sequences"]) == 2)
+        until(lambda: sum(r["queued"] for r in listing(server, "held")["sequences"]) == 2)
         stream.send("held", 3, "s", 1)
         assert {stream.receive()["BATCH_SIZE"] for _ in range(3)} == {3}
         stream.send("held", 1, "e", 1)  # once let go, it holds no more
@@ -378,7 +368,7 @@ def test_backlog_delay_scheduler(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, env=env) as server, Stream(server) as stream:
         stream.send("held", 1, "se", 1)
         stream.send("held", 2, "s", 1)
-        wait_for(lambda: listing(server, "held")["backlog_requests"] == 1)
+        until(lambda: listing(server, "held")["backlog_requests"] == 1)
         assert listing(server, "held")["sequences"][0]["queued"] == 1, "the backlog was not waited for"
         stream.send("held", 2, "e", 1)
         assert [stream.receive()["OUTPUT"] for _ in range(3)] == [1, 1, 2]
@@ -423,7 +413,7 @@ def test_gauges(server: ServerProcess) -> None:
         stream.send("free", 1, "s", 1)
         stream.receive()
         stream.send("free", 2, "s", 1)
-        wait_for(lambda: listing(server, "free")["backlog"] == 1)
+        until(lambda: listing(server, "free")["backlog"] == 1)
         with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=20) as reply:
             lines = [line for line in reply.read().decode().splitlines() if 'model="free"' in line]
         found = {}

@@ -12,13 +12,15 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.sequences.models import Stream, rest, tensors
-from tests.sequences.test_behaviour import listing, wait_for
+from tests.sequences.test_behaviour import listing
+from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
-# Writes what it hears of into a file of its folder; value 1 waits until the file `open` exists.
+# Writes what it hears of into a file of its folder; value 1 waits until the latch `open` is opened.
 MODEL = """
-import asyncio, json, os, time
+import asyncio, json, os, pathlib
 import triton_python_backend_utils as pb
 
 class TritonPythonModel:
@@ -41,8 +43,8 @@ class TritonPythonModel:
         out = []
         for request in requests:
             value = pb.get_input_tensor_by_name(request, "INPUT").as_numpy()
-            while value.flat[0] == 1 and not os.path.exists(os.path.join(self.folder, "open")):
-                SLEEP(0.001)
+            if value.flat[0] == 1:
+                READ
             out.append(pb.InferenceResponse([pb.Tensor("OUTPUT", value)]))
         return out
 """
@@ -59,16 +61,20 @@ ISOLATED = 'parameters { key: "isolation" value: { string_value: "process" } }'
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> None:
     code = MODEL.replace("ASYNC ", "" if kind == "sync" else "async ")
-    code = code.replace("SLEEP", "time.sleep" if kind == "sync" else "await asyncio.sleep")
+    read = 'pathlib.Path(self.folder, "open").read_bytes'
+    code = code.replace("READ", f"{read}()" if kind == "sync" else f"await asyncio.to_thread({read})")
     write_model(tmp_path, "m", CONFIG + (ISOLATED if isolated else ""), {"1/model.py": code})
     notes = tmp_path / "m" / "notes"
     expected: list[str] = []
 
     def heard(line: str) -> None:
         expected.append(line)
-        wait_for(lambda: notes.exists() and notes.read_text().splitlines() == expected)
+        until(lambda: notes.exists() and notes.read_text().splitlines() == expected)
 
-    with ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server:
+    with (
+        Latch(tmp_path / "m" / "open") as latch,
+        ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server,
+    ):
         with grpcclient.InferenceServerClient(server.grpc) as client, Stream(server) as stream:
             stream.send("m", 2, "se", 5)
             stream.receive()
@@ -81,16 +87,17 @@ def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> No
             stream.send("m", 13, "se", 5)
             stream.receive()
             heard("13 ended")
-            wait_for(lambda: "sequence end hook of m" in server.log() and "thirteen" in server.log())
+            server.until_logged("sequence end hook of m")
+            server.until_logged("thirteen")
             # cancelled while its predecessor runs: the sequence ends when that has run
             stream.send("m", 3, "s", 1)
-            wait_for(lambda: [r["executing"] for r in listing(server, "m")["sequences"]] == [1])
+            until(lambda: [r["executing"] for r in listing(server, "m")["sequences"]] == [1])
             call = client.async_infer("m", tensors(grpcclient, 5), lambda result, error: None, sequence_id=3)
-            wait_for(lambda: [r["queued"] for r in listing(server, "m")["sequences"]] == [1])
+            until(lambda: [r["queued"] for r in listing(server, "m")["sequences"]] == [1])
             call.cancel()
-            wait_for(lambda: [r["queued"] for r in listing(server, "m")["sequences"]] == [0])
+            until(lambda: [r["queued"] for r in listing(server, "m")["sequences"]] == [0])
             assert notes.read_text().splitlines() == expected, "told of the end while a request runs"
-            (tmp_path / "m" / "open").touch()
+            latch.open()
             assert stream.receive()["OUTPUT"] == 1
             heard("3 cancelled")
             stream.send("m", 4, "s", 5)
@@ -101,7 +108,7 @@ def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> No
 
 
 ITERATIVE = """
-import os, time
+import pathlib
 import numpy as np
 import triton_python_backend_utils as pb
 
@@ -116,8 +123,8 @@ class TritonPythonModel:
             done = int(pb.get_input_tensor_by_name(request, "DONE").as_numpy().flat[0])
             start = int(pb.get_input_tensor_by_name(request, "START").as_numpy().flat[0])
             assert start == (done == 0 and request.flags() & 1), (start, done, request.flags())
-            while want == 1 and not os.path.exists(os.path.join(self.folder, "open")):
-                time.sleep(0.001)
+            if want == 1:
+                pathlib.Path(self.folder, "open").read_bytes()
             out.append(None)
             if done + 1 < max(want, 2):
                 request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
@@ -145,15 +152,15 @@ def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) ->
     ).replace("def initialize(self, args):\n", "def initialize(self, args):\n        self.rounds = {}\n")
     config = ITERATIVE_CONFIG + (ISOLATED if isolated else "")
     write_model(tmp_path, "m", config, {"1/model.py": code})
-    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+    with Latch(tmp_path / "m" / "open") as latch, ServerProcess(tmp_path) as server, Stream(server) as stream:
         wanted = [5, 2, 30, 3, 4, 2]  # more than there are slots
         for value in wanted:
             stream.send("m", 0, "", value)
         assert [stream.receive()["OUTPUT"] for _ in wanted] == wanted
         assert listing(server, "m")["slots_used"] == 0
         stream.send("m", 77, "s", 1)  # its execution lasts for longer than the idle time
-        wait_for(lambda: [r["state"] for r in listing(server, "m")["sequences"]] == ["ending"])
-        (tmp_path / "m" / "open").touch()
+        until(lambda: [r["state"] for r in listing(server, "m")["sequences"]] == ["ending"])
+        latch.open()
         with pytest.raises(InferenceServerException) as info:
             stream.receive()
         assert info.value.message() == (

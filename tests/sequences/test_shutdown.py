@@ -9,9 +9,9 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.sequences.models import Caller, Stream, rest, sequence_config
-from tests.sequences.test_behaviour import wait_for
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 REFUSED = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 HOUR_US = 3_600_000_000
@@ -31,7 +31,7 @@ def test_running_sequences_go_on_and_new_ones_are_refused(tmp_path: Path, protoc
 
         assert send(1, "s") == 1
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: rest(server, "GET", "/v2/health/ready")[0] == 400)
+        until(lambda: rest(server, "GET", "/v2/health/ready")[0] == 400)
         for total in range(2, 12):
             assert send(1, "") == total
             with pytest.raises(InferenceServerException) as info:
@@ -83,7 +83,7 @@ def test_what_waits_for_company_is_sent(tmp_path: Path) -> None:
     with Stream(server) as stream:
         for name in ("direct", "oldest"):
             stream.send(name, 1, "se", 7)
-            wait_for(lambda name=name: rest(server, "GET", f"/v2/models/{name}/sequences")[1]["slots_used"])
+            until(lambda name=name: rest(server, "GET", f"/v2/models/{name}/sequences")[1]["slots_used"])
         server.process.send_signal(signal.SIGTERM)
         assert [stream.receive()["OUTPUT"] for _ in range(2)] == [7, 7]
     assert server.process.wait(30) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from neptrio.model import sequence_config as configuration
 from neptrio.model.config import new_config
 from neptrio.scheduling.sequence_direct import delay_left
 from tests.sequences.models import Caller, Stream, rest, sequence_config, tensors
-from tests.sequences.test_behaviour import listing, wait_for
+from tests.sequences.test_behaviour import listing
+from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 MS = 1_000_000
 
@@ -57,8 +60,12 @@ def test_a_share_of_the_slots_is_the_number_that_was_written(slots: int) -> None
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    repository = tmp_path_factory.mktemp("strategies")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strategies")
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServerProcess]:
     for name, delay_us, share in (("half", 3_600_000_000, 0.5), ("expires", 30_000, 1.0)):
         strategy = f"direct {{ max_queue_delay_microseconds: {delay_us} minimum_slot_utilization: {share} }}"
         write_model(repository, name, sequence_config(strategy, 4))
@@ -76,7 +83,7 @@ def test_utilization_below_one_lets_a_batch_go(server: ServerProcess) -> None:
     """The delay is an hour: only half of the slots can have sent them."""
     with Stream(server) as stream:
         stream.send("half", 1, "s", 1)
-        wait_for(lambda: [r["queued"] for r in listing(server, "half")["sequences"]] == [1])
+        until(lambda: [r["queued"] for r in listing(server, "half")["sequences"]] == [1])
         stream.send("half", 2, "s", 2)
         assert [stream.receive()["BATCH_SIZE"] for _ in range(2)] == [2, 2]
         for sequence in (2, 1):
@@ -98,19 +105,19 @@ def test_the_delay_expires(server: ServerProcess) -> None:
 
 
 GATED = """
-import os, time
+import pathlib
 import triton_python_backend_utils as pb
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.gate = os.path.join(args["model_repository"], "open")
+        self.gate = pathlib.Path(args["model_repository"], "open")
 
     def execute(self, requests):
         out = []
         for request in requests:
             value = pb.get_input_tensor_by_name(request, "INPUT")
-            while value.as_numpy().flat[0] == 1 and not os.path.exists(self.gate):
-                time.sleep(0.001)
+            if value.as_numpy().flat[0] == 1:
+                self.gate.read_bytes()
             out.append(pb.InferenceResponse([pb.Tensor("OUTPUT", value.as_numpy())]))
         return out
 """
@@ -125,10 +132,9 @@ sequence_batching { max_sequence_idle_microseconds: 60000000
 
 @pytest.mark.parametrize(("model", "order"), [("ordered_instances", [1, 2]), ("unordered_instances", [2, 1])])
 def test_order_of_responses_across_instances(
-    server: ServerProcess, tmp_path_factory: pytest.TempPathFactory, model: str, order: list[int]
+    server: ServerProcess, repository: Path, model: str, order: list[int]
 ) -> None:
     """The first sequence's instance is held until the second's has finished."""
-    folder = next((tmp_path_factory.getbasetemp()).glob("strategies*")) / model
     results: list[int] = []
     done = threading.Event()
 
@@ -138,7 +144,10 @@ def test_order_of_responses_across_instances(
         if len(results) == 2:
             done.set()
 
-    with grpcclient.InferenceServerClient(server.grpc) as client:
+    with (
+        Latch(repository / model / "open") as latch,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
 
         def send(value: int) -> None:
             client.async_infer(
@@ -151,19 +160,19 @@ def test_order_of_responses_across_instances(
             )
 
         send(1)
-        wait_for(lambda: [r["executing"] for r in listing(server, model)["sequences"]] == [1])
+        until(lambda: [r["executing"] for r in listing(server, model)["sequences"]] == [1])
         send(2)
 
         def executions() -> int:
             _, stats = rest(server, "GET", f"/v2/models/{model}/stats")
             return int(stats["model_stats"][0]["execution_count"])
 
-        wait_for(lambda: executions() == 1)
+        until(lambda: executions() == 1)
         if order == [2, 1]:
-            wait_for(lambda: results == [2])
+            until(lambda: results == [2])
         assert results == order[:-1][: 1 if order == [2, 1] else 0]
-        (folder / "open").touch()
-        assert done.wait(20)
+        latch.open()
+        assert done.wait(60)
     assert results == order
 
 

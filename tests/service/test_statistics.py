@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "%d" } }'
@@ -54,13 +55,14 @@ def stats(server: ServerProcess, model: str, query: str = "") -> dict[str, Any]:
     return found
 
 
-def until(server: ServerProcess, model: str, **held: int) -> None:
+def until_held(server: ServerProcess, model: str, **held: int) -> None:
     """Polls until the model holds exactly this much."""
-    for _ in range(3000):
-        now = stats(server, model, "?live=true")["live"]
-        if all(now[key] == count for key, count in held.items()):
-            return
-    raise AssertionError(f"'{model}' holds {now}, expected {held}")
+
+    def live() -> dict[str, int]:
+        now: dict[str, int] = stats(server, model, "?live=true")["live"]
+        return now
+
+    until(lambda: held.items() <= live().items(), lambda: f"'{model}' holds {live()}, expected {held}")
 
 
 def infer(server: ServerProcess, model: str, batch: int = 1, **options: Any) -> None:
@@ -228,11 +230,11 @@ def test_a_cancel_in_the_queue_is_a_failure(server: ServerProcess) -> None:
             client.async_infer("slow", tensors(grpcclient), callback=lambda result, error: done.release())
             for _ in range(4)
         ]
-        until(server, "slow", accepted=4, queued=2)
+        until_held(server, "slow", accepted=4, queued=2)
         calls[3].cancel()
         for _ in calls:
             assert done.acquire(timeout=30)
-    until(server, "slow", accepted=0)
+    until_held(server, "slow", accepted=0)
     counts = {k: v["count"] for k, v in stats(server, "slow")["inference_stats"].items()}
     assert (counts["success"], counts["fail"], counts["queue"]) == (4, 1, 4)
     labels = {"model": "slow", "version": "1"}

@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.memory import growth, peak, resident
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 SECONDS = float(os.environ.get("NEPTRIO_SOAK_SECONDS", "4"))
 CLIENTS = 200
@@ -177,10 +178,11 @@ def test_the_accounts_close_and_nothing_is_left(tmp_path: Path) -> None:
 
         counts, sizes = asyncio.run(all_clients(server.grpc, models, memory))
         for model in models:
-            end = time.monotonic() + 30
-            while any((stats := statistics(server, model))["live"].values()):
-                assert time.monotonic() < end, f"{model}: {stats['live']}"
-                time.sleep(0.01)
+            until(
+                lambda model=model: not any(statistics(server, model)["live"].values()),
+                lambda model=model: f"{model} is idle: {statistics(server, model)['live']}",
+            )
+            stats = statistics(server, model)
             row = {kind: counts[model, kind] for kind in ("sent", "ok", "failed", "refused", "cancelled")}
             assert row["sent"] == row["ok"] + row["failed"] + row["refused"] + row["cancelled"]
             assert not any(stats["live"].values()), "no queue entry, no slot and no byte is left"

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import until
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FIREFOX = ("firefox", "firefox-esr")
@@ -65,11 +66,8 @@ class Browser:
         raise NotImplementedError
 
     def wait(self, expression: str) -> Any:
-        """Evaluates until the value is true; at most 20 s."""
-        end = time.monotonic() + 20
-        while not (value := self.evaluate(expression)):
-            assert time.monotonic() < end, f"it did not become true: {expression}\n{self.messages}"
-        return value
+        """Evaluates until the value is true; fails after a minute."""
+        return until(lambda: self.evaluate(expression), lambda: f"{expression}\n{self.messages}")
 
 
 class Chromium(Browser):
@@ -212,11 +210,13 @@ class Firefox(Browser):
             raise
 
     def _port(self) -> int:
-        end = time.monotonic() + 60
         file = Path(self._profile, "MarionetteActivePort")
-        while not (file.exists() and re.fullmatch(r"\d+", file.read_text())):
-            assert self._process.poll() is None and time.monotonic() < end, "Firefox did not start"
-            select.select([], [], [], 0.05)
+
+        def told() -> bool:
+            assert self._process.poll() is None, "Firefox did not start"
+            return file.exists() and re.fullmatch(r"\d+", file.read_text()) is not None
+
+        until(told, "Firefox says its port")
         return int(file.read_text())
 
     def _read(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import subprocess
@@ -9,15 +10,31 @@ import sys
 import threading
 from pathlib import Path
 
+# how a record of the log begins, in either of its formats
+RECORD = re.compile(r"^(?:[DIWEC]\d{4} \d\d:|\d{4}-\d\d-\d\dT)", re.M)
+
+
+def tracebacks(log: str) -> list[str]:
+    """The records of a log that hold a traceback, each with what was written before the next record."""
+    begins = [0, *(found.start() for found in RECORD.finditer(log)), len(log)]
+    records = [log[a:b] for a, b in itertools.pairwise(begins)]
+    return [record for record in records if "Traceback (most recent call last)" in record]
+
 
 class ServerProcess:
     """Starts `neptrio` on free ports, waits for its start-up text, stops it with SIGTERM.
 
     `http` and `grpc` are "127.0.0.1:PORT"; `log()` is everything written to stderr so far.
+    `stop()` fails where the log holds a traceback that does not match the regular expression
+    `failures`: what a test provokes is named there, everything else is a defect.
     """
 
-    def __init__(self, repository: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, repository: Path, *flags: str, env: dict[str, str] | None = None, failures: str | None = None
+    ) -> None:
+        self._failures = failures
         self._lines: list[str] = []
+        self._news = threading.Condition()
         self._started = threading.Event()
         self.process = subprocess.Popen(
             [
@@ -40,7 +57,7 @@ class ServerProcess:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._started.wait(60) or "serving\n" not in self._lines:
+        if not self._started.wait(120) or "serving\n" not in self._lines:
             self.process.kill()
             self.process.wait()
             self._reader.join(5)
@@ -54,7 +71,9 @@ class ServerProcess:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._lines.append(line)
+            with self._news:
+                self._lines.append(line)
+                self._news.notify_all()
             if line == "serving\n":
                 self._started.set()
         self._started.set()
@@ -67,22 +86,48 @@ class ServerProcess:
         """The server's stderr so far."""
         return "".join(self._lines)
 
-    def stop(self, sig: int = signal.SIGTERM, timeout: float = 30) -> int:
-        """Signals the server and waits for its end; returns the exit status."""
+    def until_logged(self, text: str, times: int = 1, seconds: float = 60) -> None:
+        """Waits until the log holds `text` as often as `times`; AssertionError after `seconds`."""
+        with self._news:
+            if not self._news.wait_for(lambda: self.log().count(text) >= times, seconds):
+                raise AssertionError(f"{text!r} is not {times} times in the log:\n{self.log()}")
+
+    def stop(self, sig: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Signals the server and waits for its end; returns the exit status.
+
+        AssertionError where it does not end, and for a traceback that nobody provoked.
+        """
+        status = self._end(sig, timeout)
+        strange = [
+            text
+            for text in tracebacks(self.log())
+            if not (self._failures and re.search(self._failures, text))
+        ]
+        assert not strange, "the server logged what no test provoked:\n" + "\n".join(strange)
+        return status
+
+    def _end(self, sig: int, timeout: float) -> int:
         if self.process.poll() is None:
             self.process.send_signal(sig)
         try:
             status = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
             raise AssertionError(f"the server did not stop within {timeout} s:\n{self.log()}") from None
-        self._reader.join(5)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        finally:
+            self._reader.join(10)
+            assert self.process.stderr is not None
+            self.process.stderr.close()
         return status
 
     def __enter__(self) -> ServerProcess:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        ended = self.process.poll() is not None
+        if kind is not None:  # the test has failed already: what it says comes first
+            self._end(signal.SIGTERM, 60)
+            return
+        status = self.stop()
+        assert ended or status == 0, f"the server ended with status {status}:\n{self.log()}"

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from benchmarks.peers import PEERS, free_port
+from tests.support.waiting import until
 
 
 def home() -> Path | None:
@@ -77,16 +77,19 @@ class Tritonserver:
                 },
                 start_new_session=True,
             )
-        end = time.monotonic() + 60
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2):
-                    return
-            except (urllib.error.URLError, OSError):
-                if self._process.poll() is not None or time.monotonic() > end:
-                    self.stop()
-                    raise AssertionError(self._log.read_text(errors="replace")[-3000:]) from None
-                time.sleep(0.05)
+        try:
+            until(self._ready, lambda: self._log.read_text(errors="replace")[-3000:])
+        except BaseException:
+            self.stop()
+            raise
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2):
+                return True
+        except (urllib.error.URLError, OSError):
+            assert self._process.poll() is None, self._log.read_text(errors="replace")[-3000:]
+            return False
 
     def stop(self) -> None:
         """Ends the server; trace files are written when this returns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,16 +225,8 @@ class TritonPythonModel:
         tensor.set_data_from_numpy(np.zeros(1, np.float32))
         done: queue.Queue[Any] = queue.Queue()
         call = client.async_infer("outer", [tensor], lambda result, error: done.put(error))
-        wait_for(server, "inner runs")
+        server.until_logged("inner runs")
         call.cancel()
         assert done.get(timeout=10) is not None
-        wait_for(server, "inner says")
+        server.until_logged("inner says")
         assert "True" in next(line for line in server.log().splitlines() if "inner says" in line)
-
-
-def wait_for(server: ServerProcess, text: str) -> None:
-    """Until the server's log has a line with `text`; fails after 20 s."""
-    deadline = time.monotonic() + 20
-    while text not in server.log():
-        assert time.monotonic() < deadline, server.log()
-        time.sleep(0.005)

@@ -6,7 +6,7 @@ import json
 import queue
 import re
 import socket
-import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 REPEAT = """
@@ -268,7 +269,7 @@ def test_sending_after_the_final_response_is_refused(server: ServerProcess) -> N
     with Stream(server) as stream:
         stream.send("repeat", "too_late")
         assert stream.next() == ([1], True)
-    wait_for(server, "refused: Inference Response object must be provided")
+    server.until_logged("refused: Inference Response object must be provided")
     assert server.log().count("refused: Unable to send response. Response sender has been closed") == 2
     assert "refused: Unable to send response. Unsupported flag value: 5" in server.log()
 
@@ -282,9 +283,9 @@ def test_a_decoupled_model_must_return_none(server: ServerProcess) -> None:
 def test_a_cancelled_stream_stops_its_sender(server: ServerProcess) -> None:
     with Stream(server) as stream:
         stream.send("repeat", "endless")
-        wait_for(server, "endless runs")
+        server.until_logged("endless runs")
         assert stream.next()[1] is False
-    wait_for(server, "endless ends: Unable to send response. The request was cancelled")
+    server.until_logged("endless ends: Unable to send response. The request was cancelled")
     wait_for_idle(server, "repeat")
 
 
@@ -300,7 +301,7 @@ def test_collecting_from_a_decoupled_model(server: ServerProcess) -> None:
 def test_a_sender_of_a_model_that_is_not_decoupled(server: ServerProcess) -> None:
     for how in ("later", "twice", "returned"):
         assert infer(server, "single", how=how) == [1]
-    wait_for(server, "second: Unable to send response. A model that is not decoupled sends exactly one")
+    server.until_logged("second: Unable to send response. A model that is not decoupled sends exactly one")
     with pytest.raises(InferenceServerException, match="dropped the response sender"):
         infer(server, "single", how="dropped")
 
@@ -309,6 +310,22 @@ def resident(server: ServerProcess) -> int:
     """The server's resident memory in bytes."""
     text = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+)", text).group(1)) << 10  # type: ignore[union-attr]
+
+
+def at_rest(server: ServerProcess) -> int:
+    """The resident memory once a sender has come to rest: it stays while the server answers others."""
+    seen, still = -1, 0
+
+    def rests() -> bool:
+        nonlocal seen, still
+        infer(server, "single", how="returned")
+        now = resident(server)
+        still = still + 1 if abs(now - seen) < 1 << 20 else 0
+        seen = now
+        return still == 5
+
+    until(rests, "the sender comes to rest")
+    return seen
 
 
 def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None:
@@ -320,22 +337,13 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None
     tensor = grpcclient.InferInput("IN", [1], "FP32")
     tensor.set_data_from_numpy(np.zeros(1, np.float32))
     client.async_stream_infer("repeat", [tensor], parameters={"how": "large"})
-    wait_for(server, "large has begun")
-    # the sender must come to rest: its count of sent bytes stops while the server stays responsive
-    seen, still = -1, 0
-    deadline = time.monotonic() + 30
-    while still < 5:
-        assert time.monotonic() < deadline
-        infer(server, "single", how="returned")
-        now = resident(server)
-        still = still + 1 if abs(now - seen) < 1 << 20 else 0
-        seen = now
-    assert seen - before < 64 << 20
+    server.until_logged("large has begun")
+    assert at_rest(server) - before < 64 << 20
     for _ in range(20000):
         held.put(None)
     client.stop_stream(cancel_requests=True)
     client.close()
-    wait_for(server, "large was told")
+    server.until_logged("large was told")
     wait_for_idle(server, "repeat")
 
 
@@ -347,20 +355,9 @@ def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProce
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body)
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        seen, still = -1, 0
-        deadline = time.monotonic() + 30
-        while still < 5:
-            assert time.monotonic() < deadline
-            infer(server, "single", how="returned")
-            now = resident(server)
-            still = still + 1 if abs(now - seen) < 1 << 20 else 0
-            seen = now
-        assert seen - before < 64 << 20
+        assert at_rest(server) - before < 64 << 20
         assert server.log().count("endless ends") == ended
-    deadline = time.monotonic() + 30
-    while server.log().count("endless ends") == ended:
-        assert time.monotonic() < deadline, server.log()
-        time.sleep(0.005)
+    server.until_logged("endless ends", ended + 1)
     wait_for_idle(server, "repeat")
 
 
@@ -372,26 +369,14 @@ def infer(server: ServerProcess, model: str, how: str, values: Any = (1, 2)) -> 
         return client.infer(model, [tensor], parameters={"how": how}).as_numpy("OUT").tolist()
 
 
-def wait_for(server: ServerProcess, text: str) -> None:
-    """Until the server's log has a line with `text`; fails after 30 s."""
-    deadline = time.monotonic() + 30
-    while text not in server.log():
-        assert time.monotonic() < deadline, server.log()
-        time.sleep(0.005)
-
-
 def wait_for_idle(server: ServerProcess, model: str) -> None:
     """Until the model has no request under way."""
-    deadline = time.monotonic() + 30
-    with httpclient.InferenceServerClient(server.http) as client:
-        while True:
-            import urllib.request
 
-            text = urllib.request.urlopen(f"http://{server.metrics}/metrics").read().decode()
-            found = re.search(rf'neptrio_accepted_requests{{model="{model}"[^}}]*}} (\S+)', text)
-            assert found is not None, text
-            if float(found.group(1)) == 0:
-                return
-            assert time.monotonic() < deadline, text
-            client.is_server_live()
-            time.sleep(0.01)
+    def idle() -> bool:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
+            text = reply.read().decode()
+        found = re.search(rf'neptrio_accepted_requests{{model="{model}"[^}}]*}} (\S+)', text)
+        assert found is not None, text
+        return float(found.group(1)) == 0
+
+    until(idle, f"'{model}' is idle")

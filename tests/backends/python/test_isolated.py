@@ -46,7 +46,6 @@ from tests.backends.python.test_decoupled import (
     test_many_responses,
     test_requests_that_the_model_leaves_open_fail,
     test_sending_after_the_final_response_is_refused,
-    wait_for,
 )
 from tests.backends.python.test_execute import (
     test_a_model_may_reuse_its_output_buffer,
@@ -59,11 +58,12 @@ from tests.backends.python.test_execute import (
     test_sum_and_difference,
 )
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 PROCESS = ' parameters { key: "isolation" value: { string_value: "process" } }'
 
 KILLER = """
-import json, os, signal, time
+import json, os, signal, threading
 import numpy as np
 
 class TritonPythonModel:
@@ -79,7 +79,7 @@ class TritonPythonModel:
             os.kill(os.getpid(), signal.SIGSEGV)
         if how == "hang":
             pb_utils.Logger.log_info("hanging")
-            time.sleep(600)
+            threading.Event().wait()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, os.getpid(), np.float32))])
                 for _ in requests]
 """
@@ -188,6 +188,14 @@ def children(pid: int) -> set[int]:
     return found
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there and runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 ONE = np.zeros(1, np.float32)
 
 
@@ -200,11 +208,8 @@ def killer(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def ready_again(server: ServerProcess, model: str) -> None:
-    deadline = time.monotonic() + 30
     with httpclient.InferenceServerClient(server.http) as client:
-        while not client.is_model_ready(model):
-            assert time.monotonic() < deadline, server.log()
-            time.sleep(0.01)
+        until(lambda: client.is_model_ready(model), server.log)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +258,9 @@ class TritonPythonModel:
         assert client.is_server_ready() and call(server, "once", ONE + 1)[0] == 1
         (pid,) = children(server.process.pid)
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while client.is_model_ready("once"):
-            assert time.monotonic() < deadline
+        until(lambda: not client.is_model_ready("once"), "the model is not ready")
         assert not client.is_server_ready()
-        wait_for(server, "restart of once_0_0 failed")
+        server.until_logged("restart of once_0_0 failed")
         (row,) = client.get_model_repository_index()
         assert row["state"] == "UNAVAILABLE"
         assert "SIGKILL" in row["reason"] or "not twice" in row["reason"]
@@ -278,7 +281,7 @@ def test_everything_under_way_fails_when_the_process_dies(killer: ServerProcess)
             client.async_infer(
                 "killer", [tensor], lambda result, error: results.put(error), parameters={"how": "hang"}
             )
-        wait_for(killer, "hanging")
+        killer.until_logged("hanging")
         for pid in children(killer.process.pid):
             os.kill(pid, signal.SIGKILL)
         for _ in range(2):  # the one that ran and the one that was sent ahead
@@ -299,7 +302,7 @@ def test_everything_under_way_fails_when_the_process_dies(killer: ServerProcess)
 
 
 def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
-    code = "import time\n\nclass TritonPythonModel:\n    def initialize(self, args):\n        time.sleep(600)\n\n    def execute(self, requests):\n        pass\n"
+    code = "import threading\n\nclass TritonPythonModel:\n    def initialize(self, args):\n        threading.Event().wait()\n\n    def execute(self, requests):\n        pass\n"
     limit = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "1.5" } }'
     isolated(tmp_path, "stuck", code, config() + limit)
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:
@@ -399,10 +402,10 @@ def test_nothing_is_left_after_unload(tmp_path: Path) -> None:
                     assert call(server, "reuse", ONE + 5).tolist() == [5.0] * 100000
                 for name in ("reuse", "repeat"):
                     client.unload_model(name)
-                deadline = time.monotonic() + 20
-                while children(server.process.pid) or (counts and over(held(server), counts[0])):
-                    assert time.monotonic() < deadline, (held(server), counts)
-                    time.sleep(0.01)
+                until(
+                    lambda: not (children(server.process.pid) or (counts and over(held(server), counts[0]))),
+                    lambda: (held(server), counts),
+                )
                 counts.append(held(server))
             assert not counts[2][2]
 
@@ -413,7 +416,4 @@ def test_children_end_with_the_server(tmp_path: Path) -> None:
     (pid,) = children(server.process.pid)
     server.process.kill()
     server.stop()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not alive(pid), "the model's process ends")

@@ -17,6 +17,7 @@ from neptrio.backends.base import READY_SECONDS
 from tests.backends.python.models import HEAD, config, python_model
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 HELPED = """
 import helper
@@ -286,8 +287,7 @@ def test_is_ready_has_a_limit(tmp_path: Path, isolation: str) -> None:
             assert infer(server, "hanging", np.ones(1, np.float32)) is not None
             with (folder / "pipe").open("w") as pipe:
                 pipe.write("go on")
-            while not (http.is_model_ready("hanging") and grpc.is_model_ready("hanging")):
-                pass
+            until(lambda: http.is_model_ready("hanging") and grpc.is_model_ready("hanging"), server.log)
 
 
 def test_the_limit_of_is_ready_is_tritons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

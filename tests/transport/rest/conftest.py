@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,6 +101,14 @@ def in_flight(process: ServerProcess) -> float:
     lines = [line for line in text.splitlines() if line.startswith("neptrio_accepted_requests{")]
     assert lines
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def accepted(process: ServerProcess, model: str) -> int:
+    """Requests that a model has accepted since it was loaded, answered or not."""
+    with Http1(process.http) as client:
+        body = client.request("GET", f"/v2/models/{model}/stats?live=true").body
+    found: int = json.loads(body)["model_stats"][0]["accounts"]["accepted"]
+    return found
 
 
 Connect = Callable[[], Http1 | Http2]

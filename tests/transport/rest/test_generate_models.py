@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from tests.backends.python.models import config, python_model
 from tests.support.http import Http1, Http2, Reply
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight
 from tests.transport.rest.test_http2_attacks import rss
 
@@ -202,15 +202,15 @@ def test_a_client_that_leaves_ends_the_request(
     if front == "http2":
         with Http2(server.http) as client:
             client.start("POST", path, body)
-            wait(lambda: server.log().count("endless runs") > runs, server)
+            server.until_logged("endless runs", runs + 1)
     else:
         with Http1(server.http) as client:
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             client.send(head.encode() + body)
-            wait(lambda: server.log().count("endless runs") > runs, server)
+            server.until_logged("endless runs", runs + 1)
             client._file.close()  # else the socket stays open behind it
-    wait(lambda: server.log().count("told: ") > told, server)
-    wait(lambda: in_flight(server) == 0, server)
+    server.until_logged("told: ", told + 1)
+    until(lambda: in_flight(server) == 0, server)
 
 
 @pytest.mark.parametrize("front", ["lean", "hypercorn", "http2"])
@@ -250,16 +250,9 @@ def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerP
                     stalled.pump()
             else:
                 assert len(stalled._file.read(8 << 20)) == 8 << 20
-            wait(lambda: sent() > last, server)
+            until(lambda: sent() > last, server.log)
             if isinstance(stalled, Http1):
                 stalled._file.close()
-        wait(lambda: server.log().count("told: ") > told, server)
-        wait(lambda: in_flight(server) == 0, server)
+        server.until_logged("told: ", told + 1)
+        until(lambda: in_flight(server) == 0, server.log)
         assert rss(server) - before < 64 << 20
-
-
-def wait(condition: Any, server: ServerProcess) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, server.log()
-        time.sleep(0.005)

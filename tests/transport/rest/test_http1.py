@@ -19,7 +19,8 @@ import pytest
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
-from tests.transport.rest.conftest import delay, in_flight
+from tests.support.waiting import until
+from tests.transport.rest.conftest import accepted, delay, in_flight
 
 ROW = list(range(16))
 GOOD = json.dumps(
@@ -331,8 +332,8 @@ def test_a_shutdown_answers_what_is_under_way(tmp_path: Path, lean: bool) -> Non
         assert idle.request("GET", "/v2/health/live").status == 200
         for connection in busy:
             connection.send(post("slow", GOOD, b"Host: localhost"))
-        while in_flight(process) == 0:
-            pass  # one waits behind the one that runs and the one that is prepared: all are accepted
+        # one waits behind the one that runs and the one that is prepared
+        until(lambda: accepted(process, "slow") == len(busy), "all are accepted")
         process.process.send_signal(signal.SIGTERM)
         for connection in busy:
             assert connection.read().status == 200

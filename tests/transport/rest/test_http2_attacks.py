@@ -6,7 +6,6 @@ import json
 import socket
 import ssl
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import trustme
 from tests.support.http import Http1, Http2
 from tests.support.raw_http2 import PREFACE, RawClient, frame
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight, write_models
 from tests.transport.rest.test_http1 import GOOD
 
@@ -55,8 +55,9 @@ def attacker(process: ServerProcess) -> Iterator[RawClient]:
         assert lean.request("POST", INFER, GOOD).status == 200
         assert not neighbour.terminated
         assert rss(process) - before < 64 << 20
-    while in_flight(process):
-        pass  # what was cancelled while it executed leaves when its execution ends
+    until(
+        lambda: not in_flight(process), "nothing is under way"
+    )  # what was cancelled while it executed leaves when its execution ends
 
 
 def head(client: RawClient, stream: int, path: str = INFER) -> bytes:
@@ -278,8 +279,7 @@ def test_as_many_cancels_as_streams_are_no_attack(process: ServerProcess) -> Non
         client.flush()
         assert client.request("POST", INFER, GOOD).status == 200
         assert not client.terminated
-    while in_flight(process):
-        pass
+    until(lambda: not in_flight(process), "nothing is under way")
 
 
 def test_answers_that_overtake_their_requests(process: ServerProcess) -> None:
@@ -325,10 +325,7 @@ UNREAD = "its client does not read"
 
 def given_up(process: ServerProcess, times: int, sock: socket.socket) -> None:
     """Waits until the server has ended that many connections for not reading; the last is over."""
-    deadline = time.monotonic() + 20
-    while process.log().count(UNREAD) <= times:
-        assert time.monotonic() < deadline, process.log()
-        time.sleep(0.005)
+    process.until_logged(UNREAD, times + 1)
     got = 0
     try:
         while part := sock.recv(1 << 20):
@@ -367,8 +364,7 @@ def test_a_client_that_gives_no_window(process: ServerProcess) -> None:
             refused = refused or client.resets.get(stream) == 7
         assert refused
         assert rss(process) - before < 128 << 20  # 32 MiB of answers, the last one, its body
-    while in_flight(process):
-        pass
+    until(lambda: not in_flight(process), "nothing is under way")
     with Http2(process.http) as client:
         assert client.request("POST", INFER, GOOD).status == 200
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.http import Http1, Http2
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight
 from tests.transport.rest.test_http1 import GOOD
 
@@ -27,8 +28,9 @@ def serves(server: ServerProcess) -> None:
         assert client.request("POST", INFER, GOOD).status == 200
     with Http1(server.http) as client:
         assert client.request("POST", INFER, GOOD).status == 200
-    while in_flight(server):
-        pass  # what was cancelled while it executed leaves when its execution ends
+    until(
+        lambda: not in_flight(server), "nothing is under way"
+    )  # what was cancelled while it executed leaves when its execution ends
 
 
 def test_many_streams_at_once(lean_server: ServerProcess) -> None:
