@@ -89,6 +89,27 @@ def test_every_dependency_has_a_line_in_the_readme() -> None:
         assert re.search(rf"^\| {re.escape(name[0])}\b", readme, re.M), f"{name[0]} is missing in README.md"
 
 
+# who may sleep, and why
+SLEEPERS = {
+    "tests/support/waiting.py": "polls what has no event, with a deadline",
+    "tests/support/gate.py": "a model asks whether it is cancelled, which only can be asked",
+    "tests/service/test_statistics_python.py": "a model asks whether it is cancelled",
+    "tests/backends/python/test_bls.py": "a model asks whether it is cancelled",
+    "tests/client/test_asked_traces.py": "a model is slow: the time of a request is what is tested",
+    "tests/soak/test_soak.py": "measures the memory every second",
+}
+
+
+def test_no_test_sleeps_until_something_has_happened() -> None:
+    """Tests wait with tests.support.waiting, ServerProcess.until_logged, Gate or Latch; sleep(0) only yields."""
+    asleep = {
+        name
+        for name, text in texts()
+        if re.fullmatch(r"tests/.*\.py", name) and re.search(r"\bsleep\((?!0\))", text)
+    }
+    assert asleep - {"tests/test_tree.py"} == set(SLEEPERS)
+
+
 def test_the_package_is_typed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     for package in ("neptrio", "triton_python_backend_utils"):

@@ -13,6 +13,7 @@ import trio
 from neptrio.server import Server
 from neptrio.settings import Settings
 from neptrio.transport.grpc import GrpcServer
+from tests.support.waiting import until_trio
 
 T = TypeVar("T")
 
@@ -76,16 +77,13 @@ class EmbeddedServer:
         """Accepted requests that are not answered, over all models."""
         return sum(model.inflight for model in self.server.repository.ready_models())
 
-    def until(self, condition: Callable[[], bool], what: str, timeout: float = 20) -> None:
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
         """Returns once `condition()` holds on the trio thread; AssertionError after `timeout` s."""
 
-        async def wait() -> None:
-            with trio.move_on_after(timeout) as scope:
-                while not condition():
-                    await trio.sleep(0.002)
-            assert not scope.cancelled_caught, f"still not: {what}; {self.grpc_server.statistics()}"
+        def told() -> str:
+            return f"{what}; {self.grpc_server.statistics()}"
 
-        trio.from_thread.run(wait, trio_token=self._token)
+        trio.from_thread.run(until_trio, condition, told, timeout, trio_token=self._token)
 
     def until_idle(self) -> None:
         """Returns once nothing is in flight: no request, no call, no byte."""

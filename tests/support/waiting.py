@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import trio
+
 T = TypeVar("T")
 
 # long enough for a loaded machine: only a test that fails waits for so long
@@ -26,4 +28,14 @@ def until(condition: Callable[[], T], what: object = "", seconds: float = SECOND
         if time.monotonic() > deadline:
             raise AssertionError(f"did not come true in {seconds} s: {what() if callable(what) else what}")
         time.sleep(0.005)
+    return found
+
+
+async def until_trio(condition: Callable[[], T], what: object = "", seconds: float = SECONDS) -> T:
+    """`until()` for a condition on a trio thread: its other tasks go on meanwhile."""
+    deadline = trio.current_time() + seconds
+    while not (found := condition()):
+        if trio.current_time() > deadline:
+            raise AssertionError(f"did not come true in {seconds} s: {what() if callable(what) else what}")
+        await trio.sleep(0.002)
     return found

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from neptrio.transport.http1 import Http1Connection
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
+from tests.support.waiting import until_trio
 from tests.transport.rest.test_http1 import GOOD
 
 PATH = b"/v2/models/identity/infer"
@@ -57,10 +58,11 @@ async def outcome(server: EmbeddedServer, data: bytes, lane: bool) -> tuple[Any,
         connection.lane = lane
         connection.pass_on(data)
         server.server.loop.turn.end()
-        with trio.fail_after(20):
-            while any(not e.complete for e in connection.exchanges) and not tasks.started:
-                await trio.sleep(0.001)
-            server.server.loop.turn.end()
+        await until_trio(
+            lambda: tasks.started or all(e.complete for e in connection.exchanges),
+            "every exchange is complete",
+        )
+        server.server.loop.turn.end()
         try:
             answer = theirs.recv(1 << 20)
         except BlockingIOError:
