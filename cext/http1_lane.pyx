@@ -39,7 +39,8 @@ import logging
 import os
 from collections import deque
 
-from neptrio._cext.json_infer import decode_request, encode_response
+from neptrio._cext.json_request import decode_request
+from neptrio._cext.json_response import encode_response
 from neptrio._cext.outputs import select
 
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unsupported

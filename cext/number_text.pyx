@@ -484,21 +484,3 @@ cdef inline int digits_backwards(char* text, uint64_t value) noexcept nogil:
         n -= 1
         text[n] = <char>(48 + low)
     return 24 - n
-
-
-def parse(bytes text):
-    """(value, end) of the number at the start of `text`, for tests; ValueError names the error's kind."""
-    cdef Number n
-    cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(text)
-    cdef const unsigned char* stop = parse_number(p, p + len(text), &n)
-    if n.error != NUMBER_OK:
-        raise ValueError(f"{<int>n.error} at {stop - p}")
-    if n.kind == NUMBER_INTEGER:
-        return (-<object>n.magnitude if n.negative else n.magnitude), stop - p
-    return n.real, stop - p
-
-
-def print_real(double value) -> bytes:
-    """A double's JSON text, for tests."""
-    cdef char text[64]
-    return text[: print_double(text, value) - text]

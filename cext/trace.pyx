@@ -42,7 +42,7 @@ from neptrio._cext.request cimport (
     now_ns,
 )
 
-from neptrio.codec.json_infer import dump_json
+from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
 from neptrio.observe.trace_record import Copied, parameters_of, tensor_document
 

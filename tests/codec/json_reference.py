@@ -1,4 +1,4 @@
-"""An infer body decoded slowly and obviously, on Python objects: what cext/json_infer is compared with.
+"""An infer body decoded slowly and obviously, on Python objects: what cext/json_request is compared with.
 
 Independent of the code under test but for the error texts.
 """

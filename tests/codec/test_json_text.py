@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from neptrio._cext.json_text import dump, load
+from neptrio._cext.json_reader import load
+from neptrio._cext.json_writer import dump
 
 from neptrio.errors import InvalidArgument
 

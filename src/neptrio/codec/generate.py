@@ -11,8 +11,10 @@ import math
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.json_infer import add_parameter, tensor_json, tensor_of
-from neptrio._cext.json_text import dump, load
+from neptrio._cext.json_reader import load
+from neptrio._cext.json_request import add_parameter
+from neptrio._cext.json_tensor import tensor_json, tensor_of
+from neptrio._cext.json_writer import dump
 from neptrio._cext.request import InferRequest, InferResponse, Tensor
 from neptrio.errors import InvalidArgument
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neptrio._cext.trace import TextBlock
-from neptrio.codec.json_infer import dump_json
+from neptrio.codec.http_json import dump_json
 from neptrio.observe.array_file import ArrayFile
 from neptrio.observe.trace_settings import Scope
 

@@ -10,7 +10,7 @@ import trio
 
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec.compression import too_large
-from neptrio.codec.json_infer import dump_json, load_json
+from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.service import Services

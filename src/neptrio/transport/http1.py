@@ -45,7 +45,7 @@ from neptrio._cext.http1_lane import (
 )
 from neptrio._cext.request import InferRequest, InferResponse
 from neptrio.codec.compression import too_large
-from neptrio.codec.json_infer import HEADER_LENGTH
+from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import Internal, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.service import Services

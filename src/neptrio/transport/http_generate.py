@@ -19,7 +19,7 @@ import trio
 
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec import generate
-from neptrio.codec.json_infer import dump_json
+from neptrio.codec.http_json import dump_json
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.service import Services

@@ -12,7 +12,7 @@ import trio
 
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec.compression import compress, decompress, negotiate
-from neptrio.codec.json_infer import HEADER_LENGTH, decode_request, dump_json, encode_response
+from neptrio.codec.http_json import HEADER_LENGTH, decode_request, dump_json, encode_response
 from neptrio.codec.outputs import select
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unsupported
 from neptrio.observe.propagation import asked

@@ -1,4 +1,4 @@
-"""JSON for the REST front: control documents here, infer bodies in cext/json_infer.pyx."""
+"""JSON for the REST front: control documents here, infer bodies in cext/json_request and json_response."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import orjson
 
-from neptrio._cext.json_infer import decode_request, encode_response, kind_error
-from neptrio._cext.json_text import dump, load
+from neptrio._cext.json_reader import kind_error, load
+from neptrio._cext.json_request import decode_request
+from neptrio._cext.json_response import encode_response
+from neptrio._cext.json_writer import dump
 
 HEADER_LENGTH = b"inference-header-content-length"
 

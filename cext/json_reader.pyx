@@ -1,22 +1,21 @@
-"""JSON text as a Triton server reads and writes it.
+"""JSON text as a Triton server reads it.
 
 The problem: clients see rapidjson's error texts with their offsets, send NaN literals, duplicate
 keys, a byte-order mark and invalid UTF-8, and none of the fast JSON libraries for Python keeps
 those rules. The choice: a cursor that walks the text once and hands values to whoever asks,
-without building objects in between; load() and dump() build them where that is wanted.
+without building objects in between; load() builds them where that is wanted.
 
 Rules:
  1. Errors are rapidjson's texts at rapidjson's offsets (spec/observed.md 3).
  2. Nesting deeper than 100 levels is refused; nothing here recurses further.
  3. Strings that are not UTF-8 survive a round trip byte for byte (surrogateescape).
  4. Of duplicate keys the first counts.
- 5. NaN, Infinity and -Infinity are numbers, both ways.
+ 5. NaN, Infinity and -Infinity are numbers.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.ref cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcmp, memcpy
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcmp
 
 from neptrio._cext.number_text cimport (
     NUMBER_EXPONENT,
@@ -27,22 +26,24 @@ from neptrio._cext.number_text cimport (
     NUMBER_OK,
     Number,
     parse_number,
-    print_double,
-    print_int,
 )
 
 from neptrio.errors import InvalidArgument
 
-cdef extern from "Python.h":
-    int _PyBytes_Resize(PyObject** bytes, Py_ssize_t newsize) except -1
-    PyObject* _new_bytes "PyBytes_FromStringAndSize"(const char* v, Py_ssize_t n) except NULL
-    void Py_XDECREF(PyObject* o)
-    const char* PyUnicode_AsUTF8AndSize(object unicode, Py_ssize_t* size)
-    void PyErr_Clear()
-
 
 class SyntaxRefused(InvalidArgument):
     """The text is not JSON."""
+
+
+def kind_error(what, got, wanted):
+    """`Unable to parse 'x': attempt to access JSON non-a as b`."""
+    return InvalidArgument(f"Unable to parse '{what}': attempt to access JSON non-{got} as {wanted}")
+
+
+def missing(str key):
+    """What a document without the member `key` is told."""
+    return InvalidArgument(
+        f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
 
 
 cdef int _hex(const unsigned char* p) noexcept:
@@ -63,7 +64,7 @@ cdef int _hex(const unsigned char* p) noexcept:
 
 
 cdef class Reader:
-    """See json_text.pxd."""
+    """See json_reader.pxd."""
 
     cdef int fail(self, str reason, Py_ssize_t at) except -1:
         raise SyntaxRefused(f"failed to parse the request JSON buffer: {reason} at {at}")
@@ -300,6 +301,51 @@ cdef class Reader:
             return int((<const char*>self.text)[start:self.at])
         return n.real
 
+    # ------------------------------------------------------------ values of a known kind
+
+    cdef str string_at(self, Py_ssize_t at, str key):
+        if at < 0:
+            raise missing(key)
+        if self.text[at] != b'"':
+            raise kind_error(key, "string", "string")
+        self.at = at
+        return self.string()
+
+    cdef uint64_t unsigned(self, str key, str verb="parse") except? 0xFFFFFFFFFFFFFFFF:
+        cdef Number n
+        cdef int c = self.peek()
+        if c == b"-" or 48 <= c <= 57:
+            self.number(&n)
+            if n.kind == NUMBER_INTEGER and (not n.negative or n.magnitude == 0):
+                return n.magnitude
+        raise InvalidArgument(
+            f"Unable to {verb} '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
+
+    cdef bint boolean(self, str key) except -1:
+        cdef int c = self.peek()
+        if c != b"t" and c != b"f":
+            raise kind_error(key, "boolean", "boolean")
+        self.skip(0)
+        return c == b"t"
+
+    cdef tuple shape_at(self, Py_ssize_t at):
+        cdef list dims = []
+        cdef uint64_t d
+        if at < 0:
+            raise missing("shape")
+        if self.text[at] != b"[":
+            raise kind_error("shape", "array", "array")
+        self.at = at
+        if self.first_element():
+            while True:
+                d = self.unsigned("shape")
+                if d > 0x7FFFFFFFFFFFFFFF:
+                    raise InvalidArgument(f"Unable to parse 'shape': {d} is out of range [0, 9223372036854775807]")
+                dims.append(d)
+                if not self.next_element():
+                    break
+        return tuple(dims)
+
 
 cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
     cdef bytes plain
@@ -365,154 +411,6 @@ cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexce
     return out - start
 
 
-# ---------------------------------------------------------------- writing
-
-cdef const char* HEX = b"0123456789ABCDEF"
-cdef char[256] _ESCAPE           # 0: as it is, 1: \u00XX, else the letter after the backslash
-for _i in range(256):
-    _ESCAPE[_i] = 1 if _i < 32 else 0
-_ESCAPE[8] = b"b"
-_ESCAPE[9] = b"t"
-_ESCAPE[10] = b"n"
-_ESCAPE[12] = b"f"
-_ESCAPE[13] = b"r"
-_ESCAPE[34] = b'"'
-_ESCAPE[92] = b"\\"
-
-
-cdef class Writer:
-    """See json_text.pxd."""
-
-    def __cinit__(self, Py_ssize_t room=512):
-        self.buffer = _new_bytes(NULL, room)
-        self.p = PyBytes_AS_STRING(<object>self.buffer)
-        self.room = room
-
-    def __dealloc__(self):
-        Py_XDECREF(self.buffer)
-
-    cdef char* need(self, Py_ssize_t n) except NULL:
-        if self.used + n > self.room:
-            self._resize(max(self.used + n, self.room * 2))
-        return self.p + self.used
-
-    cdef int _resize(self, Py_ssize_t room) except -1:
-        # the object may move; nobody else refers to it
-        _PyBytes_Resize(&self.buffer, room)
-        self.p = PyBytes_AS_STRING(<object>self.buffer)
-        self.room = room
-        return 0
-
-    cdef int raw(self, const char* p, Py_ssize_t n) except -1:
-        memcpy(self.need(n), p, n)
-        self.used += n
-        return 0
-
-    cdef int quoted(self, const char* p, Py_ssize_t n) except -1:
-        cdef char* out
-        cdef char* start
-        cdef Py_ssize_t i = 0, plain
-        cdef unsigned char c
-        cdef char escape
-        start = out = self.need(2 + n * 6)
-        out[0] = b'"'
-        out += 1
-        while i < n:
-            plain = i
-            while i < n and _ESCAPE[<unsigned char>p[i]] == 0:
-                i += 1
-            memcpy(out, p + plain, i - plain)
-            out += i - plain
-            if i == n:
-                break
-            c = <unsigned char>p[i]
-            i += 1
-            escape = _ESCAPE[c]
-            out[0] = b"\\"
-            if escape == 1:
-                out[1] = b"u"
-                out[2] = b"0"
-                out[3] = b"0"
-                out[4] = HEX[c >> 4]
-                out[5] = HEX[c & 15]
-                out += 6
-            else:
-                out[1] = escape
-                out += 2
-        out[0] = b'"'
-        self.used += out + 1 - start
-        return 0
-
-    cdef int text(self, str s) except -1:
-        cdef Py_ssize_t n
-        cdef const char* p = PyUnicode_AsUTF8AndSize(s, &n)
-        cdef bytes raw
-        if p == NULL:
-            PyErr_Clear()
-            raw = s.encode("utf-8", "surrogateescape")
-            return self.quoted(PyBytes_AS_STRING(raw), len(raw))
-        return self.quoted(p, n)
-
-    cdef int integer(self, int64_t value) except -1:
-        cdef char* start = self.need(48)
-        self.used += print_int(start, value) - start
-        return 0
-
-    cdef int real(self, double value) except -1:
-        cdef char* start = self.need(64)
-        self.used += print_double(start, value) - start
-        return 0
-
-    cdef int value(self, object value) except -1:
-        cdef bint first = True
-        if value is None:
-            return self.raw(b"null", 4)
-        if value is True:
-            return self.raw(b"true", 4)
-        if value is False:
-            return self.raw(b"false", 5)
-        if isinstance(value, str):
-            return self.text(str(value))
-        if isinstance(value, bytes):
-            return self.quoted(value, len(value))
-        if isinstance(value, int):
-            digits = str(int(value)).encode()
-            return self.raw(digits, len(digits))
-        if isinstance(value, float):
-            return self.real(value)
-        if isinstance(value, dict):
-            self.raw(b"{", 1)
-            for key, item in value.items():
-                if not first:
-                    self.raw(b",", 1)
-                first = False
-                self.text(str(key))
-                self.raw(b":", 1)
-                self.value(item)
-            return self.raw(b"}", 1)
-        if isinstance(value, (list, tuple)):
-            self.raw(b"[", 1)
-            for item in value:
-                if not first:
-                    self.raw(b",", 1)
-                first = False
-                self.value(item)
-            return self.raw(b"]", 1)
-        raise TypeError(f"{type(value).__name__} has no JSON form")
-
-    cdef bytes take(self):
-        cdef bytes whole
-        if self.used <= 16384:
-            whole = self.p[:self.used]
-            return whole
-        self._resize(self.used)
-        whole = <bytes>self.buffer
-        Py_XDECREF(self.buffer)
-        self.buffer = NULL
-        self.room = self.used = 0
-        return whole
-
-
 def load(data):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument)."""
     cdef const unsigned char[::1] view
@@ -526,10 +424,3 @@ def load(data):
     value = r.value(0)
     r.finish()
     return value
-
-
-def dump(value) -> bytes:
-    """Compact JSON of None, bool, int, float, str, bytes (as text), dict, list and tuple."""
-    cdef Writer w = Writer()
-    w.value(value)
-    return w.take()

@@ -1,8 +1,7 @@
-# A cursor over JSON text with rapidjson's errors, and a writer of compact JSON.
+# A cursor over JSON text with rapidjson's errors.
 #   A Reader borrows the text: whoever holds it keeps the buffer alive.
 #   Every function that reads starts at the value's first character and ends behind its last.
-from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from neptrio._cext.number_text cimport Number
 
@@ -36,20 +35,10 @@ cdef class Reader:
     cdef str string(self)
     cdef int number(self, Number* out) except -1
     cdef object value(self, int depth)                 # any value as Python objects
+    # values of a known kind; InvalidArgument when another comes, naming `key`
+    cdef str string_at(self, Py_ssize_t at, str key)   # at < 0: the member is missing
+    cdef tuple shape_at(self, Py_ssize_t at)
+    cdef uint64_t unsigned(self, str key, str verb=*) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint boolean(self, str key) except -1
 
 cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept
-
-cdef class Writer:
-    cdef PyObject* buffer     # a bytes object of `room` bytes, owned, that nobody else sees
-    cdef char* p
-    cdef Py_ssize_t used
-    cdef Py_ssize_t room
-    cdef char* need(self, Py_ssize_t n) except NULL    # room for n more; the place to write at
-    cdef int raw(self, const char* p, Py_ssize_t n) except -1
-    cdef int quoted(self, const char* p, Py_ssize_t n) except -1
-    cdef int text(self, str s) except -1               # quoted and escaped
-    cdef int integer(self, int64_t value) except -1
-    cdef int real(self, double value) except -1
-    cdef int value(self, object value) except -1
-    cdef int _resize(self, Py_ssize_t room) except -1
-    cdef bytes take(self)                              # the text; the writer is used up

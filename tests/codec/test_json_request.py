@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from neptrio._cext.json_infer import decode_request, encode_response, tensor_json
+from neptrio._cext.json_request import decode_request
+from neptrio._cext.json_response import encode_response
+from neptrio._cext.json_tensor import tensor_json
 from neptrio._cext.request import InferRequest, InferResponse, ModelCore, Tensor
 
 from neptrio import datatypes

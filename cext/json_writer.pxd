@@ -1,0 +1,18 @@
+# A writer of compact JSON.
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t
+
+cdef class Writer:
+    cdef PyObject* buffer     # a bytes object of `room` bytes, owned, that nobody else sees
+    cdef char* p
+    cdef Py_ssize_t used
+    cdef Py_ssize_t room
+    cdef char* need(self, Py_ssize_t n) except NULL    # room for n more; the place to write at
+    cdef int raw(self, const char* p, Py_ssize_t n) except -1
+    cdef int quoted(self, const char* p, Py_ssize_t n) except -1
+    cdef int text(self, str s) except -1               # quoted and escaped
+    cdef int integer(self, int64_t value) except -1
+    cdef int real(self, double value) except -1
+    cdef int value(self, object value) except -1
+    cdef int _resize(self, Py_ssize_t room) except -1
+    cdef bytes take(self)                              # the text; the writer is used up
