@@ -32,14 +32,14 @@ STEPS = {
     "HTTP/2 frames in": r"nghttp2_session_mem_recv",
     "HTTP/2 frames out": r"nghttp2_session_send",
     "decode JSON or binary": r"json_request\S*decode_request",
-    "decode protobuf": r"infer_wire\S*decode_request",
+    "decode protobuf": r"wire_request\S*decode_request",
     "validate": r"8validate_validate",
     "look up, accept, enqueue": r"4door_4Door_submit",
     "enqueue": r"12DefaultQueue_enqueue",
     "dispatch, execute, complete": r"12DefaultQueue_dispatch",
     "complete": r"5batch_complete",
     "encode JSON or binary": r"json_response\S*encode_response",
-    "encode protobuf": r"infer_wire\S*encode_response",
+    "encode protobuf": r"wire_response\S*encode_response",
 }
 COST = re.compile(r"^\s*([\d,]+) \([^)]*\)\s+(\S.*)$")
 

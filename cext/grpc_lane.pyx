@@ -25,7 +25,8 @@ import logging
 import os
 from collections import deque
 
-from neptrio._cext.infer_wire import decode_request, encode_response
+from neptrio._cext.wire_request import decode_request
+from neptrio._cext.wire_response import encode_response
 from neptrio._cext.outputs import select
 
 from neptrio.errors import Code, TritonError, Unsupported

@@ -27,8 +27,9 @@ from grpclib.const import Status
 
 from neptrio._cext.grpc_lane import CARDINALITY, UNARY_RESPONDER, UnaryCore
 from neptrio._cext.grpc_stream import GrpcStream
-from neptrio._cext.infer_wire import decode_request, encode_response
 from neptrio._cext.request import InferRequest, InferResponse, Responder, monotonic_ns
+from neptrio._cext.wire_request import decode_request
+from neptrio._cext.wire_response import encode_response
 from neptrio.codec.outputs import select
 from neptrio.errors import TritonError, Unavailable, Unsupported
 from neptrio.observe.propagation import asked

@@ -1,4 +1,4 @@
-"""infer_wire against protobuf's own encoder and decoder, and against golden bytes."""
+"""The codec of ModelInferRequest and ModelInferResponse against protobuf's own encoder and decoder, and against golden bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from neptrio._cext.infer_wire import decode_request, encode_response, well_formed
+from neptrio._cext.protobuf import well_formed
 from neptrio._cext.request import InferRequest, InferResponse, Tensor
+from neptrio._cext.wire_request import decode_request
+from neptrio._cext.wire_response import encode_response
 from tritonclient.grpc import service_pb2
 
 from neptrio.datatypes import NAME, NUMBER
