@@ -41,6 +41,7 @@ class Server:
     grpc_port: int
     forms: tuple[str, ...] = ("json", "binary", "unary", "stream", "sequence")
     ready_s: float = 0.0
+    ready_cpu_s: float = 0.0  # CPU time until then
     idle_rss: int = 0  # bytes, before any load
     pids: list[int] = field(default_factory=list)
 
@@ -76,6 +77,12 @@ class Server:
                 continue
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def settle(self, limit_s: float = 10) -> None:
+        """Waits until the server, ready and without load, uses no CPU time for a quarter of a second."""
+        end, used = time.monotonic() + limit_s, -1.0
+        while used != (used := self.cpu_seconds()) and time.monotonic() < end:
+            time.sleep(0.25)
+
     def stop(self) -> None:
         """Ends the server and its children."""
         if self.process.poll() is None:
@@ -91,6 +98,7 @@ def _start(
     name: str, command: list[str], env: dict[str, str], cpu: int | None, log: Path
 ) -> subprocess.Popen[bytes]:
     pin = ["taskset", "-c", str(cpu)] if cpu is not None else []
+    env = {"PYTHONDONTWRITEBYTECODE": "", **env}  # installed packages have their bytecode beside them
     with log.open("wb") as out:
         return subprocess.Popen(
             pin + command, env={**os.environ, **env}, stdout=out, stderr=out, start_new_session=True
@@ -106,6 +114,7 @@ def _wait_ready(server: Server, path: str, log: Path, limit_s: float = 120) -> S
             with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}", timeout=2) as answer:
                 if answer.status == 200:
                     server.ready_s = time.monotonic() - begin
+                    server.ready_cpu_s = server.cpu_seconds()
                     return server
         except (urllib.error.URLError, OSError):
             time.sleep(0.01)

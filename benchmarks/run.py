@@ -348,16 +348,17 @@ def startup(tmp: Path, cpu: int | None, others: list[peers.Server], rounds: int)
     mine = []
     for i in range(rounds):
         server = peers.neptrio(repository, cpu, tmp / f"startup{i}.log")
-        mine.append((server.ready_s, server.rss_bytes() / 1e6))
+        server.settle()
+        mine.append((server.ready_s, server.ready_cpu_s, server.rss_bytes() / 1e6))
         server.stop()
     rows = {
         "neptrio, example repository": tuple(statistics.median(column) for column in zip(*mine, strict=True))
     }
-    rows |= {f"{s.name}, benchmark's models": (s.ready_s, s.idle_rss / 1e6) for s in others}
-    lines = ["| server | start to ready | idle memory | target |", "|---|---|---|---|"]
-    for i, (name, (ready, rss)) in enumerate(rows.items()):
+    rows |= {f"{s.name}, benchmark's models": (s.ready_s, s.ready_cpu_s, s.idle_rss / 1e6) for s in others}
+    lines = ["| server | start to ready | CPU time of it | idle memory | target |", "|---|---|---|---|---|"]
+    for i, (name, (ready, used, rss)) in enumerate(rows.items()):
         target = "" if i else "< 1.5 s, < 90 MB" + ("" if ready < 1.5 and rss < 90 else " **missed**")
-        lines.append(f"| {name} | {ready:.2f} s | {rss:.0f} MB | {target} |")
+        lines.append(f"| {name} | {ready:.2f} s | {used:.2f} s | {rss:.0f} MB | {target} |")
     return rows, "\n".join(lines) + "\n"
 
 
@@ -393,6 +394,7 @@ def main() -> int:
             if {"table", "open", "startup"} & set(parts):
                 servers = start(options.servers.split(","), tmp, server_cpu)
             for server in servers:
+                server.settle()
                 server.idle_rss = server.rss_bytes()
             if "table" in parts:
                 found = measure(servers, cases, options.rounds, options.seconds, load_cpu, tmp)

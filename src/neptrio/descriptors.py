@@ -7,9 +7,9 @@ tritonclient (whose generated modules claim the default pool) never sees a confl
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -18,7 +18,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 @cache
 def file_set() -> Any:
     """The FileDescriptorSet of proto/ (used by gRPC reflection too)."""
-    data = resources.files("neptrio._proto").joinpath("descriptors.binpb").read_bytes()
+    data = pkgutil.get_data("neptrio._proto", "descriptors.binpb")
+    assert data is not None
     return descriptor_pb2.FileDescriptorSet.FromString(data)
 
 

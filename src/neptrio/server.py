@@ -146,6 +146,12 @@ class Server:
             core.cancel_scope.cancel()
         self.completions.close()
 
+    async def settled(self) -> None:
+        """Waits for what is imported while the fronts serve already."""
+        for front in self.fronts:
+            if isinstance(front, GrpcServer):
+                await front.handlers_loaded.wait()
+
     def _listen(self) -> None:
         settings = self.settings
         if settings.allow_http:
@@ -228,6 +234,12 @@ def run(settings: Settings) -> int:
         def started() -> None:
             _tune_collector()
             print(server.describe() + "\nserving", file=sys.stderr, flush=True)
+            nursery.start_soon(settle)
+
+        async def settle() -> None:
+            assert server is not None
+            await server.settled()
+            gc.freeze()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_signals, server)

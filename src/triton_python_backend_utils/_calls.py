@@ -7,14 +7,16 @@ call tells the host of each one taken, so that a producer far ahead is held back
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._errors import TritonError, TritonModelException
 from ._request import InferenceRequest, InferenceResponse
+
+if TYPE_CHECKING:
+    import asyncio  # coroutines import it: a model without any does without
 
 
 class _Call:
@@ -52,6 +54,8 @@ class _Call:
 
     async def take_async(self) -> InferenceResponse | None:
         """take() for coroutines; cancelling it cancels the inference."""
+        import asyncio
+
         while True:
             with self._ready:
                 if self._responses or self._final:

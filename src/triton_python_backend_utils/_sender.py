@@ -11,16 +11,18 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._errors import TritonModelException
 from ._request import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
 
 WINDOW_BYTES = 1 << 20  # of responses that the server has not passed on to the client yet
 RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
+
+if TYPE_CHECKING:
+    import asyncio  # coroutines import it: a model without any does without
 
 
 def _size(array: Any) -> int:
@@ -112,6 +114,8 @@ class Channel:
             self._hand_on(response, final, size)
 
     async def async_send(self, response: InferenceResponse | None, flags: int) -> None:
+        import asyncio
+
         final, size, data = self._begin(response, flags)
         while True:
             with self._lock:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import trio
 import tritonclient.grpc as grpcclient
 import trustme
 from google.protobuf import descriptor_pb2
@@ -130,6 +131,42 @@ def mounted(server: EmbeddedServer) -> Iterator[Any]:
 
     yield mount
     server.ask(server.grpc_server.handlers.pop, b"/test/Echo", None)
+
+
+@pytest.fixture
+def late(server: EmbeddedServer) -> Iterator[Any]:
+    """late(): from here on the handlers are there. Before that, the server is as one that just started."""
+    front = server.grpc_server
+    server.until(front.handlers_loaded.is_set, "the handlers")
+    held = dict(front.handlers)
+
+    def begin() -> None:
+        front.handlers_loaded = trio.Event()
+        front.handlers.clear()
+
+    def end() -> None:
+        front.handlers |= held
+        front.handlers_loaded.set()
+
+    server.ask(begin)
+    yield lambda: server.ask(end)
+    server.ask(end)
+
+
+def test_calls_wait_for_the_handlers(raw: RawClient, late: Any) -> None:
+    """Calls that come while the handlers are being imported; infer requests do not wait for that."""
+    raw.send(raw.headers(1, LIVE) + raw.data(1, message(b"")))
+    raw.send(raw.headers(3, "/test/None") + raw.data(3, message(b"")))
+    raw.send(raw.headers(5, LIVE) + raw.data(5, message(b"") + message(b"")))
+    raw.send(raw.headers(7, WATCH) + raw.data(7, message(b"")))
+    assert raw.call(9, identity()).status == 0
+    assert not any(raw.replies[stream].headers for stream in (1, 3, 5, 7))
+    late()
+    assert raw.finish(1).messages == [b"\x08\x01"]
+    assert raw.finish(3).status == 12 and raw.replies[3].text == ""
+    assert raw.finish(5).status == 12 and "got a second one" in raw.replies[5].text
+    raw.until(lambda: raw.replies[7].messages == [b"\x08\x01"], "SERVING")
+    raw.reset(7)
 
 
 def test_handlers_see_metadata_deadline_and_peer(raw: RawClient, mounted: Any) -> None:

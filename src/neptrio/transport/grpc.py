@@ -12,6 +12,9 @@ Rules:
  3. Requests that are not complete, over all connections, are bounded: above the limit
     (--grpc-max-unfinished-bytes) the calls of those clients are refused that were silent longest.
  4. A drain waits for open calls and for their bytes to leave, never for idle clients.
+ 5. The handlers of the other calls need modules that take as long to import as the rest of the
+    server: a thread imports them once the front serves, and calls that come earlier wait for it. A
+    failing import ends the server, as it would have at its start.
 """
 
 from __future__ import annotations
@@ -42,7 +45,6 @@ from neptrio.transport.grpc_calls import (
 )
 from neptrio.transport.grpc_compression import InflateBudget
 from neptrio.transport.grpc_handlers import HandlerCall
-from neptrio.transport.grpc_service import servicers
 from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2_session import session_class
 from neptrio.transport.link import Link, accept_loop
@@ -70,6 +72,17 @@ def default_input_limit() -> int:
     """Half of the machine's memory, but room for the largest message a client may send."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(memory // 2, 5 << 29)
+
+
+def _handlers(services: Services) -> dict[bytes, Any]:
+    """Every control call's handler by its path; imports what they need (rule 5)."""
+    from neptrio.transport.grpc_service import servicers
+
+    return {
+        path.encode(): handler
+        for servicer in servicers(services)
+        for path, handler in servicer.__mapping__().items()
+    }
 
 
 @dataclass(frozen=True)
@@ -141,9 +154,9 @@ class GrpcConnection(GrpcLane):
             call = StreamInfer(session, stream_id, headers, self)
         else:
             handler = self._handlers.get(path)
-            if handler is None:
+            if handler is None and self._server.handlers_loaded.is_set():
                 return unknown_method(session, stream_id, headers)
-            call = HandlerCall(session, stream_id, headers, self, handler)
+            call = HandlerCall(session, stream_id, headers, self, handler, path)
         if headers.has_timeout:
             call.set_deadline(headers.get(b"grpc-timeout"))
         return call
@@ -158,6 +171,11 @@ class GrpcConnection(GrpcLane):
             self.parked.popleft().start()
         if not self.parked:
             self.session.release()
+
+    async def handler(self, path: bytes) -> Any:
+        """The handler of a call that came before there were any; None when there is none."""
+        await self._server.handlers_loaded.wait()
+        return self._handlers.get(path)
 
     # ------------------------------------------------------------ output
 
@@ -361,11 +379,8 @@ class GrpcServer:
     def __init__(self, services: Services, listener: socket.socket) -> None:
         settings = services.settings
         self.services = services
-        self.handlers: dict[bytes, Any] = {
-            path.encode(): handler
-            for servicer in servicers(services)
-            for path, handler in servicer.__mapping__().items()
-        }
+        self.handlers: dict[bytes, Any] = {}
+        self.handlers_loaded = trio.Event()
         self.policy = grpc_policy(settings)
         self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
         self.inflating = InflateBudget()
@@ -392,6 +407,7 @@ class GrpcServer:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._load_handlers)
             task_status.started()
             try:
                 with self._accepting:
@@ -399,6 +415,10 @@ class GrpcServer:
             finally:
                 self._listener.close()
             await trio.sleep_forever()
+
+    async def _load_handlers(self) -> None:
+        self.handlers |= await trio.to_thread.run_sync(_handlers, self.services, abandon_on_cancel=True)
+        self.handlers_loaded.set()
 
     def _start(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         try:

@@ -32,6 +32,7 @@ from neptrio.transport.grpc_status import (
 log = logging.getLogger("neptrio.grpc")
 
 INBOX_MESSAGES = 16  # more are held back by flow control until the handler takes them
+ONE_MESSAGE = "a unary call carries one request message, got a second one"
 OUTPUT_BYTES = 1 << 20  # a handler that streams waits while more is unsent
 
 
@@ -52,11 +53,14 @@ class Peer:
 class HandlerCall(Call):
     """A call served by a grpclib handler."""
 
-    def __init__(self, session: Any, stream_id: int, headers: Any, connection: Any, handler: Any) -> None:
+    def __init__(
+        self, session: Any, stream_id: int, headers: Any, connection: Any, handler: Any, path: bytes
+    ) -> None:
         GrpcStream.__init__(self, session, stream_id, headers)
         self.keeps = True
         self._connection = connection
-        self._handler = handler
+        self._handler = handler  # None while the handlers are being loaded
+        self._path = path
         self._inbox: deque[tuple[bytes, bool]] = deque()
         self._received = 0
         self._news = trio.Event()
@@ -83,9 +87,13 @@ class HandlerCall(Call):
 
     def on_message(self, message: bytes, compressed: bool) -> None:
         self._received += 1
-        if self._received > 1 and not self._handler.cardinality.client_streaming:
+        if (
+            self._received > 1
+            and self._handler is not None
+            and not self._handler.cardinality.client_streaming
+        ):
             self._inbox.clear()
-            self.refuse(CARDINALITY.grpc.value, "a unary call carries one request message, got a second one")
+            self.refuse(CARDINALITY.grpc.value, ONE_MESSAGE)
             return
         self._inbox.append((message, compressed))
         if len(self._inbox) >= INBOX_MESSAGES:
@@ -100,6 +108,8 @@ class HandlerCall(Call):
 
     def on_drain(self) -> None:
         """Calls that wait for their client, or tell it of changes for ever, end now."""
+        if self._handler is None:
+            return  # what it is is not known yet
         cardinality = self._handler.cardinality
         if cardinality.server_streaming or cardinality.client_streaming:
             self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)
@@ -169,6 +179,16 @@ class HandlerCall(Call):
             raise StopAsyncIteration
         return message
 
+    async def _find_handler(self) -> None:
+        """Waits for the handlers, and catches up on what could not be told without."""
+        self._handler = await self._connection.handler(self._path)
+        if self._handler is None:
+            raise GRPCError(Status.UNIMPLEMENTED)
+        if self._received > 1 and not self._handler.cardinality.client_streaming:
+            raise TritonError(ONE_MESSAGE, CARDINALITY)
+        if self._connection.draining:
+            self.on_drain()
+
     async def _run(self) -> None:
         trailers = OK_TRAILERS
         with self._scope:
@@ -177,6 +197,8 @@ class HandlerCall(Call):
                     self.metadata = decode_metadata(self.headers())
                 else:
                     self.metadata = decode_metadata([])
+                if self._handler is None:
+                    await self._find_handler()
                 await self._handler.func(self)
             except TritonError as error:
                 trailers = error_trailers(error)

@@ -15,22 +15,20 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
-import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
 
 from neptrio._cext.request import monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.app import RestApp
-from neptrio.transport.header_policy import RAW_HEADERS, http_policy
-from neptrio.transport.http1 import MAX_HEAD_BYTES, HandOver, Http1Connection
-from neptrio.transport.hypercorn_server import HypercornConnection
+from neptrio.transport.header_policy import http_policy
+from neptrio.transport.http1 import HandOver, Http1Connection
 from neptrio.transport.link import accept_loop
+
+if TYPE_CHECKING:
+    from neptrio.transport.hypercorn_front import HypercornFront
 
 log = logging.getLogger("neptrio.rest")
 
@@ -55,31 +53,20 @@ class RestServer:
         self._policy = http_policy(settings)
         self._app = RestApp(services, self._policy)
         self._connections: set[Http1Connection] = set()
-        self._hypercorns: set[HypercornConnection] = set()
         self._accepting = trio.CancelScope()
         self._changed = trio.Event()
-        self._lean = settings.http_lean
-        self._config = config = Config()
-        config.h11_max_incomplete_size = MAX_HEAD_BYTES
-        config.keep_alive_max_requests = sys.maxsize
-        config.include_server_header = False
-        config.include_date_header = False
-        config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
-        config.read_timeout = None
-        # models are shown forwarded headers in their own case, as on the lean connection
-        config.h11_pass_raw_headers = self._raw = bool(settings.http_header_forward_pattern)
-        config.accesslog = None
-        config.errorlog = logging.getLogger("neptrio.hypercorn")
-        self._tls: ssl.SSLContext | None = None
-        if settings.http_tls_cert is not None:
-            config.certfile = str(settings.http_tls_cert)
-            config.keyfile = str(settings.http_tls_key)
-            self._tls = config.create_ssl_context()
-        self._context = WorkerContext(None)
+        self._handed_over = 0  # connections that are hypercorn's
+        self._by_hypercorn = settings.http_tls_cert is not None or not settings.http_lean
+        self._front: HypercornFront | None = self._make_front() if self._by_hypercorn else None
+
+    def _make_front(self) -> HypercornFront:
+        from neptrio.transport.hypercorn_front import HypercornFront
+
+        return HypercornFront(self._services.settings, self._app)
 
     def statistics(self) -> RestStatistics:
         """What the front holds now."""
-        return RestStatistics(len(self._connections), len(self._hypercorns))
+        return RestStatistics(len(self._connections), self._handed_over)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -111,7 +98,7 @@ class RestServer:
 
     async def _serve(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         try:
-            if self._tls is not None or not self._lean:
+            if self._by_hypercorn:
                 await self._hypercorn(sock, b"")
                 return
             connection = Http1Connection(sock, self._services, self._app, nursery, self._policy)
@@ -129,51 +116,35 @@ class RestServer:
             sock.close()
 
     async def _hypercorn(self, sock: socket.socket, prefix: bytes) -> None:
-        connection = HypercornConnection(
-            sock,
-            prefix,
-            self._tls,
-            self._show_raw if self._raw else self._app,
-            self._config,
-            self._context,
-            self._services.settings.http_request_timeout_secs,
-        )
-        self._hypercorns.add(connection)
+        self._handed_over += 1
         try:
-            await connection.run()
-        except trio.Cancelled:
-            raise
-        except BaseExceptionGroup as group:
-            others = group.split(trio.Cancelled)[1]
-            if others is None or others.split(Exception)[1] is not None:
-                raise  # KeyboardInterrupt and the like are not the connection's
-            log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
-        except Exception as error:
-            log.info("an HTTP/2 or TLS connection ended: %r", error)
+            if self._front is None:
+                # on a thread, so that nobody else waits for hypercorn's import; it is done once
+                made = await trio.to_thread.run_sync(self._make_front)
+                if self._front is None:
+                    self._front = made
+                    if self._accepting.cancel_called:
+                        await made.drain()
+            await self._front.serve(sock, prefix)
         finally:
-            self._hypercorns.discard(connection)
+            self._handed_over -= 1
             self._changed.set()
             sock.close()
-
-    async def _show_raw(self, scope: Any, receive: Any, send: Any) -> None:
-        """The app, with the headers' names in their own case beside the lower-case ones."""
-        raw = scope["headers"]
-        lower = [(name.lower(), value) for name, value in raw]
-        await self._app({**scope, "headers": lower, RAW_HEADERS: raw}, receive, send)
 
     @property
     def connections(self) -> int:
         """Open ones."""
-        return len(self._connections) + len(self._hypercorns)
+        return len(self._connections) + self._handed_over
 
     async def drain(self) -> None:
         """Stops accepting and lets open connections finish their answers."""
         self._accepting.cancel()
-        await self._context.terminated.set()
+        if self._front is not None:
+            await self._front.drain()
         for connection in list(self._connections):
             connection.drain()
         quiet_since: float | None = None
-        while self._connections or self._hypercorns:
+        while self._connections or self._handed_over:
             self._changed = trio.Event()
             with trio.move_on_after(0.1):
                 await self._changed.wait()
@@ -184,5 +155,5 @@ class RestServer:
             elif quiet_since is None:
                 quiet_since = trio.current_time()
             elif trio.current_time() - quiet_since > QUIET_SECONDS:
-                for left in self._hypercorns:
+                for left in self._front.connections if self._front is not None else ():
                     left.cancel()

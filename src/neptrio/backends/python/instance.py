@@ -7,14 +7,13 @@ and several batches' awaits overlap.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as utils
 from neptrio._cext.batch import Batch, complete
@@ -29,6 +28,10 @@ from neptrio.observe import current_span
 from triton_python_backend_utils import _host
 from triton_python_backend_utils._execute import check_class, check_count, failure_text
 from triton_python_backend_utils._sender import Channel
+
+if TYPE_CHECKING:
+    import asyncio  # imported by the first model that needs it: it takes 20 ms
+    from collections.abc import Coroutine
 
 log = logging.getLogger("neptrio.python")
 
@@ -316,9 +319,7 @@ class InProcessInstance(BackendInstance):
         if check is None:
             return model is not None
         if self._loop is not None:
-            return bool(
-                asyncio.run_coroutine_threadsafe(self._call(check), self._loop).result(self.ready_seconds)
-            )
+            return bool(self._on_loop(self._call(check), self.ready_seconds))
         return bool(check())
 
     def execute(self, batch: Batch) -> None:
@@ -351,18 +352,26 @@ class InProcessInstance(BackendInstance):
     # ------------------------------------------------------------ async def execute
 
     def _start_loop(self) -> None:
-        loop = asyncio.new_event_loop()
-        self._loop = loop
+        import asyncio
+
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name=f"{self._runner.name}-loop", daemon=True)
         self._thread.start()
         try:
-            asyncio.run_coroutine_threadsafe(self._call(self._runner.initialize), loop).result()
+            self._on_loop(self._call(self._runner.initialize))
         except BaseException:
             self._end_loop()
             raise
         self.capacity = ASYNC_CAPACITY
         self.overlapping = True
         self.wants_sequence_end = self._runner.wants_sequence_end
+
+    def _on_loop(self, coroutine: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+        """Runs a coroutine on the loop and waits for its result. Any other thread."""
+        import asyncio
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         hook = self._runner.model.on_sequence_end
@@ -372,7 +381,8 @@ class InProcessInstance(BackendInstance):
             self._loop.call_soon_threadsafe(self._spawn_hook, lambda: hook(sequence_id, reason))
 
     def _spawn_hook(self, hook: Callable[[], Any]) -> None:
-        task = asyncio.ensure_future(self._call_hook(hook))
+        assert self._loop is not None
+        task = self._loop.create_task(self._call_hook(hook))
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 
@@ -385,11 +395,15 @@ class InProcessInstance(BackendInstance):
             )
 
     async def _finalize_after_hooks(self) -> None:
+        import asyncio
+
         if self._hooks:
             await asyncio.wait(self._hooks)
         await self._call(self._runner.finalize)
 
     def _run_loop(self) -> None:
+        import asyncio
+
         assert self._loop is not None
         _host.enter(self._runner.host)
         asyncio.set_event_loop(self._loop)
@@ -406,7 +420,7 @@ class InProcessInstance(BackendInstance):
     def _stop_loop(self) -> None:
         assert self._loop is not None
         try:
-            asyncio.run_coroutine_threadsafe(self._finalize_after_hooks(), self._loop).result()
+            self._on_loop(self._finalize_after_hooks())
         finally:
             self._end_loop()
 
@@ -421,7 +435,8 @@ class InProcessInstance(BackendInstance):
         self._loop.call_soon_threadsafe(self._spawn, batch)
 
     def _spawn(self, batch: Batch) -> None:
-        task = asyncio.ensure_future(self._execute(batch))
+        assert self._loop is not None
+        task = self._loop.create_task(self._execute(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
