@@ -60,8 +60,10 @@ BATCH_DETECTOR = onnx_models.model(
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["c", "python"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("onnx")
 
     def add(name: str, content: bytes, config: str | None = None, file: str = "1/model.onnx") -> None:
@@ -94,7 +96,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         'input { name: "X" data_type: TYPE_FP32 dims: [6] reshape { shape: [2, 3] } } '
         'output { name: "Y" data_type: TYPE_FP32 dims: [6] reshape { shape: [2, 3] } }')  # fmt: skip
     add("counter", BATCH_DETECTOR)
-    with ServerProcess(repository) as process:
+    with ServerProcess(repository, f"--backend-config=onnxruntime,session_api={request.param}") as process:
         yield process
 
 
@@ -322,10 +324,12 @@ BAD = {
 }  # fmt: skip
 
 
-def test_load_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("api", ["", "python"])
+def test_load_errors(tmp_path: Path, api: str) -> None:
     for name, (extra, content, file, _) in BAD.items():
         write_model(tmp_path, name, f'backend: "onnxruntime" max_batch_size: 8 {extra}', {file: content})
     flags = ("--exit-on-error=false", "--backend-config=onnxruntime,default-max-batch-size=16")
+    flags += (f"--backend-config=onnxruntime,session_api={api}",)
     write_model(tmp_path, "good", "", {"1/model.onnx": onnx_models.identity()})
     with ServerProcess(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
         reasons = {row["name"]: row.get("reason", "") for row in client.get_model_repository_index()}

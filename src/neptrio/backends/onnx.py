@@ -1,20 +1,25 @@
 """The onnxruntime backend: ONNX models, a session per instance.
 
-The problem: ONNX Runtime executes well, but its Python interface invites copies (numpy in, numpy
-out) and its thread pools spin on cores that the event loop needs. The choices:
+The problem: ONNX Runtime executes well, but what stands around it (Python objects, copies, changes
+of threads, thread pools that spin on cores which the event loop needs) may cost more than a small
+model does. The choices:
 
- 1. Inputs are OrtValues over the request's own memory when one request is executed, and over one
-    gathered buffer when a batch is; outputs are the memory that ONNX Runtime made, split by rows
-    without a copy. Only BYTES tensors are converted.
- 2. A session runs with the GIL released, so the event loop and other models go on meanwhile.
- 3. Threads that wait for work sleep instead of spinning, unless the model's parameters say
+ 1. Sessions are made by ONNX Runtime's C library where possible, by its Python module otherwise
+    (onnx_library.py says when). Everything below is the same for both.
+ 2. Batches of C sessions that need no Python are executed without the GIL, on the trio thread when
+    they take microseconds (cext/onnx_batch). Strings, ragged inputs, batch inputs and batch outputs
+    need it: such models go through execute(), and only the session's own run is without the GIL.
+ 3. Inputs are the request's own memory when one request is executed, and one gathered buffer when
+    a batch is; outputs are the memory that ONNX Runtime made, split by rows without a copy. Only
+    BYTES tensors are converted.
+ 4. Threads that wait for work sleep instead of spinning, unless the model's parameters say
     otherwise (session.intra_op.allow_spinning): docs/onnx.md has the trade-off.
- 4. Only outputs that some request of the batch wants are computed.
- 5. Requests that cannot share a batch (other inputs, other sizes behind the batch dimension) are
+ 5. Only outputs that some request of the batch wants are computed.
+ 6. Requests that cannot share a batch (other inputs, other sizes behind the batch dimension) are
     executed one after the other, never mixed.
 
 What a configuration may leave open, how it must agree with the model and which parameters there
-are: onnx_model.py and onnx_options.py. onnxruntime is imported when the first model needs it.
+are: onnx_model.py and onnx_options.py.
 """
 
 from __future__ import annotations
@@ -22,19 +27,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from neptrio import datatypes
+from neptrio import accelerators, datatypes
 from neptrio._cext.batch import Batch
 from neptrio._cext.gather import gather, split
-from neptrio._cext.request import InferRequest, InferResponse, Tensor, tensor_at
+from neptrio._cext.onnx_batch import OnnxBuilder, run_failure
+from neptrio._cext.request import InferRequest, InferResponse, Tensor
 from neptrio.backends import onnx_model, onnx_options, onnx_signature
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
-from neptrio.codec.numpy_tensor import join_bytes, split_bytes
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 from neptrio.model.layout import Layout
-
-BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
 
 
 class OnnxBackend(Backend):
@@ -46,7 +47,7 @@ class OnnxBackend(Backend):
 
     @classmethod
     def runs_on_gpu(cls) -> bool:
-        return "CUDAExecutionProvider" in onnx_options.providers()
+        return bool(accelerators.gpus()) and "CUDAExecutionProvider" in onnx_options.providers()
 
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
@@ -57,6 +58,7 @@ class OnnxBackend(Backend):
             return
         session = onnx_options.light_session(context)
         onnx_model.auto_complete(config, session, context.settings.backend_settings("onnxruntime"))
+        session.close()
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:
@@ -87,7 +89,23 @@ class OnnxBackend(Backend):
         onnx_options.model_path(self.context)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
+            return NativeInstance(self.context, name, kind, device_id)
         return OnnxInstance(self.context, name, kind, device_id)
+
+
+def needs_python(config: Any) -> bool:
+    """True for batches with strings or a layout of their own."""
+    states = config.sequence_batching.state
+    types = {t.data_type for t in (*config.input, *config.output, *states)}
+    types |= {c.data_type for control in config.sequence_batching.control_input for c in control.control}
+    return datatypes.BYTES in types or has_layout(config)
+
+
+def has_layout(config: Any) -> bool:
+    """True when the configuration says how the whole batch looks to the model."""
+    ragged = any(i.allow_ragged_batch for i in config.input) and config.max_batch_size > 0
+    return bool(ragged or config.batch_input or config.batch_output)
 
 
 class OnnxInstance(BackendInstance):
@@ -99,34 +117,24 @@ class OnnxInstance(BackendInstance):
         self._kind = kind
         self._device_id = device_id
         self._session: Any = None
-        self._outputs: dict[str, int] = {}
-        self._strings = False
-        config = context.config
-        self._batching = config.max_batch_size > 0
-        ragged = any(i.allow_ragged_batch for i in config.input) and self._batching
-        whole = ragged or config.batch_input or config.batch_output
-        self._layout = Layout(config) if whole else None
+        self._outputs: list[str] = []  # those that are served, in the model's order
+        self._batching = context.config.max_batch_size > 0
+        self._layout = Layout(context.config) if has_layout(context.config) else None
 
     def initialize(self) -> None:
         """Makes the session and compares it with the configuration. Raises InvalidArgument."""
-        import onnxruntime
-
-        self._new_value = onnxruntime.OrtValue.ortvalue_from_numpy
-        self._new_typed_value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        config = self._context.config
         self._session = onnx_options.session(self._context, self._kind, self._device_id)
-        onnx_model.compare(self._context.config, self._session)
-        self._inputs = {i.name for i in self._session.get_inputs()}
-        self._inputs |= {i.name for i in self._session.get_overridable_initializers()}
-        wanted = {o.name for o in self._context.config.output}
-        wanted |= {state.output_name for state in self._context.config.sequence_batching.state}
-        self._outputs = {
-            o.name: onnx_model.datatype(o.type) for o in self._session.get_outputs() if o.name in wanted
-        }
-        # OrtValues hold no strings in ONNX Runtime's Python interface: such models go through numpy
-        types = [i.type for i in self._session.get_inputs()]
-        self._strings = "tensor(string)" in types or datatypes.BYTES in self._outputs.values()
+        onnx_model.compare(config, self._session)
+        wanted = {o.name for o in config.output} | self._states()
+        self._outputs = [o.name for o in self._session.get_outputs() if o.name in wanted]
+
+    def _states(self) -> set[str]:
+        return {state.output_name for state in self._context.config.sequence_batching.state}
 
     def finalize(self) -> None:
+        if self._session is not None:
+            self._session.close()
         self._session = None
 
     def execute(self, batch: Batch) -> None:
@@ -157,11 +165,9 @@ class OnnxInstance(BackendInstance):
         return tuple(sorted((t.name, t.shape[1:]) for t in request.inputs))
 
     def _run(self, requests: list[InferRequest], batch: Batch) -> list[InferResponse]:
-        feeds = {
-            t.name: self._feed(gather(requests, t.name)) for t in requests[0].inputs if t.name in self._inputs
-        }
+        tensors = [gather(requests, t.name) for t in requests[0].inputs]
         answers = [InferResponse([]) for _ in requests]
-        for tensor in self._call(self._wanted(requests), feeds, batch):
+        for tensor in self._call(self._wanted(requests), tensors, batch):
             for answer, part in zip(answers, self._split(tensor, requests), strict=True):
                 answer.outputs.append(part)
         return answers
@@ -173,62 +179,27 @@ class OnnxInstance(BackendInstance):
         for extra in batch.requests[0].inputs:  # control and state inputs of sequences
             if extra.name not in known:
                 tensors.append(gather(batch.requests, extra.name))
-        feeds = {t.name: self._feed(t) for t in tensors if t.name in self._inputs}
-        layout.respond(batch, self._call(self._wanted(batch.requests), feeds, batch))
+        layout.respond(batch, self._call(self._wanted(batch.requests), tensors, batch))
 
-    def _call(self, names: list[str], feeds: dict[str, Any], batch: Batch) -> list[Tensor]:
+    def _call(self, names: list[str], tensors: list[Tensor], batch: Batch) -> list[Tensor]:
         """Runs the session (without the GIL) and returns the named outputs."""
-        batch.mark_input_end()
         try:
-            if self._strings:
-                results = self._session.run(names, feeds)
-            else:
-                results = _run(self._session, names, feeds)
+            results: list[Tensor] = self._session.run(names, tensors, batch.mark_input_end)
+        except TritonError:
+            raise
         except Exception as error:
-            raise Internal(
-                f"onnx runtime error: {_text(error)} (model '{self._context.name}')", reason=Reason.BACKEND
-            ) from error
+            raise run_failure(_text(error), self._context.name) from error
         batch.mark_output_start()
-        return [self._tensor(name, result) for name, result in zip(names, results, strict=True)]
+        return results
 
     def _wanted(self, requests: list[InferRequest]) -> list[str]:
         if any(r.outputs is None for r in requests):
-            return list(self._outputs)
+            return self._outputs
         listed = {o.name for r in requests for o in r.outputs}
         model = requests[0].model
         if model is not None:
             listed.update(model.state_outputs)
         return [name for name in self._outputs if name in listed]
-
-    def _feed(self, tensor: Tensor) -> Any:
-        """One input as ONNX Runtime takes it."""
-        if tensor.dtype == datatypes.BYTES:
-            array = np.empty(tensor.count(), dtype=object)
-            array[:] = [_decode(tensor.name, element) for element in split_bytes(tensor)]
-            return array.reshape(tensor.shape)
-        dtype = np.dtype(np.uint16) if tensor.dtype == datatypes.BF16 else datatypes.NUMPY[tensor.dtype]
-        if tensor.nbytes == 0:
-            array = np.empty(tensor.shape, dtype)
-        else:
-            array = np.frombuffer(tensor, dtype).reshape(tensor.shape)
-        if tensor.address % dtype.itemsize != 0:
-            array = array.copy()  # a tensor may start at any byte of a request's body
-        if tensor.dtype == datatypes.BF16:
-            return self._new_typed_value(array, BF16_IN_ONNX)
-        return self._new_value(array)
-
-    def _tensor(self, name: str, result: Any) -> Tensor:
-        """A result as a tensor over the memory that ONNX Runtime made."""
-        dtype = self._outputs[name]
-        if isinstance(result, np.ndarray):
-            if dtype == datatypes.BYTES:
-                return Tensor(name, dtype, tuple(result.shape), join_bytes(result.reshape(-1).tolist()))
-            result = np.ascontiguousarray(result)
-            return tensor_at(name, dtype, tuple(result.shape), result.ctypes.data, result.nbytes, result)
-        if result.device_name() != "cpu":
-            return self._tensor(name, result.numpy())
-        shape = tuple(result.shape())
-        return tensor_at(name, dtype, shape, result.data_ptr(), result.tensor_size_in_bytes(), result)
 
     def _split(self, tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
         """The rows of each request, without a copy."""
@@ -250,28 +221,31 @@ class OnnxInstance(BackendInstance):
         )
 
 
-def _run(session: Any, names: list[str], feeds: dict[str, Any]) -> list[Any]:
-    """session.run_with_ort_values, without walking over the vector it gets its results in.
+class NativeInstance(OnnxInstance):
+    """One session of the C library, whose batches execute without the GIL."""
 
-    The end of such a walk is a C++ exception, which costs several times what a small model does.
-    """
-    inner = getattr(session, "_sess", None)
-    if inner is None or not hasattr(inner, "run_with_ort_values"):
-        return list(session.run_with_ort_values(names, feeds))
-    import onnxruntime
+    native = True
 
-    values = {name: value._get_c_value() for name, value in feeds.items()}
-    made = inner.run_with_ort_values(values, names, None)
-    return [onnxruntime.OrtValue(made[i]) for i in range(len(made))]
+    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
+        super().__init__(context, name, kind, device_id)
+        # operators of other people may call Python, which the trio thread would not let in
+        foreign = bool(context.config.model_operations.op_library_filename)
+        self._builder = OnnxBuilder(context.name, self._batching, foreign)
 
+    def initialize(self) -> None:
+        super().initialize()
+        states = self._states()
+        self._builder.use(self._session, self._outputs, [o for o in self._outputs if o in states])
 
-def _decode(name: str, element: bytes) -> str:
-    try:
-        return element.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"input '{name}' must hold UTF-8 strings for an ONNX model, got bytes that are not: {error}"
-        ) from None
+    def prepare(self, batch: Batch) -> Batch:
+        return self._builder.prepare(batch)
+
+    def execute(self, batch: Batch) -> None:
+        raise AssertionError("native instances do not execute in Python")
+
+    def finalize(self) -> None:
+        self._builder.use(None, [], [])
+        super().finalize()
 
 
 def _text(error: BaseException) -> str:

@@ -6,23 +6,46 @@ fails the load; a key that is not known is left to whoever reads the same config
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from neptrio import accelerators
+from neptrio._cext.onnx_session import OnnxSession
+from neptrio.backends import onnx_library, onnx_python
 from neptrio.backends.base import LoadContext
 from neptrio.errors import InvalidArgument, TritonError
 
-# parameter -> attribute of SessionOptions
-_COUNTS = {"intra_op_thread_count": "intra_op_num_threads", "inter_op_thread_count": "inter_op_num_threads"}
-_SWITCHES = {"enable_mem_arena": "enable_cpu_mem_arena", "enable_mem_pattern": "enable_mem_pattern"}
+_COUNTS = {"intra_op_thread_count": "intra_threads", "inter_op_thread_count": "inter_threads"}
+_SWITCHES = {"enable_mem_arena": "arena", "enable_mem_pattern": "pattern"}
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 _ACCELERATORS = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
 }
+_PREFIXES = ("session.", "ep.", "mlas.", "optimization.")
+_LEVELS = {-1: 1, 0: 99, 1: 2}  # of the configuration -> of ONNX Runtime: basic, all, extended
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a session is made with, for either interface; None leaves ONNX Runtime's default."""
+
+    model: str  # its name, for errors
+    level: int = 0  # of optimization: 0 none, 1 basic, 2 extended, 99 all
+    intra_threads: int | None = None
+    inter_threads: int | None = None
+    arena: bool | None = None
+    pattern: bool | None = None
+    parallel: bool | None = None
+    entries: tuple[tuple[str, str], ...] = ()  # configuration entries of the session
+    libraries: tuple[Path, ...] = ()  # of custom operators
+
+    def library_failure(self, library: Path, error: Exception) -> InvalidArgument:
+        """The error of a library that cannot be loaded."""
+        return InvalidArgument(f"model_operations of model '{self.model}': cannot load '{library}': {error}")
 
 
 @cache
@@ -46,81 +69,80 @@ def model_path(context: LoadContext) -> Path:
     return path
 
 
+def settings(context: LoadContext) -> dict[str, str]:
+    """The model's parameters, and beneath them those of --backend-config."""
+    parameters = {key: value.string_value for key, value in context.config.parameters.items()}
+    return {**context.settings.backend_settings("onnxruntime"), **parameters}
+
+
+def is_native(context: LoadContext, kind: str) -> bool:
+    """True when sessions of this instance kind are made by the C library. Raises InvalidArgument."""
+    accelerators = context.config.optimization.execution_accelerators.cpu_execution_accelerator
+    return onnx_library.is_chosen(context, settings(context), kind, accelerators)
+
+
 def light_session(context: LoadContext) -> Any:
     """A session only good for looking at the model: no optimization, one thread."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    _custom_operators(context, options)
-    return _open(context, options, ["CPUExecutionProvider"])
+    options = Options(context.name, level=0, intra_threads=1, libraries=_custom_operators(context))
+    return _open(
+        context, options, ["CPUExecutionProvider"], onnx_library.is_chosen(context, settings(context), "CPU")
+    )
 
 
 def session(context: LoadContext, kind: str, device_id: int) -> Any:
     """The session of one instance. Raises InvalidArgument."""
-    return _open(context, _options(context), _provider_list(context, kind, device_id))
+    if is_native(context, kind):
+        return _open(context, _options(context), [], True)
+    return _open(context, _options(context), _provider_list(context, kind, device_id), False)
 
 
-def _open(context: LoadContext, options: Any, provider_list: list[Any]) -> Any:
-    import onnxruntime
-
+def _open(context: LoadContext, options: Options, provider_list: list[Any], native: bool) -> Any:
     path = model_path(context)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=provider_list)
+        if native:
+            return OnnxSession(path, options)
+        return onnx_python.open_session(path, options, provider_list)
     except TritonError:
         raise
     except Exception as error:
         raise InvalidArgument(
             f"onnx runtime cannot load '{path}' of model '{context.name}': {error}"
         ) from error
+    finally:
+        if native:
+            onnx_library.tell()
 
 
-def _options(context: LoadContext) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    parameters = {key: value.string_value for key, value in context.config.parameters.items()}
-    settings = {**context.settings.backend_settings("onnxruntime"), **parameters}
-    for key in _SPINNING:
-        options.add_session_config_entry(key, "0")
-    for key, attribute in _COUNTS.items():
-        if key in settings:
-            setattr(options, attribute, _integer(context, key, settings[key], 0))
-    for key, attribute in _SWITCHES.items():
-        if key in settings:
-            setattr(options, attribute, bool(_integer(context, key, settings[key], 0, 1)))
-    if "execution_mode" in settings:
-        mode = _integer(context, "execution_mode", settings["execution_mode"], 0, 1)
-        modes = onnxruntime.ExecutionMode
-        options.execution_mode = modes.ORT_PARALLEL if mode else modes.ORT_SEQUENTIAL
-    for key, value in settings.items():
-        if key.startswith(("session.", "ep.", "mlas.", "optimization.")):
-            options.add_session_config_entry(key, value)
-    levels = onnxruntime.GraphOptimizationLevel
+def _options(context: LoadContext) -> Options:
+    found = settings(context)
+    chosen: dict[str, Any] = {}
+    for key, field in _COUNTS.items():
+        if key in found:
+            chosen[field] = _integer(context, key, found[key], 0)
+    for key, field in _SWITCHES.items():
+        if key in found:
+            chosen[field] = bool(_integer(context, key, found[key], 0, 1))
+    if "execution_mode" in found:
+        chosen["parallel"] = bool(_integer(context, "execution_mode", found["execution_mode"], 0, 1))
+    entries = dict.fromkeys(_SPINNING, "0")
+    entries.update({key: value for key, value in found.items() if key.startswith(_PREFIXES)})
     level = context.config.optimization.graph.level
-    chosen = {-1: levels.ORT_ENABLE_BASIC, 0: levels.ORT_ENABLE_ALL, 1: levels.ORT_ENABLE_EXTENDED}.get(level)
-    if chosen is None:
+    if level not in _LEVELS:
         raise InvalidArgument(
             f"optimization.graph.level of model '{context.name}' must be -1 (basic), 0 (all) or 1 (extended), got {level}"
         )
-    options.graph_optimization_level = chosen
-    _custom_operators(context, options)
-    return options
+    return Options(
+        context.name,
+        _LEVELS[level],
+        entries=tuple(entries.items()),
+        libraries=_custom_operators(context),
+        **chosen,
+    )
 
 
-def _custom_operators(context: LoadContext, options: Any) -> None:
-    for library in context.config.model_operations.op_library_filename:
-        path = Path(library)
-        path = path if path.is_absolute() else context.model_dir / path
-        try:
-            options.register_custom_ops_library(str(path))
-        except Exception as error:
-            raise InvalidArgument(
-                f"model_operations of model '{context.name}': cannot load '{path}': {error}"
-            ) from None
+def _custom_operators(context: LoadContext) -> tuple[Path, ...]:
+    paths = (Path(library) for library in context.config.model_operations.op_library_filename)
+    return tuple(path if path.is_absolute() else context.model_dir / path for path in paths)
 
 
 def _integer(context: LoadContext, key: str, text: str, low: int, high: int = 1 << 20) -> int:
