@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from neptrio._proto.inference import ModelConfig
 from neptrio.backends.identity import IdentityBackend
 from neptrio.errors import InvalidArgument
 from neptrio.model import config as model_config
@@ -17,12 +18,13 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
 """
 
 
-def checked(text: str, folder: Path) -> None:
+def checked(text: str, folder: Path) -> ModelConfig:
     text = 'backend: "identity"\nmax_batch_size: 8\n' + text
     source = ConfigSource(model_config.parse_text(text, "m/config.pbtxt"), "m/config.pbtxt", text)
     defaults.identify(source, "m", folder, True)
     defaults.fill(source.config, IdentityBackend)
     validate_config.check(source, source.config, folder)
+    return source.config
 
 
 GOOD = [
@@ -40,7 +42,8 @@ GOOD = [
 
 @pytest.mark.parametrize("text", GOOD)
 def test_good(text: str, tmp_path: Path) -> None:
-    checked(text, tmp_path)
+    config = checked(text, tmp_path)
+    assert (config.name, config.max_batch_size) == ("m", 8) and config.input[0].name == "X"
 
 
 BAD = [

@@ -15,6 +15,9 @@ def test_a_ring_between_looking_and_waiting_is_not_missed() -> None:
         bell.ring()
         with trio.fail_after(5):
             await bell.wait(seen)
+        with trio.move_on_after(0) as late:
+            await bell.wait(bell.rings)
+        assert late.cancelled_caught, "nobody has rung since"
 
     trio.run(main)
 

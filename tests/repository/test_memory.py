@@ -17,6 +17,7 @@ import pytest
 import tritonclient.http as httpclient
 
 from tests.support import onnx_models
+from tests.support.memory import resident
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -74,13 +75,6 @@ def held(pid: int) -> Held:
         frozenset(re.findall(r"(?:/dev/shm/|/memfd:)\S+", (process / "maps").read_text())),
         children,
     )
-
-
-def resident(pid: int) -> int:
-    """Resident bytes."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def infer(client: Any, name: str) -> None:

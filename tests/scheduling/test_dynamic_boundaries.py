@@ -347,6 +347,7 @@ def test_a_level_without_a_limit_always_has_room() -> None:
     for i in range(4):
         b.send(f"{i}", priority=i % 2 + 1)
     b.scheduler.expect_room()
+    assert b.scheduler.statistics().rejected_full == 0
 
 
 def test_an_expired_request_is_room_for_a_large_one() -> None:
@@ -354,6 +355,7 @@ def test_an_expired_request_is_room_for_a_large_one() -> None:
     b.send("running")
     b.send("0")  # the bench's clock has long passed by the real one, which expect_room() looks at
     b.scheduler.expect_room()
+    assert b.scheduler.statistics().rejected_full == 0
 
 
 def test_a_deadline_a_nanosecond_away_lets_a_request_execute() -> None:

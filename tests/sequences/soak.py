@@ -7,7 +7,6 @@ START errors are right only for a sequence that has been left alone for the idle
 from __future__ import annotations
 
 import random
-import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import trio
 
 from neptrio.client import InferenceError, open_client
 from tests.sequences.models import rest, sequence_config
+from tests.support.memory import resident
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -125,12 +125,6 @@ class Worker:
             self.sums.clear()  # the model frees a stream's sequences with it
 
 
-def resident_bytes(pid: int) -> int:
-    """VmRSS."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) * 1024 if found else 0
-
-
 def soak(folder: Path, sequences: int, streams: int, seconds: float, idle_s: float, seed: int = 1) -> Tally:
     """Runs it all and returns what happened; raises AssertionError for anything out of place."""
     tally = Tally()
@@ -150,7 +144,7 @@ def soak(folder: Path, sequences: int, streams: int, seconds: float, idle_s: flo
             return rest(server, "GET", f"/v2/models/{MODEL}/sequences")[1]
 
         listing()
-        before = resident_bytes(server.process.pid)
+        before = resident(server.process.pid)
         ids = list(range(1, sequences + 1))
         workers = [
             Worker(ids[i::streams], random.Random(seed * 1000 + i), tally, idle_s) for i in range(streams)
@@ -164,7 +158,7 @@ def soak(folder: Path, sequences: int, streams: int, seconds: float, idle_s: flo
             waiting -= 1
             if not waiting:
                 tally.live_at_peak = sum(len(worker.sums) for worker in workers)
-                grown = resident_bytes(server.process.pid) - before
+                grown = resident(server.process.pid) - before
                 tally.bytes_per_sequence = grown / sequences
                 deadline[0] = time.monotonic() + seconds
                 started.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -69,6 +71,8 @@ def test_a_latch_holds_until_it_is_opened_and_never_again(tmp_path: Path) -> Non
 
 
 FAILS = """
+import subprocess
+import sys
 import threading
 import triton_python_backend_utils as pb_utils
 
@@ -108,3 +112,38 @@ def test_a_traceback_in_the_log_fails_the_test_unless_it_is_provoked(tmp_path: P
         ServerProcess(tmp_path) as server,
     ):
         server.until_logged("absent", seconds=0.02)
+
+
+UNCAUGHT = """
+import subprocess
+import sys
+import threading
+
+class Failing:
+    def __del__(self):
+        raise ValueError("in __del__")
+
+def test_a_destructor():
+    Failing()
+
+def test_a_thread():
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+
+def test_an_open_file():
+    open(__file__)
+
+def test_a_coroutine_that_never_ran():
+    async def coroutine(): ...
+    coroutine()
+"""
+
+
+def test_what_nobody_catches_fails_a_test(tmp_path: Path) -> None:
+    """The suite's own settings: warnings are errors, and so is what only becomes a warning."""
+    (tmp_path / "test_uncaught.py").write_text(UNCAUGHT)
+    settings = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={tmp_path}", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "4 failed" in done.stdout, done.stdout

@@ -148,6 +148,8 @@ def test_a_client_that_does_not_read_and_goes(server: EmbeddedServer) -> None:
             client.start(stream_id, request("big", tensor))
         server.until(lambda: server.grpc_server.statistics().parked_calls > 0, "calls are parked")
     server.until_idle()
+    with RawClient(server.grpc) as other:
+        assert other.call(1, identity()).status == 0
 
 
 @pytest.mark.parametrize("session", SESSIONS)

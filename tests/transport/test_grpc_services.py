@@ -18,6 +18,7 @@ import trustme
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpclib.const import Cardinality, Handler, Status
+from hyperframe.frame import PingFrame
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -355,7 +356,9 @@ def test_tls_settings_that_cannot_work(grpc_repository: Path, certificates: dict
 
 def test_ping_is_answered(raw: RawClient) -> None:
     raw.ping(b"abcdefgh")
-    raw.until(lambda: any(getattr(f, "opaque_data", b"") == b"abcdefgh" for f in raw.frames), "its echo")
+    raw.until(lambda: any(isinstance(f, PingFrame) for f in raw.frames), "its echo")
+    (echo,) = (f for f in raw.frames if isinstance(f, PingFrame))
+    assert "ACK" in echo.flags and echo.opaque_data == b"abcdefgh"
 
 
 def test_too_many_pings_without_calls(server: EmbeddedServer) -> None:

@@ -18,6 +18,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
+from tests.support.memory import resident
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -306,12 +307,6 @@ def test_a_sender_of_a_model_that_is_not_decoupled(server: ServerProcess) -> Non
         infer(server, "single", how="dropped")
 
 
-def resident(server: ServerProcess) -> int:
-    """The server's resident memory in bytes."""
-    text = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", text).group(1)) << 10  # type: ignore[union-attr]
-
-
 def at_rest(server: ServerProcess) -> int:
     """The resident memory once a sender has come to rest: it stays while the server answers others."""
     seen, still = -1, 0
@@ -319,7 +314,7 @@ def at_rest(server: ServerProcess) -> int:
     def rests() -> bool:
         nonlocal seen, still
         infer(server, "single", how="returned")
-        now = resident(server)
+        now = resident(server.process.pid)
         still = still + 1 if abs(now - seen) < 1 << 20 else 0
         seen = now
         return still == 5
@@ -330,7 +325,7 @@ def at_rest(server: ServerProcess) -> int:
 
 def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None:
     """10,000 responses of 1 MiB wait for a client whose callback never returns; then it is gone."""
-    before = resident(server)
+    before = resident(server.process.pid)
     held: queue.Queue[None] = queue.Queue()
     client = grpcclient.InferenceServerClient(server.grpc)
     client.start_stream(lambda result, error: held.get())
@@ -348,7 +343,7 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None
 
 
 def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProcess) -> None:
-    before, ended = resident(server), server.log().count("endless ends")
+    before, ended = resident(server.process.pid), server.log().count("endless ends")
     host, _, port = server.http.partition(":")
     body = json.dumps({"IN": [1], "how": "endless"}).encode()
     head = f"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -11,10 +11,10 @@ import pytest
 
 from tests.backends.python.models import config, python_model
 from tests.support.http import Http1, Http2, Reply
+from tests.support.memory import resident
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight
-from tests.transport.rest.test_http2_attacks import rss
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 # `how` is a list of steps: a number is a response, an error text an error response
@@ -227,7 +227,7 @@ def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerP
 
     with Http1(server.http) as asking:
         sent()
-        before = rss(server)
+        before = resident(server.process.pid)
         if front == "http2":
             stalled: Http1 | Http2 = Http2(server.http)
             stalled.start("POST", path, body)  # type: ignore[union-attr]
@@ -243,7 +243,7 @@ def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerP
                 now = sent()
                 alike, last = (alike + 1 if now == last and now else 0), now
             assert last < 400  # the kernel takes its share, and reads none of it back
-            assert rss(server) - before < 64 << 20
+            assert resident(server.process.pid) - before < 64 << 20
             if front == "http2":  # what the windows let through goes on once the client reads
                 assert isinstance(stalled, Http2)
                 while len(stalled.replies.get(1, Reply(0)).body) < 4 << 20:
@@ -255,4 +255,4 @@ def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerP
                 stalled._file.close()
         server.until_logged("told: ", told + 1)
         until(lambda: in_flight(server) == 0, server.log)
-        assert rss(server) - before < 64 << 20
+        assert resident(server.process.pid) - before < 64 << 20
