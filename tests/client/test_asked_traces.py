@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.traced import read
 
 # waits as many milliseconds as its input says; a negative one fails
 WAITS = """
@@ -75,11 +76,6 @@ def tensor(module: Any, value: int = 1, name: str = "INPUT0") -> list[Any]:
 def recent(server: ServerProcess, query: str = "") -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"http://{server.http}/v2/trace/recent{query}") as response:
         found: list[dict[str, Any]] = json.loads(response.read())
-    return found
-
-
-def read(path: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(Path(path).read_bytes())
     return found
 
 

@@ -403,4 +403,4 @@ def test_the_server_drains_with_a_full_queue(bench: Bench) -> None:
     bench.server.process.send_signal(signal.SIGTERM)
     bench.gate.go("kkkk")
     bench.assert_answered("r0", "r1", "r2", "r3", "r4", "r5")
-    assert bench.server.process.wait(30) == 0
+    assert bench.server.ended() == 0

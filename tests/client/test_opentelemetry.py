@@ -28,36 +28,12 @@ from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.traced import CALLER, FAILING, ONE, ensemble, sixteen
 from tests.support.waiting import until
 
 SEND = ["INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
 MODEL = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 8
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
-ensemble_scheduling { step [
-  { model_name: "single" model_version: -1
-    input_map { key: "INPUT0" value: "IN" } output_map { key: "OUTPUT0" value: "middle" } },
-  { model_name: "caller" model_version: -1
-    input_map { key: "IN" value: "middle" } output_map { key: "OUT" value: "OUT" } }
-] }
-"""
-CALLER = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            tensor = pb_utils.Tensor("INPUT0", request.inputs()[0].as_numpy())
-            call = pb_utils.InferenceRequest(
-                model_name="single", requested_output_names=["OUTPUT0"], inputs=[tensor], trace=request.trace())
-            out = call.exec().output_tensors()[0].as_numpy()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
-        return answers
-"""
 # answers with what it sees: the current span, and the context of each request's trace
 SPY = """
 import json
@@ -88,16 +64,6 @@ backend: "python" max_batch_size: 0
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
 """
-FAILING = """
-class TritonPythonModel:
-    def execute(self, requests):
-        raise ValueError("no luck")
-"""
-ONE = """
-backend: "python" max_batch_size: 8
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
-"""
 ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }'
 
 numbers = itertools.count(1)
@@ -125,7 +91,7 @@ def collector() -> Iterator[Collector]:
 def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
     write_model(repository, "single", identity_config(pairs=1))
-    write_model(repository, "ensemble", ENSEMBLE)
+    write_model(repository, "ensemble", ensemble("single", "caller"))
     write_model(repository, "caller", ONE, {"1/model.py": CALLER})
     write_model(repository, "failing", ONE, {"1/model.py": FAILING})
     spy = SPY.replace("EXECUTE", "def execute(self, requests):")
@@ -144,12 +110,6 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
                           "--trace-config=opentelemetry,resource=region=here")  # fmt: skip
     with ServerProcess(repository, *flags) as process:
         yield process
-
-
-def tensors(module: Any, name: str = "INPUT0") -> list[Any]:
-    tensor = module.InferInput(name, [1, 16], "INT32")
-    tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
-    return [tensor]
 
 
 def number(module: Any, shape: list[int] | None = None) -> list[Any]:
@@ -173,7 +133,7 @@ def test_http(server: ServerProcess, collector: Collector) -> None:
     trace_id, outside, header = parent()
     before = time.time_ns()
     with httpclient.InferenceServerClient(server.http) as client:
-        client.infer("single", tensors(httpclient), request_id="r1", headers={"traceparent": header})
+        client.infer("single", sixteen(httpclient), request_id="r1", headers={"traceparent": header})
     spans = collector.trace(trace_id, 3)
     root, model, compute = spans["InferRequest"], spans["single"], spans["compute"]
     assert int.from_bytes(root.parent_span_id) == outside
@@ -195,7 +155,7 @@ def test_http(server: ServerProcess, collector: Collector) -> None:
 def test_ensemble_with_a_call(server: ServerProcess, collector: Collector) -> None:
     trace_id, _, header = parent()
     with httpclient.InferenceServerClient(server.http) as client:
-        client.infer("ensemble", tensors(httpclient, "IN"), headers={"traceparent": header})
+        client.infer("ensemble", sixteen(httpclient, "IN"), headers={"traceparent": header})
     spans = collector.trace(trace_id, 8)  # InferRequest, ensemble, single, caller, single, three computes
     ensemble, caller = spans["ensemble"], spans["caller"]
     assert under(ensemble, spans["InferRequest"]) and under(caller, ensemble)
@@ -214,7 +174,7 @@ def test_a_failure_is_an_error(server: ServerProcess, collector: Collector) -> N
     trace_id, _, header = parent()
     with httpclient.InferenceServerClient(server.http) as client:
         with pytest.raises(InferenceServerException, match="no luck"):
-            client.infer("failing", tensors(httpclient, "IN"), headers={"traceparent": header})
+            client.infer("failing", sixteen(httpclient, "IN"), headers={"traceparent": header})
     spans = collector.trace(trace_id, 3)
     assert {span.status.code for span in spans.values()} == {2}  # ERROR
     assert "no luck" in spans["failing"].status.message
@@ -247,7 +207,7 @@ def test_every_request_of_a_stream(server: ServerProcess, collector: Collector) 
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: got.put(error), headers={"traceparent": header})
         for _ in range(2):
-            client.async_stream_infer("single", tensors(grpcclient))
+            client.async_stream_infer("single", sixteen(grpcclient))
         assert [got.get(timeout=20) for _ in range(2)] == [None, None]
         client.stop_stream()
     spans = collector.trace(trace_id, 6)
@@ -277,7 +237,7 @@ def test_a_parent_that_is_not_sampled_forces_nothing(server: ServerProcess, coll
     trace_id, _, loud = parent()
     with httpclient.InferenceServerClient(server.http) as client:
         for headers in ({}, {"traceparent": quiet}, {"traceparent": "00-zz"}, {"traceparent": loud}):
-            client.infer("single", tensors(httpclient), headers=headers)
+            client.infer("single", sixteen(httpclient), headers=headers)
     collector.trace(trace_id, 3)
     assert not any(int.from_bytes(span.trace_id) == unsampled for span in collector.spans)
 
@@ -286,19 +246,19 @@ def test_forced_traces_count_nowhere(server: ServerProcess, collector: Collector
     trace_id, _, header = parent()
     with httpclient.InferenceServerClient(server.http) as client:
         client.update_trace_settings(None, {"trace_rate": "2", "trace_count": "1"})
-        client.infer("single", tensors(httpclient))
+        client.infer("single", sixteen(httpclient))
         for _ in range(3):
-            client.infer("single", tensors(httpclient), headers={"traceparent": header})
+            client.infer("single", sixteen(httpclient), headers={"traceparent": header})
         collector.trace(trace_id, 9)
         assert client.get_trace_settings()["trace_count"] == "1"
         before = len(collector.spans)
-        client.infer("single", tensors(httpclient))  # the second that counts
+        client.infer("single", sixteen(httpclient))  # the second that counts
         assert client.get_trace_settings()["trace_count"] == "0"
         own = collector.wait(lambda spans: len(spans) >= before + 3)[before:]
         assert [s.parent_span_id for s in own if s.name == "InferRequest"] == [b""]
         client.update_trace_settings(None, {"trace_level": ["OFF"]})
         silent, _, header = parent()
-        client.infer("single", tensors(httpclient), headers={"traceparent": header})
+        client.infer("single", sixteen(httpclient), headers={"traceparent": header})
         settings = client.update_trace_settings(
             None, dict.fromkeys(("trace_rate", "trace_count", "trace_level"))
         )
@@ -309,7 +269,7 @@ def test_forced_traces_count_nowhere(server: ServerProcess, collector: Collector
     }  # fmt: skip
     trace_id, _, header = parent()
     with httpclient.InferenceServerClient(server.http) as client:
-        client.infer("single", tensors(httpclient), headers={"traceparent": header})
+        client.infer("single", sixteen(httpclient), headers={"traceparent": header})
     collector.trace(trace_id, 3)
     assert not any(int.from_bytes(span.trace_id) == silent for span in collector.spans)
 
@@ -393,7 +353,7 @@ def test_shutdown_sends_what_waits(tmp_path: Path) -> None:
         ) as server:
             with httpclient.InferenceServerClient(server.http) as client:
                 for _ in range(5):
-                    client.infer("single", tensors(httpclient))
+                    client.infer("single", sixteen(httpclient))
             assert server.stop() == 0
         assert sum(span.name == "InferRequest" for span in own.spans) == 5 and len(own.spans) == 15
 
@@ -408,7 +368,7 @@ def test_a_dead_collector_disturbs_nobody(tmp_path: Path) -> None:
     with quiet_server(tmp_path, url, *more) as server:
         with httpclient.InferenceServerClient(server.http) as client:
             for i in range(300):
-                assert client.infer("single", tensors(httpclient), request_id=str(i)).get_response()[
+                assert client.infer("single", sixteen(httpclient), request_id=str(i)).get_response()[
                     "id"
                 ] == str(i)
         server.until_logged("spans do not reach")
@@ -421,12 +381,12 @@ def test_a_collector_that_refuses_is_told_once_and_again_when_it_is_back(tmp_pat
         own.status = 400
         with quiet_server(tmp_path, own.url) as server:
             with httpclient.InferenceServerClient(server.http) as client:
-                client.infer("single", tensors(httpclient))
+                client.infer("single", sixteen(httpclient))
                 until(
                     lambda: value(scrape(server), "neptrio_traces_total", outcome="dropped"), "it is dropped"
                 )
                 own.status = 200
-                client.infer("single", tensors(httpclient))
+                client.infer("single", sixteen(httpclient))
                 own.wait(lambda spans: len(spans) == 3)
                 until(
                     lambda: value(scrape(server), "neptrio_traces_total", outcome="written"), "it is written"

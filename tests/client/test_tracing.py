@@ -21,67 +21,24 @@ from neptrio import commands
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.traced import (
+    CALLER,
+    FAILING,
+    ONE,
+    REPEAT,
+    REPEAT_CONFIG,
+    ensemble,
+    read,
+    sixteen,
+    switch_off,
+    switch_on,
+)
 from tests.support.waiting import until
 
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END"]
 GRPC = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"]
 REQUEST = ["REQUEST_START", "QUEUE_START"]
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
-
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 8
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
-ensemble_scheduling { step [
-  { model_name: "single" model_version: -1
-    input_map { key: "INPUT0" value: "IN" } output_map { key: "OUTPUT0" value: "middle" } },
-  { model_name: "single" model_version: -1
-    input_map { key: "INPUT0" value: "middle" } output_map { key: "OUTPUT0" value: "OUT" } }
-] }
-"""
-REPEAT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for i in range(3):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([i], np.int32))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-REPEAT_CONFIG = """
-backend: "python" max_batch_size: 0 model_transaction_policy { decoupled: true }
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
-"""
-CALLER = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            tensor = pb_utils.Tensor("INPUT0", request.inputs()[0].as_numpy())
-            call = pb_utils.InferenceRequest(
-                model_name="single", requested_output_names=["OUTPUT0"], inputs=[tensor], trace=request.trace())
-            out = call.exec().output_tensors()[0].as_numpy()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
-        return answers
-"""
-FAILING = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        raise ValueError("no luck")
-"""
-ONE = """
-backend: "python" max_batch_size: 8
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "text", identity_config("TYPE_STRING", "2", 0, 1))
     write_model(repository, "cached", identity_config(pairs=1, extra="response_cache { enable: true }"))
     write_model(repository, "number", identity_config(dims="1", max_batch_size=0, pairs=1))
-    write_model(repository, "ensemble", ENSEMBLE)
+    write_model(repository, "ensemble", ensemble("single", "single"))
     write_model(repository, "repeat", REPEAT_CONFIG, {"1/model.py": REPEAT})
     write_model(repository, "caller", ONE, {"1/model.py": CALLER})
     write_model(repository, "failing", ONE, {"1/model.py": FAILING})
@@ -112,27 +69,6 @@ def trace_file(server: ServerProcess, request: pytest.FixtureRequest) -> Iterato
         client.update_trace_settings(None, cleared)
         for model in ("single", "identity"):
             client.update_trace_settings(model, cleared)
-
-
-def tensors(module: Any, name: str = "INPUT0") -> list[Any]:
-    tensor = module.InferInput(name, [1, 16], "INT32")
-    tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
-    return [tensor]
-
-
-def on(client: Any, path: str, level: tuple[str, ...] = ("TIMESTAMPS",), **more: str) -> None:
-    client.update_trace_settings(
-        None, {"trace_level": list(level), "trace_rate": "1", "trace_file": path, **more}
-    )
-
-
-def off(client: Any) -> None:
-    client.update_trace_settings(None, {"trace_level": ["OFF"]})
-
-
-def read(path: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(Path(path).read_bytes())
-    return found
 
 
 def names(trace: dict[str, Any]) -> list[str]:
@@ -184,9 +120,9 @@ def test_settings_of_both_protocols(server: ServerProcess, trace_file: str, prot
 
 def test_http_request(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file)
-        client.infer("single", tensors(httpclient), request_id='my "id"')
-        off(client)
+        switch_on(client, trace_file)
+        client.infer("single", sixteen(httpclient), request_id='my "id"')
+        switch_off(client)
     (trace,) = read(trace_file)
     assert (
         trace["model_name"] == "single" and trace["model_version"] == 1 and trace["request_id"] == 'my "id"'
@@ -198,17 +134,17 @@ def test_http_request(server: ServerProcess, trace_file: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_grpc_request(server: ServerProcess, trace_file: str, stream: bool) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        on(client, trace_file)
+        switch_on(client, trace_file)
         if stream:
             got: queue.Queue[Any] = queue.Queue()
             client.start_stream(lambda result, error: got.put(error))
             for _ in range(2):
-                client.async_stream_infer("single", tensors(grpcclient))
+                client.async_stream_infer("single", sixteen(grpcclient))
             assert [got.get(timeout=20) for _ in range(2)] == [None, None]
             client.stop_stream()
         else:
-            client.infer("single", tensors(grpcclient))
-        off(client)
+            client.infer("single", sixteen(grpcclient))
+        switch_off(client)
     traces = read(trace_file)
     assert len(traces) == (2 if stream else 1)
     for trace in traces:
@@ -217,11 +153,11 @@ def test_grpc_request(server: ServerProcess, trace_file: str, stream: bool) -> N
 
 def test_ensemble_is_one_trace_of_three_parts(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file, trace_count="2")
+        switch_on(client, trace_file, trace_count="2")
         for _ in range(3):
-            client.infer("ensemble", tensors(httpclient, "IN"))
+            client.infer("ensemble", sixteen(httpclient, "IN"))
         assert client.get_trace_settings()["trace_count"] == "0"
-        off(client)
+        switch_off(client)
     traces = read(trace_file + ".0")  # the count was used up
     roots = [t for t in traces if "parent_id" not in t]
     assert [t["model_name"] for t in roots] == ["ensemble", "ensemble"] and len(traces) == 6
@@ -234,9 +170,9 @@ def test_ensemble_is_one_trace_of_three_parts(server: ServerProcess, trace_file:
 
 def test_bls_call_is_a_child(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file)
-        client.infer("caller", tensors(httpclient, "IN"))
-        off(client)
+        switch_on(client, trace_file)
+        client.infer("caller", sixteen(httpclient, "IN"))
+        switch_off(client)
     root, child = read(trace_file)
     assert (root["model_name"], child["model_name"]) == ("caller", "single")
     assert child["parent_id"] == root["id"] < child["id"]
@@ -246,14 +182,14 @@ def test_bls_call_is_a_child(server: ServerProcess, trace_file: str) -> None:
 def test_decoupled_responses_one_by_one(server: ServerProcess, trace_file: str) -> None:
     got: queue.Queue[Any] = queue.Queue()
     tensor = grpcclient.InferInput("IN", [1], "INT32")
-    tensor.set_data_from_numpy(np.array([1], np.int32))
+    tensor.set_data_from_numpy(np.array([3], np.int32))
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        on(client, trace_file)
+        switch_on(client, trace_file)
         client.start_stream(lambda result, error: got.put(error))
         client.async_stream_infer("repeat", [tensor], enable_empty_final_response=True)
         assert [got.get(timeout=20) for _ in range(4)] == [None] * 4
         client.stop_stream()
-        off(client)
+        switch_off(client)
     (trace,) = read(trace_file)
     found = names(trace)
     assert [found.count(name) for name in (*sent("GRPC"), "REQUEST_END")] == [3, 3, 3, 1]
@@ -261,14 +197,14 @@ def test_decoupled_responses_one_by_one(server: ServerProcess, trace_file: str) 
 
 def test_failed_and_cached_requests(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file)
+        switch_on(client, trace_file)
         with pytest.raises(InferenceServerException, match="no luck"):
-            client.infer("failing", tensors(httpclient, "IN"))
-        client.infer("cached", tensors(httpclient))
-        client.infer("cached", tensors(httpclient))
+            client.infer("failing", sixteen(httpclient, "IN"))
+        client.infer("cached", sixteen(httpclient))
+        client.infer("cached", sixteen(httpclient))
         with pytest.raises(InferenceServerException):
-            client.infer("nope", tensors(httpclient))  # never accepted: no trace
-        off(client)
+            client.infer("nope", sixteen(httpclient))  # never accepted: no trace
+        switch_off(client)
     failed, missed, hit = read(trace_file)
     assert "no luck" in failed["error"]
     assert names(failed) == [*HTTP, *REQUEST, *COMPUTE, "REQUEST_END", *sent("HTTP")]
@@ -280,10 +216,10 @@ def test_tensors(server: ServerProcess, trace_file: str) -> None:
     text = httpclient.InferInput("INPUT0", [2], "BYTES")
     text.set_data_from_numpy(np.array([b'say "hi"', b"a,b"], dtype=np.object_))
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file, ("TENSORS",))
-        client.infer("single", tensors(httpclient))
+        switch_on(client, trace_file, "TENSORS")
+        client.infer("single", sixteen(httpclient))
         client.infer("text", [text])
-        off(client)
+        switch_off(client)
     objects = read(trace_file)
     assert [o.get("activity") for o in objects] == [
         None,
@@ -303,12 +239,12 @@ def test_tensors(server: ServerProcess, trace_file: str) -> None:
 
 def test_rate_and_files_by_log_frequency(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file, trace_rate="2", log_frequency="2")
+        switch_on(client, trace_file, trace_rate="2", log_frequency="2")
         for i in range(10):
             client.infer(
-                "identity", [*tensors(httpclient), *tensors(httpclient, "INPUT1")], request_id=str(i + 1)
+                "identity", [*sixteen(httpclient), *sixteen(httpclient, "INPUT1")], request_id=str(i + 1)
             )
-        off(client)
+        switch_off(client)
     found = [[t["request_id"] for t in read(f"{trace_file}.{i}")] for i in range(3)]
     assert found == [["2", "4"], ["6", "8"], ["10"]]  # the last at the change of settings
     assert not Path(trace_file).exists()
@@ -316,27 +252,27 @@ def test_rate_and_files_by_log_frequency(server: ServerProcess, trace_file: str)
 
 def test_model_without_tracing_stays_out(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file)
+        switch_on(client, trace_file)
         client.update_trace_settings("single", {"trace_level": ["OFF"]})
-        client.infer("single", tensors(httpclient))
-        client.infer("cached", tensors(httpclient))
-        off(client)
+        client.infer("single", sixteen(httpclient))
+        client.infer("cached", sixteen(httpclient))
+        switch_off(client)
     assert [t["model_name"] for t in read(trace_file)] == ["cached"]
 
 
 def test_count_is_exact_under_concurrency(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http, concurrency=8) as client:
-        on(client, trace_file, trace_count="17")
-        for call in [client.async_infer("single", tensors(httpclient)) for _ in range(60)]:
+        switch_on(client, trace_file, trace_count="17")
+        for call in [client.async_infer("single", sixteen(httpclient)) for _ in range(60)]:
             call.get_result()
         assert client.get_trace_settings()["trace_count"] == "0"
-        off(client)
+        switch_off(client)
     assert len(read(trace_file + ".0")) == 17
 
 
 def test_generate(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file)
+        switch_on(client, trace_file)
         request = urllib.request.Request(
             f"http://{server.http}/v2/models/number/generate",
             b'{"INPUT0": 5}',
@@ -344,7 +280,7 @@ def test_generate(server: ServerProcess, trace_file: str) -> None:
         )
         with urllib.request.urlopen(request) as response:
             assert json.loads(response.read())["OUTPUT0"] == 5
-        off(client)
+        switch_off(client)
     (trace,) = read(trace_file)
     assert names(trace)[:2] == HTTP and names(trace)[-1] == "HTTP_SEND_END"
 
@@ -353,8 +289,8 @@ def test_hypercorn(tmp_path: Path) -> None:
     flags = (f"--trace-config=triton,file={tmp_path}/t", "--trace-config=level=TIMESTAMPS",
              "--trace-config=rate=1", "--http-lean=false")  # fmt: skip
     with run_server(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
-        client.infer("single", tensors(httpclient))
-        off(client)
+        client.infer("single", sixteen(httpclient))
+        switch_off(client)
         (trace,) = read(f"{tmp_path}/t")
     assert names(trace) == [*HTTP, *REQUEST, *COMPUTE, "REQUEST_END", *sent("HTTP")]
 
@@ -363,9 +299,9 @@ def test_recent_traces_and_the_summary(
     server: ServerProcess, trace_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file, ("TIMESTAMPS", "TENSORS"))
-        client.infer("ensemble", tensors(httpclient, "IN"), request_id="last")
-        off(client)
+        switch_on(client, trace_file, "TIMESTAMPS", "TENSORS")
+        client.infer("ensemble", sixteen(httpclient, "IN"), request_id="last")
+        switch_off(client)
     with urllib.request.urlopen(f"http://{server.http}/v2/trace/recent") as response:
         recent = json.loads(response.read())
     assert recent[-3:] == [t for t in read(trace_file) if "activity" not in t]
@@ -387,7 +323,7 @@ def test_killed_server_leaves_valid_files(tmp_path: Path) -> None:
                         "--trace-config=rate=1", "--trace-config=triton,log-frequency=3")  # fmt: skip
     with server, httpclient.InferenceServerClient(server.http) as client:
         for _ in range(100):
-            client.infer("single", tensors(httpclient))
+            client.infer("single", sixteen(httpclient))
         server.stop(signal.SIGKILL)
     files = sorted(tmp_path.glob("trace.json.?"), key=str) + sorted(tmp_path.glob("trace.json.??"), key=str)
     assert all(len(read(str(file))) == 3 for file in files)
@@ -399,7 +335,7 @@ def test_shutdown_writes_what_is_left(tmp_path: Path) -> None:
     with run_server(tmp_path, *older) as server:
         with httpclient.InferenceServerClient(server.http) as client:
             for _ in range(5):
-                client.infer("single", tensors(httpclient))
+                client.infer("single", sixteen(httpclient))
         assert server.stop() == 0
     assert len(read(str(path))) == 5
     assert sorted(p.name for p in tmp_path.iterdir()) == ["models", "trace.json"]
@@ -411,11 +347,11 @@ def test_a_killed_server_has_written_what_is_not_new(tmp_path: Path) -> None:
     with run_server(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
         for _ in range(3):
             before = len(read(str(path))) if path.exists() else 0
-            client.infer("single", tensors(httpclient))
+            client.infer("single", sixteen(httpclient))
             # nobody asks for it
             until(lambda before=before: path.exists() and len(read(str(path))) > before, "it is written")
         for _ in range(200):
-            client.infer("single", tensors(httpclient))
+            client.infer("single", sixteen(httpclient))
             if path.exists():
                 read(str(path))
         server.stop(signal.SIGKILL)
@@ -430,7 +366,7 @@ def test_disk_that_cannot_be_written(tmp_path: Path) -> None:
     with run_server(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
         folder.rmdir()
         for _ in range(20):
-            client.infer("single", tensors(httpclient))
+            client.infer("single", sixteen(httpclient))
         until(lambda: value(scrape(server), "neptrio_trace_disabled"), "tracing is disabled")
         assert value(scrape(server), "neptrio_traces_total", outcome="dropped") > 0
         server.stop()
@@ -454,14 +390,14 @@ def test_the_extension_is_reported(server: ServerProcess) -> None:
 
 def test_setting_the_file_begins_at_index_0_again(server: ServerProcess, trace_file: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        on(client, trace_file, log_frequency="1")
+        switch_on(client, trace_file, log_frequency="1")
         for name in ("a", "b"):
-            client.infer("single", tensors(httpclient), request_id=name)
+            client.infer("single", sixteen(httpclient), request_id=name)
         client.update_trace_settings(None, {"trace_rate": "1"})  # the index goes on
-        client.infer("single", tensors(httpclient), request_id="c")
+        client.infer("single", sixteen(httpclient), request_id="c")
         client.update_trace_settings(None, {"trace_file": trace_file})
-        client.infer("single", tensors(httpclient), request_id="d")
-        off(client)
+        client.infer("single", sixteen(httpclient), request_id="d")
+        switch_off(client)
     found = [[t["request_id"] for t in read(f"{trace_file}.{i}")] for i in range(3)]
     assert found == [["d"], ["b"], ["c"]]
 

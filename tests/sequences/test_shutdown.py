@@ -40,8 +40,7 @@ def test_running_sequences_go_on_and_new_ones_are_refused(tmp_path: Path, protoc
             if protocol != "stream":  # its errors have no status
                 assert info.value.status() in ("503", "StatusCode.UNAVAILABLE")
         assert send(1, "e") == 12
-    assert server.process.wait(30) == 0
-    server.stop()
+    assert server.ended() == 0
 
 
 def test_idle_time_ends_what_its_client_does_not(tmp_path: Path) -> None:
@@ -86,5 +85,4 @@ def test_what_waits_for_company_is_sent(tmp_path: Path) -> None:
             until(lambda name=name: rest(server, "GET", f"/v2/models/{name}/sequences")[1]["slots_used"])
         server.process.send_signal(signal.SIGTERM)
         assert [stream.receive()["OUTPUT"] for _ in range(2)] == [7, 7]
-    assert server.process.wait(30) == 0
-    server.stop()
+    assert server.ended() == 0

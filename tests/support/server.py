@@ -97,7 +97,13 @@ class ServerProcess:
 
         AssertionError where it does not end, and for a traceback that nobody provoked.
         """
-        status = self._end(sig, timeout)
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        return self.ended(timeout)
+
+    def ended(self, timeout: float = 60) -> int:
+        """Waits for an end that is under way; returns the exit status. AssertionError as of `stop()`."""
+        status = self._end(timeout)
         strange = [
             text
             for text in tracebacks(self.log())
@@ -106,9 +112,7 @@ class ServerProcess:
         assert not strange, "the server logged what no test provoked:\n" + "\n".join(strange)
         return status
 
-    def _end(self, sig: int, timeout: float) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(sig)
+    def _end(self, timeout: float) -> int:
         try:
             status = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -127,7 +131,9 @@ class ServerProcess:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         ended = self.process.poll() is not None
         if kind is not None:  # the test has failed already: what it says comes first
-            self._end(signal.SIGTERM, 60)
+            if not ended:
+                self.process.terminate()
+            self._end(60)
             return
         status = self.stop()
         assert ended or status == 0, f"the server ended with status {status}:\n{self.log()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ from tests.support.server import ServerProcess
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \u2028 & 'x\""
 
 
-def _ensemble(*steps: str) -> str:
+def ensemble(*steps: str) -> str:
+    """A pipeline of models of this page: IN to OUT, INT32 [16]."""
+    callers = ("pipeline", "caller")  # their tensors are IN and OUT
     names = ["IN", *(f"between{i}" for i in range(1, len(steps))), "OUT"]
     made = ",".join(
         f'{{ model_name: "{model}" model_version: -1 '
-        f'input_map {{ key: "{"IN" if model == "pipeline" else "INPUT0"}" value: "{names[i]}" }} '
-        f'output_map {{ key: "{"OUT" if model == "pipeline" else "OUTPUT0"}" value: "{names[i + 1]}" }} }}'
+        f'input_map {{ key: "{"IN" if model in callers else "INPUT0"}" value: "{names[i]}" }} '
+        f'output_map {{ key: "{"OUT" if model in callers else "OUTPUT0"}" value: "{names[i + 1]}" }} }}'
         for i, model in enumerate(steps)
     )
     return (
@@ -105,8 +108,8 @@ def write_models(repository: Path) -> None:
     """The models of this page."""
     write_model(repository, "single", identity_config(pairs=1))
     write_model(repository, "cached", identity_config(pairs=1, extra="response_cache { enable: true }"))
-    write_model(repository, "pipeline", _ensemble("single", "single"))
-    write_model(repository, "nested", _ensemble("pipeline", "single"))
+    write_model(repository, "pipeline", ensemble("single", "single"))
+    write_model(repository, "nested", ensemble("pipeline", "single"))
     write_model(repository, "repeat", REPEAT_CONFIG, {"1/model.py": REPEAT})
     write_model(repository, "caller", ONE, {"1/model.py": CALLER})
     write_model(repository, "failing", ONE, {"1/model.py": FAILING})
@@ -121,6 +124,23 @@ def sixteen(module: Any, name: str = "INPUT0", start: int = 0) -> list[Any]:
     tensor = module.InferInput(name, [1, 16], "INT32")
     tensor.set_data_from_numpy(np.arange(start, start + 16, dtype=np.int32).reshape(1, 16))
     return [tensor]
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a trace file."""
+    found: list[dict[str, Any]] = json.loads(Path(path).read_bytes())
+    return found
+
+
+def switch_on(client: Any, path: str | Path, *level: str, **more: str) -> None:
+    """Traces every request into `path`: timestamps, or the levels that are named."""
+    wanted = {"trace_level": list(level or ("TIMESTAMPS",)), "trace_rate": "1", "trace_file": str(path)}
+    client.update_trace_settings(None, {**wanted, **more})
+
+
+def switch_off(client: Any) -> None:
+    """Ends tracing; the file is written when this returns."""
+    client.update_trace_settings(None, {"trace_level": ["OFF"]})
 
 
 def hard(module: Any, name: str) -> list[Any]:
@@ -139,16 +159,14 @@ class Traced:
         self.gate = gate
 
     def on(self, path: Path, *level: str, **more: str) -> None:
-        """Traces every request into `path`."""
+        """Traces every request into `path`: timestamps, or the levels that are named."""
         with httpclient.InferenceServerClient(self.server.http) as client:
-            client.update_trace_settings(
-                None, {"trace_level": list(level), "trace_rate": "1", "trace_file": str(path), **more}
-            )
+            switch_on(client, path, *level, **more)
 
     def off(self) -> None:
         """Ends tracing; the file is written when this returns."""
         with httpclient.InferenceServerClient(self.server.http) as client:
-            client.update_trace_settings(None, {"trace_level": ["OFF"]})
+            switch_off(client)
 
     @contextmanager
     def tracing(self, path: Path, *level: str, **more: str) -> Iterator[Path]:

@@ -339,7 +339,7 @@ def test_a_shutdown_answers_what_is_under_way(tmp_path: Path, lean: bool) -> Non
             assert connection.read().status == 200
             assert connection.closed()
         assert idle.closed()
-        assert process.process.wait(20) == 0
+        assert process.ended() == 0
 
 
 def test_keep_alive_timeout(tmp_path: Path) -> None:
