@@ -35,7 +35,7 @@ run: build ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 80
 test: build lint ## Set up, lint, type-check and run every test
 	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)

@@ -24,6 +24,7 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 DEBUG = os.environ.get("NEPTRIO_CEXT_DEBUG") == "1"
+JOBS = os.cpu_count() or 1
 CPP_MODULES = {"cuda_launch"}
 NGHTTP2_MODULES = {"http2_nghttp2", "nghttp2_headers"}
 COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3"]
@@ -133,6 +134,7 @@ setup(
         include_path=[str(cimport_folder())],
         compiler_directives=DIRECTIVES,
         build_dir="build/cython",
-        nthreads=os.cpu_count() or 1,
+        nthreads=JOBS,
     ),
+    options={"build_ext": {"parallel": JOBS}},
 )
