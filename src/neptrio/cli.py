@@ -280,7 +280,9 @@ def main(argv: list[str] | None = None) -> int:
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     from neptrio import server
     from neptrio.logs import start_logging
+    from neptrio.observe import memory
 
+    memory.keep_one_arena()
     try:
         start_logging(settings)
         for warning in warnings:
