@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neptrio.scheduling import sequence_slots as slots
+from neptrio.scheduling import sequence_transitions as transitions
 from neptrio.scheduling.sequence_slots import SlotTable, StartMissing
 
 IDLE_NS = 1_000_000
@@ -89,10 +90,10 @@ def test_disconnect_in_a_slot_and_in_the_backlog() -> None:
     first, _ = table.accept("a", Request("a", True, False), 0)
     waiting = Request("b", True, False)
     second, _ = table.accept("b", waiting, 0)
-    assert table.end(second, slots.DISCONNECT, 1)
+    assert table.end(second, transitions.DISCONNECT, 1)
     assert table.effects == [(slots.CANCELLED, waiting)]
     table.issue(first, 1)
-    assert table.end(first, slots.DISCONNECT, 2)
+    assert table.end(first, transitions.DISCONNECT, 2)
     table.finish(first, 3)
     assert table.effects[1:] == [(slots.ENDED, first)] and first.reason == "cancelled"
 
@@ -111,7 +112,7 @@ def test_a_retired_instance_gives_no_slots_and_keeps_its_sequences() -> None:
     for _ in range(2):
         table.issue(a, 2)
         table.finish(a, 3)
-    assert a.state == slots.GONE and c.slot == -1, "a slot of the retired instance was given again"
+    assert a.state == transitions.GONE and c.slot == -1, "a slot of the retired instance was given again"
     assert table.effects == [(slots.ENDED, a), (slots.DRAINED, 0)]
     with pytest.raises(RuntimeError, match="effects name instances"):
         table.add_instance()
@@ -141,7 +142,7 @@ def test_an_impossible_event_is_an_error() -> None:
     table = SlotTable(1, 1, IDLE_NS)
     a, _ = table.accept("a", Request("a", True, True), 0)
     with pytest.raises(RuntimeError, match="REQUEST cannot happen in ENDING"):
-        table._apply(a, slots.REQUEST, 0, Request("a", False, False))
+        table._apply(a, transitions.REQUEST, 0, Request("a", False, False))
 
 
 def test_abandoned_backlog_entries_do_not_pile_up() -> None:

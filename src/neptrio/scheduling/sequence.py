@@ -22,6 +22,7 @@ from neptrio.errors import Cancelled, InvalidArgument, Reason, TritonError, Unav
 from neptrio.model.instance import Instance, InstancePool
 from neptrio.model.sequence_config import SequenceConfig
 from neptrio.scheduling import sequence_slots as slots
+from neptrio.scheduling import sequence_transitions as transitions
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
 from neptrio.scheduling.sequence_slots import Sequence, SlotTable, SlotTableStatistics, StartMissing
 from neptrio.scheduling.sequence_state import ImplicitState
@@ -244,7 +245,7 @@ class SequenceScheduler(Scheduler):
                 continue  # a null request
             rescheduled = request.release_flags & RESCHEDULE and batch.error is None
             if self.config.iterative and not rescheduled:
-                self.table.end(sequence, slots.END, now)
+                self.table.end(sequence, transitions.END, now)
             self.table.finish(sequence, now)
             if rescheduled and batch.requests is not submitted and request not in batch.requests:
                 again.append((sequence, request))
@@ -341,7 +342,7 @@ class SequenceScheduler(Scheduler):
         if sequence is None:
             return None
         left = len(sequence.waiting or ()) + (sequence.in_flight is not None)
-        self.table.end(sequence, slots.EVICT, monotonic_ns())
+        self.table.end(sequence, transitions.EVICT, monotonic_ns())
         self._act()
         self._loop.turn.soon()
         return left
@@ -349,7 +350,7 @@ class SequenceScheduler(Scheduler):
     def disconnected(self, sequence: Sequence) -> None:
         """The stream that opened the sequence is gone, and the model wants it freed."""
         sequence.stream = None
-        self.table.end(sequence, slots.DISCONNECT, monotonic_ns())
+        self.table.end(sequence, transitions.DISCONNECT, monotonic_ns())
         self._act()
         self._loop.turn.soon()
 
@@ -395,7 +396,7 @@ class SequenceScheduler(Scheduler):
         for sequence in sorted(self.table.holders(), key=lambda s: s.created_ns):
             in_slot = sequence.slot >= 0
             state = "slot" if in_slot else "backlog"
-            if sequence.state == slots.ENDING:
+            if sequence.state == transitions.ENDING:
                 state = "ending"
             rows.append(
                 SequenceRow(

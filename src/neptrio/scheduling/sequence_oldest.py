@@ -18,8 +18,9 @@ from neptrio._cext.request import InferRequest
 from neptrio.model.instance import Instance
 from neptrio.scheduling.ordering import ArrivalOrder
 from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
-from neptrio.scheduling.sequence_slots import GONE, Sequence
+from neptrio.scheduling.sequence_slots import Sequence
 from neptrio.scheduling.sequence_tensors import same_inputs
+from neptrio.scheduling.sequence_transitions import GONE
 
 
 def choose(
