@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import socket
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import httptools
 import numpy as np
@@ -37,55 +37,25 @@ import trio
 from neptrio._cext.http1_head import HeadTooLarge
 from neptrio._cext.http1_lane import (
     BUFFER,
-    JOIN_BYTES,
     RECEIVE_BYTES,
     VIEW,
     ExchangeCore,
     Http1Lane,
 )
-from neptrio._cext.request import InferRequest, InferResponse
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import Internal, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.transport import routes
-from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
+from neptrio.transport.header_policy import HeaderPolicy
+from neptrio.transport.http1_asgi import App, run_app
+from neptrio.transport.http1_exchange import Exchange, answer
 from neptrio.transport.http_infer import BINARY, JSON, Headers, HttpInfer, error_body
 from neptrio.transport.link import Link
 
 log = logging.getLogger("neptrio.http1")
 
-REASONS = {
-    200: b"OK",
-    400: b"Bad Request",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Not Allowed",
-    408: b"Request Timeout",
-    413: b"Payload Too Large",
-    415: b"Unsupported Media Type",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-}
-STATUS = {
-    (version, status): b"HTTP/%s %d %s\r\n" % (version.encode(), status, reason)
-    for version in ("1.0", "1.1")
-    for status, reason in REASONS.items()
-}
-NAMES = {
-    name.lower(): name
-    for name in (
-        b"Content-Type",
-        b"Content-Length",
-        b"Content-Encoding",
-        b"Inference-Header-Content-Length",
-        b"Transfer-Encoding",
-        b"Accept-Encoding",
-    )
-}
 DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
 MAX_HEAD_BYTES = 64 << 10
 MIN_BYTES_PER_SECOND = 16 << 10
@@ -110,12 +80,6 @@ class HandOver(Exception):
         self.data = data
 
 
-class App(Protocol):
-    """The ASGI app behind every route but infer."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
-
-
 @dataclass(frozen=True)
 class Http1Statistics:
     """What a connection holds."""
@@ -124,98 +88,6 @@ class Http1Statistics:
     held_bytes: int
     pending_output: int
     receiving: bool
-
-
-class Exchange(ExchangeCore):
-    """One request that came through the parser, and its answer."""
-
-    def __init__(
-        self, connection: Http1Connection, method: str, path: str, version: str, keep_alive: bool
-    ) -> None:
-        self.connection = connection
-        self.method = method
-        self.path = path
-        self.version = version
-        self.keep_alive = keep_alive
-        self.infer: HttpInfer | None = None
-        self._disconnected: trio.Event | None = None
-
-    @property
-    def disconnected(self) -> trio.Event:
-        """Set once the peer is gone."""
-        if self._disconnected is None:
-            self._disconnected = trio.Event()
-            if self.connection.ended:
-                self._disconnected.set()
-        return self._disconnected
-
-    def disconnect(self, services: Services) -> None:
-        """The peer is gone: the request is cancelled, the app is told."""
-        if self._disconnected is not None:
-            self._disconnected.set()
-        if self.infer is not None and not self.complete:
-            services.inference.cancel(self.infer.request)
-
-    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        if not final:
-            log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
-            return
-        infer = self.infer
-        assert infer is not None
-        self.infer = None  # request and exchange refer to each other: let them go without the collector
-        status, headers, body = infer.encode(response)
-        if infer.encoding:
-            self.connection.compress_later(self, infer, headers, body)
-        else:
-            self.reply(status, headers, body)
-
-    def head(self, status: int, headers: Headers) -> bytes:
-        """The status line and headers, with the connection's own added."""
-        return head(self.version, status, headers, self.keep_alive)
-
-    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
-        """The whole answer."""
-        self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
-        self.complete = True
-        self.connection.advance()
-
-    def refuse(self, error: TritonError, status: int = 0) -> None:
-        """The whole answer is an error."""
-        self.infer = None  # request and exchange refer to each other: let them go without the collector
-        self.reply(status or error.code.http, JSON, error_body(error))
-
-    def write(self, buffers: list[Any]) -> None:
-        """Part of the answer; held back until it is this exchange's turn."""
-        self.output += buffers
-        self.connection.advance()
-
-    def finish(self) -> None:
-        """Nothing more will be written."""
-        if not self.complete:
-            self.complete = True
-            self.connection.advance()
-
-
-def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes:
-    """A status line and headers."""
-    lines = [STATUS.get((version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
-    for name, value in headers:
-        lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
-    lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
-    return b"".join(lines)
-
-
-def answer(
-    version: str, status: int, headers: Headers, body: list[Any], keep_alive: bool, head_only: bool = False
-) -> list[Any]:
-    """A whole answer as buffers; a small one is one buffer."""
-    length = 0
-    for part in body:
-        length += len(part) if type(part) is bytes else memoryview(part).nbytes
-    start = head(version, status, [*headers, (b"content-length", b"%d" % length)], keep_alive)
-    if head_only:
-        body = []
-    return [b"".join((start, *body))] if length <= JOIN_BYTES else [start, *body]
 
 
 class Http1Connection(Http1Lane):
@@ -336,7 +208,7 @@ class Http1Connection(Http1Lane):
             return
         if isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
-        self._nursery.start_soon(self._run_app, exchange, self.headers, body)
+        self._nursery.start_soon(run_app, self.app, exchange, self.headers, body, self._policy is not None)
 
     async def _submit_later(
         self, exchange: Exchange, infer: HttpInfer, body: Any, receive_start: int
@@ -365,70 +237,6 @@ class Http1Connection(Http1Lane):
             exchange.finish()
         else:
             self._nursery.start_soon(task)
-
-    # ------------------------------------------------------------ the ASGI side
-
-    async def _run_app(self, exchange: Exchange, raw_headers: list[tuple[bytes, bytes]], body: Any) -> None:
-        headers = [(name.lower(), value) for name, value in raw_headers]
-        path, _, query = exchange.path.partition("?")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": exchange.version,
-            "method": exchange.method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode("latin-1"),
-            "query_string": query.encode("latin-1"),
-            "headers": headers,
-        }
-        if self._policy is not None:
-            scope[RAW_HEADERS] = raw_headers
-        sent_body = started = chunked = False
-
-        async def receive() -> dict[str, Any]:
-            nonlocal sent_body
-            if not sent_body:
-                sent_body = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            await exchange.disconnected.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(event: dict[str, Any]) -> None:
-            nonlocal chunked, started
-            if event["type"] == "http.response.start":
-                started = True
-                headers = list(event["headers"])
-                if not any(name == b"content-length" for name, _ in headers):
-                    chunked = exchange.version == "1.1"
-                    if chunked:
-                        headers.append((b"transfer-encoding", b"chunked"))
-                    else:
-                        exchange.keep_alive = False
-                exchange.write([exchange.head(event["status"], headers)])
-                return
-            data = event.get("body", b"")
-            if data:
-                exchange.write([b"%x\r\n" % len(data), data, b"\r\n"] if chunked else [data])
-            if not event.get("more_body", False):
-                if chunked:
-                    exchange.write([b"0\r\n\r\n"])
-                exchange.finish()
-            self.turn.end()
-            while self.link.congested and not self.link.broken:
-                await self.link.drained()
-
-        try:
-            await self.app(scope, receive, send)
-        except Exception as error:
-            log.exception("%s %s failed", exchange.method, exchange.path)
-            if not started:
-                exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
-        if not exchange.complete:
-            # an answer that broke off can only be told by the end of the connection
-            exchange.keep_alive = False
-            exchange.finish()
-        self.turn.end()
 
     # ------------------------------------------------------------ output
 

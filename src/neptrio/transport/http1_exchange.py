@@ -1,0 +1,145 @@
+"""One HTTP/1.1 request that came through the parser, and the bytes of its answer.
+
+An exchange writes when it is the oldest of its connection; until then it keeps what it has to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from neptrio._cext.http1_lane import JOIN_BYTES, ExchangeCore
+from neptrio._cext.request import InferRequest, InferResponse
+from neptrio.errors import TritonError
+from neptrio.service import Services
+from neptrio.transport.http_infer import JSON, Headers, HttpInfer, error_body
+
+if TYPE_CHECKING:
+    from neptrio.transport.http1 import Http1Connection
+
+log = logging.getLogger("neptrio.http1")
+
+REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Not Allowed",
+    408: b"Request Timeout",
+    413: b"Payload Too Large",
+    415: b"Unsupported Media Type",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+STATUS = {
+    (version, status): b"HTTP/%s %d %s\r\n" % (version.encode(), status, reason)
+    for version in ("1.0", "1.1")
+    for status, reason in REASONS.items()
+}
+NAMES = {
+    name.lower(): name
+    for name in (
+        b"Content-Type",
+        b"Content-Length",
+        b"Content-Encoding",
+        b"Inference-Header-Content-Length",
+        b"Transfer-Encoding",
+        b"Accept-Encoding",
+    )
+}
+
+
+class Exchange(ExchangeCore):
+    """One request that came through the parser, and its answer."""
+
+    def __init__(
+        self, connection: Http1Connection, method: str, path: str, version: str, keep_alive: bool
+    ) -> None:
+        self.connection = connection
+        self.method = method
+        self.path = path
+        self.version = version
+        self.keep_alive = keep_alive
+        self.infer: HttpInfer | None = None
+        self._disconnected: trio.Event | None = None
+
+    @property
+    def disconnected(self) -> trio.Event:
+        """Set once the peer is gone."""
+        if self._disconnected is None:
+            self._disconnected = trio.Event()
+            if self.connection.ended:
+                self._disconnected.set()
+        return self._disconnected
+
+    def disconnect(self, services: Services) -> None:
+        """The peer is gone: the request is cancelled, the app is told."""
+        if self._disconnected is not None:
+            self._disconnected.set()
+        if self.infer is not None and not self.complete:
+            services.inference.cancel(self.infer.request)
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if not final:
+            log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
+            return
+        infer = self.infer
+        assert infer is not None
+        self.infer = None  # request and exchange refer to each other: let them go without the collector
+        status, headers, body = infer.encode(response)
+        if infer.encoding:
+            self.connection.compress_later(self, infer, headers, body)
+        else:
+            self.reply(status, headers, body)
+
+    def head(self, status: int, headers: Headers) -> bytes:
+        """The status line and headers, with the connection's own added."""
+        return head(self.version, status, headers, self.keep_alive)
+
+    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
+        """The whole answer."""
+        self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
+        self.complete = True
+        self.connection.advance()
+
+    def refuse(self, error: TritonError, status: int = 0) -> None:
+        """The whole answer is an error."""
+        self.infer = None  # request and exchange refer to each other: let them go without the collector
+        self.reply(status or error.code.http, JSON, error_body(error))
+
+    def write(self, buffers: list[Any]) -> None:
+        """Part of the answer; held back until it is this exchange's turn."""
+        self.output += buffers
+        self.connection.advance()
+
+    def finish(self) -> None:
+        """Nothing more will be written."""
+        if not self.complete:
+            self.complete = True
+            self.connection.advance()
+
+
+def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes:
+    """A status line and headers."""
+    lines = [STATUS.get((version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
+    for name, value in headers:
+        lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
+    lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    return b"".join(lines)
+
+
+def answer(
+    version: str, status: int, headers: Headers, body: list[Any], keep_alive: bool, head_only: bool = False
+) -> list[Any]:
+    """A whole answer as buffers; a small one is one buffer."""
+    length = 0
+    for part in body:
+        length += len(part) if type(part) is bytes else memoryview(part).nbytes
+    start = head(version, status, [*headers, (b"content-length", b"%d" % length)], keep_alive)
+    if head_only:
+        body = []
+    return [b"".join((start, *body))] if length <= JOIN_BYTES else [start, *body]
