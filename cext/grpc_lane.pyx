@@ -1,6 +1,6 @@
 """The hot half of the gRPC front: a connection's bytes in and out, and plain ModelInfer calls.
 
-The rules are those of neptrio/transport/grpc.py and grpc_calls.py, which have everything that is
+The rules are those of neptrio/transport/grpc.py and grpc_infer.py, which have everything that is
 rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
 """
 from cpython.bytes cimport PyBytes_AS_STRING

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.transport import grpc_calls
+from neptrio.transport import grpc_stream_infer
 from tests.support.embedded import EmbeddedServer
 from tests.support.infer_messages import identity, request, stream_response
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
@@ -192,7 +192,7 @@ def test_a_stream_that_is_not_read_stops_being_read(server: EmbeddedServer) -> N
             sent += len(part)
         assert sent < len(payload), "the server took everything although nobody reads"
         held = server.ask(server.grpc_server.statistics)
-        assert held.unsent_reply_bytes <= grpc_calls.STREAM_OUTPUT_BYTES + 3 * len(tensor)
+        assert held.unsent_reply_bytes <= grpc_stream_infer.STREAM_OUTPUT_BYTES + 3 * len(tensor)
         client.credit = True
         client.window(0, 1 << 30)
         client.window(1, 1 << 30)

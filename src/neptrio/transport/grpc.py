@@ -36,15 +36,11 @@ from neptrio._cext.request import monotonic_ns
 from neptrio.errors import TritonError
 from neptrio.service import Services
 from neptrio.transport import http2_limits as limits
-from neptrio.transport.grpc_calls import (
-    StreamInfer,
-    UnaryInfer,
-    no_grpc_call,
-    restricted,
-    unknown_method,
-)
+from neptrio.transport.grpc_calls import no_grpc_call, restricted, unknown_method
 from neptrio.transport.grpc_compression import InflateBudget
 from neptrio.transport.grpc_handlers import HandlerCall
+from neptrio.transport.grpc_infer import UnaryInfer
+from neptrio.transport.grpc_stream_infer import StreamInfer
 from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2_session import session_class
 from neptrio.transport.link import Link, accept_loop

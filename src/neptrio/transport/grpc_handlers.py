@@ -16,11 +16,12 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline, encode_metadata
 
+from neptrio._cext.grpc_lane import CARDINALITY
 from neptrio._cext.grpc_stream import GrpcStream
 from neptrio._cext.protobuf import well_formed
 from neptrio.errors import TritonError
 from neptrio.transport import grpc_compression as compression
-from neptrio.transport.grpc_calls import CARDINALITY, HEADERS, SHUTTING_DOWN, Call
+from neptrio.transport.grpc_calls import HEADERS, SHUTTING_DOWN, Call
 from neptrio.transport.grpc_status import (
     OK_TRAILERS,
     decode_metadata,

@@ -49,7 +49,7 @@ def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
 
 
 class InferenceHandlers(SharedMemoryHandlers):
-    """GRPCInferenceService, all but ModelInfer and ModelStreamInfer (transport.grpc_calls)."""
+    """GRPCInferenceService, all but ModelInfer and ModelStreamInfer (transport.grpc_infer, grpc_stream_infer)."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
