@@ -230,7 +230,7 @@ def test_a_grpc_timeout_cancels_a_queued_request_and_no_other(bench: Bench) -> N
     bench.send("r0")
     assert bench.gate.started() == ["r0"]
     bench.send("r1")
-    bench.send("late", client_timeout=0.2)
+    bench.send("late", client_timeout=1.5)
     bench.send("r2")
     error = bench.result("late")
     assert isinstance(error, InferenceServerException) and "DEADLINE_EXCEEDED" in str(error.status())

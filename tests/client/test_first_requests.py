@@ -64,7 +64,7 @@ def test_grpc_stream(server: ServerProcess) -> None:
         for i in range(10):
             client.async_stream_infer("identity", inputs(grpcclient), request_id=str(i))
         for i in range(10):
-            result, error = results.get(timeout=10)
+            result, error = results.get(timeout=60)
             assert error is None
             assert result.get_response().id == str(i)
         client.stop_stream()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+
+# its own in every process: several may run these tests at once
+REGION = f"/neptrio_test_region_{os.getpid()}"
 
 A = np.arange(32, dtype=np.int32).reshape(2, 16)
 
@@ -40,7 +44,7 @@ def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[tu
 
 @pytest.fixture
 def region(request: pytest.FixtureRequest) -> Iterator[Any]:
-    handle = shm.create_shared_memory_region("region", "/neptrio_test_region", 4096)
+    handle = shm.create_shared_memory_region("region", REGION, 4096)
     yield handle
     shm.destroy_shared_memory_region(handle)
 
@@ -48,7 +52,7 @@ def region(request: pytest.FixtureRequest) -> Iterator[Any]:
 def test_tensors_in_shared_memory(client: tuple[Any, Any], region: Any) -> None:
     module, server = client
     shm.set_shared_memory_region(region, [A, A + 1])
-    server.register_system_shared_memory("all", "/neptrio_test_region", 4096)
+    server.register_system_shared_memory("all", REGION, 4096)
     inputs, outputs = [], []
     for i in range(2):
         tensor = module.InferInput(f"INPUT{i}", [2, 16], "INT32")
@@ -71,7 +75,7 @@ def test_strings_in_shared_memory(client: tuple[Any, Any], region: Any) -> None:
     packed = serialize_byte_tensor(words)
     size = len(packed.item())
     shm.set_shared_memory_region(region, [packed])
-    server.register_system_shared_memory("all", "/neptrio_test_region", 4096)
+    server.register_system_shared_memory("all", REGION, 4096)
     tensor = module.InferInput("INPUT0", [3], "BYTES")
     tensor.set_shared_memory("all", size)
     assert server.infer("text", [tensor]).as_numpy("OUTPUT0").tolist() == words.tolist()
@@ -79,13 +83,13 @@ def test_strings_in_shared_memory(client: tuple[Any, Any], region: Any) -> None:
 
 def test_status_and_unregister(client: tuple[Any, Any], region: Any) -> None:
     _module, server = client
-    server.register_system_shared_memory("b", "/neptrio_test_region", 256, offset=64)
-    server.register_system_shared_memory("a", "/neptrio_test_region", 64)
+    server.register_system_shared_memory("b", REGION, 256, offset=64)
+    server.register_system_shared_memory("a", REGION, 64)
     status = server.get_system_shared_memory_status()
     if isinstance(status, list):
         assert status == [
-            {"name": "a", "key": "/neptrio_test_region", "offset": 0, "byte_size": 64},
-            {"name": "b", "key": "/neptrio_test_region", "offset": 64, "byte_size": 256},
+            {"name": "a", "key": REGION, "offset": 0, "byte_size": 64},
+            {"name": "b", "key": REGION, "offset": 64, "byte_size": 256},
         ]
     else:
         assert {n: (r.offset, r.byte_size) for n, r in status.regions.items()} == {
@@ -103,10 +107,10 @@ def test_status_and_unregister(client: tuple[Any, Any], region: Any) -> None:
     [
         ("a", "/neptrio_nope", 64, 0, "Unable to open shared memory region: '/neptrio_nope'"),
         ("a", "/../etc/passwd", 64, 0, "Unable to open shared memory region"),
-        ("a", "/neptrio_test_region", 4097, 0, "failed to register shared memory region 'a': invalid args"),
-        ("a", "/neptrio_test_region", 64, 4090, "failed to register shared memory region 'a': invalid args"),
-        ("a", "/neptrio_test_region", 0, 0, "failed to register shared memory region 'a': invalid args"),
-        ("taken", "/neptrio_test_region", 64, 0, "shared memory region 'taken' already in manager"),
+        ("a", "REGION", 4097, 0, "failed to register shared memory region 'a': invalid args"),
+        ("a", "REGION", 64, 4090, "failed to register shared memory region 'a': invalid args"),
+        ("a", "REGION", 0, 0, "failed to register shared memory region 'a': invalid args"),
+        ("taken", "REGION", 64, 0, "shared memory region 'taken' already in manager"),
         ("a", "/triton_python_backend_shm_region_x", 64, 0, "reserved prefix"),
     ],
 )
@@ -114,9 +118,9 @@ def test_registrations_that_are_refused(
     client: tuple[Any, Any], region: Any, name: str, key: str, size: int, offset: int, message: str
 ) -> None:
     _module, server = client
-    server.register_system_shared_memory("taken", "/neptrio_test_region", 64)
+    server.register_system_shared_memory("taken", REGION, 64)
     with pytest.raises(InferenceServerException) as info:
-        server.register_system_shared_memory(name, key, size, offset=offset)
+        server.register_system_shared_memory(name, key.replace("REGION", REGION), size, offset=offset)
     assert message in str(info.value)
 
 
@@ -134,7 +138,7 @@ def test_inputs_that_do_not_fit(
     client: tuple[Any, Any], region: Any, use: str, size: int, offset: int, message: str
 ) -> None:
     module, server = client
-    server.register_system_shared_memory("all", "/neptrio_test_region", 4096)
+    server.register_system_shared_memory("all", REGION, 4096)
     inputs = []
     for i in range(2):
         tensor = module.InferInput(f"INPUT{i}", [2, 16], "INT32")
@@ -147,7 +151,7 @@ def test_inputs_that_do_not_fit(
 
 def test_an_output_that_does_not_fit(client: tuple[Any, Any], region: Any) -> None:
     module, server = client
-    server.register_system_shared_memory("all", "/neptrio_test_region", 4096)
+    server.register_system_shared_memory("all", REGION, 4096)
     inputs = []
     for i in range(2):
         tensor = module.InferInput(f"INPUT{i}", [2, 16], "INT32")
@@ -163,7 +167,7 @@ def test_an_output_that_does_not_fit(client: tuple[Any, Any], region: Any) -> No
 
 def post(url: str, body: bytes) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())["error"]
@@ -175,9 +179,9 @@ def test_bodies_that_are_refused(server: ServerProcess) -> None:
         400,
         "Shared memory register request has no 'key' field",
     )
-    status, text = post(f"{base}/region/a/register", b'{"key": "/neptrio_test_region"}')
+    status, text = post(f"{base}/region/a/register", b'{"key": "/any"}')
     assert (status, text) == (400, "Shared memory register request has no 'byte_size' field")
-    status, text = post(f"{base}/register", b'{"key": "/neptrio_test_region", "byte_size": 4}')
+    status, text = post(f"{base}/register", b'{"key": "/any", "byte_size": 4}')
     assert status == 400 and "'region name' is necessary" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -38,9 +39,19 @@ def load(path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    assert load(EXAMPLES / "prepare.py").main() == 0
-    with ServerProcess(EXAMPLES / "model_repository") as process:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example repository, prepared as `make run` does: a copy, since others may prepare it meanwhile."""
+    folder = tmp_path_factory.mktemp("examples") / "model_repository"
+    shutil.copytree(EXAMPLES / "model_repository", folder)
+    prepare = load(EXAMPLES / "prepare.py")
+    prepare.prepare_file_type(folder)
+    prepare.prepare_speech_detection(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(repository) as process:
         yield process
 
 
@@ -60,7 +71,7 @@ def png(width: int, height: int) -> bytes:
     )
 
 
-def real_files(folder: Path) -> dict[Path, str]:
+def real_files(folder: Path, repository: Path) -> dict[Path, str]:
     """File -> the type it has: the project's own files, and files made by the standard library."""
     (folder / "image").write_bytes(png(64, 64))
     with zipfile.ZipFile(folder / "archive", "w", zipfile.ZIP_DEFLATED) as zipped:
@@ -95,7 +106,7 @@ def real_files(folder: Path) -> dict[Path, str]:
         ROOT / "LICENSE": "txt",
         ROOT / "CHANGELOG.md": "markdown",
         ROOT / "tools" / "system_libraries.sh": "shell",
-        EXAMPLES / "model_repository" / "file_type_scores" / "1" / "model.onnx": "onnx",
+        repository / "file_type_scores" / "1" / "model.onnx": "onnx",
         folder / "image": "png",
         folder / "archive": "zip",
         folder / "tape": "tar",
@@ -113,8 +124,8 @@ def real_files(folder: Path) -> dict[Path, str]:
     return found
 
 
-def test_file_types(server: ServerProcess, tmp_path: Path) -> None:
-    expected = real_files(tmp_path)
+def test_file_types(server: ServerProcess, repository: Path, tmp_path: Path) -> None:
+    expected = real_files(tmp_path, repository)
     with httpclient.InferenceServerClient(server.http) as client:
         types = load(EXAMPLES / "file_type.py").types_of(client, list(expected))
         # each of the ensemble's steps has seen every file

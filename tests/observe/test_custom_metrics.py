@@ -118,14 +118,14 @@ def test_many_threads_lose_nothing() -> None:
         metric = registry.family("n", "", COUNTER).Metric({"a": "b"})
         for _ in range(1000):
             metric.increment(1)
-        done.wait(10)
+        done.wait(60)
 
     done = threading.Barrier(5)
     threads = [threading.Thread(target=work) for _ in range(4)]
     keeper = registry.family("n", "", COUNTER).Metric({"a": "b"})
     for thread in threads:
         thread.start()
-    done.wait(10)
+    done.wait(60)
     for thread in threads:
         thread.join()
     assert keeper.value() == 4000

@@ -13,7 +13,7 @@ def test_a_ring_between_looking_and_waiting_is_not_missed() -> None:
         bell = Bell()
         seen = bell.rings
         bell.ring()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await bell.wait(seen)
         with trio.move_on_after(0) as late:
             await bell.wait(bell.rings)

@@ -7,8 +7,6 @@ what they were; `make soak` runs 200 and looks at the resident size too (NEPTRIO
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 import tritonclient.http as httpclient
 
 from tests.support import onnx_models
-from tests.support.memory import resident
+from tests.support.memory import Held, held, resident
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -47,34 +45,6 @@ class TritonPythonModel:
         ]
 """
 HELPER = "def same(array):\n    return array + 0\n"
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a server process holds."""
-
-    descriptors: int
-    threads: int
-    shared: frozenset[str]  # mapped
-    children: int
-
-
-def held(pid: int) -> Held:
-    process = Path(f"/proc/{pid}")
-    threads = children = 0
-    for task in (process / "task").iterdir():
-        try:
-            # trio's idle workers are not counted: they end by themselves after ten seconds
-            threads += not (task / "comm").read_text().startswith(("Trio thread", "trio.to_thread"))
-            children += len((task / "children").read_text().split())
-        except OSError:  # it has just ended
-            continue
-    return Held(
-        len(list((process / "fd").iterdir())),
-        threads,
-        frozenset(re.findall(r"(?:/dev/shm/|/memfd:)\S+", (process / "maps").read_text())),
-        children,
-    )
 
 
 def infer(client: Any, name: str) -> None:
@@ -112,7 +82,7 @@ def test_cycles_of_load_and_unload_leave_nothing(tmp_path: Path, name: str) -> N
                     seen.append(held(pid))
             # a thread that is just ending may be in what was seen: the least is what must come back
             least = min(seen, key=lambda h: (h.descriptors, h.threads, len(h.shared)))
-            until(lambda: held(pid) == least, f"what is held is what was held: {least}")
+            until(lambda: held(pid) == least, lambda: f"what is held is what was held: {held(pid)} {least}")
             if CYCLES > SETTLED:
                 until(lambda: resident(pid) <= settled * SLACK, f"the size is what it was: {settled} {sizes}")
             print(f"{name}: after 10 {settled >> 10} KiB, after {CYCLES} {resident(pid) >> 10} KiB, "

@@ -123,14 +123,14 @@ async def play(
         if loaded:
             await manager.load("e", {})
         fake.failing = set(failing)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for op in operations:
                     nursery.start_soon(one, op)
             while manager.nursery.child_tasks:  # type: ignore[union-attr]
                 await trio.lowlevel.checkpoint()
         check(manager, fake, errors, operations, failing)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await manager.unload_all()
         assert all(model.stopped for model in fake.models), "nothing is left behind"
         core.cancel_scope.cancel()

@@ -22,19 +22,13 @@ UNTYPED = (
 def write_models(repository: Path) -> None:
     write_model(repository, "direct", sequence_config("direct { }", 4))
     write_model(repository, "direct_one", sequence_config("direct { }", 1, idle_us=500_000))
+    write_model(repository, "one_slot", sequence_config("direct { }", 1, idle_us=3_600_000_000))
     write_model(repository, "nobatch", sequence_config("direct { }", 0))
     write_model(repository, "oldest", sequence_config("oldest { max_candidate_sequences: 8 }", 4))
     write_model(
         repository,
         "two_instances",
         sequence_config("oldest { max_candidate_sequences: 2 }", 4, extra="instance_group [ { count: 2 } ]"),
-    )
-    write_model(
-        repository,
-        "slow",
-        sequence_config(
-            "direct { }", 1, extra='parameters { key: "execute_delay_ms" value { string_value: "1500" } }'
-        ),
     )
     write_model(
         repository,

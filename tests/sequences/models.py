@@ -19,6 +19,31 @@ FORMS = {
 }
 FORM_TYPES = {"int32": "TYPE_INT32", "fp32": "TYPE_FP32", "bool": "TYPE_BOOL"}
 
+# value 1 waits for the latch `open` in the model's folder
+LATCHED = """
+import pathlib
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.gate = pathlib.Path(args["model_repository"], "open")
+
+    def execute(self, requests):
+        out = []
+        for request in requests:
+            value = pb.get_input_tensor_by_name(request, "INPUT")
+            if value.as_numpy().flat[0] == 1:
+                self.gate.read_bytes()
+            out.append(pb.InferenceResponse([pb.Tensor("OUTPUT", value.as_numpy())]))
+        return out
+"""
+LATCHED_CONFIG = """
+backend: "python" max_batch_size: 1
+input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+sequence_batching { max_sequence_idle_microseconds: 3600000000 direct { } }
+"""
+
 
 def controls(corrid: str = "TYPE_UINT64", form: str = "int32") -> str:
     """control_input for START, END, READY and CORRID."""

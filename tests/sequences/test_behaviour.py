@@ -13,7 +13,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.sequences.models import Caller, Stream, rest, sequence_config, tensors
+from tests.sequences.models import LATCHED, LATCHED_CONFIG, Caller, Stream, rest, sequence_config, tensors
+from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -25,27 +26,33 @@ def listing(server: ServerProcess, model: str) -> dict[str, Any]:
     return dict(answer)
 
 
+def fails(server: ServerProcess, model: str) -> int:
+    """How many requests have failed."""
+    _, stats = rest(server, "GET", f"/v2/models/{model}/stats")
+    return int(stats["model_stats"][0]["inference_stats"]["fail"]["count"])
+
+
 def test_backlog_is_served_in_arrival_order(server: ServerProcess) -> None:
     """One slot: the second and third sequence wait, whole, and come in the order of their first request."""
     with Stream(server) as stream:
-        stream.send("direct_one", 1, "s", 1)
+        stream.send("one_slot", 1, "s", 1)
         assert stream.receive()["OUTPUT"] == 1
-        stream.send("direct_one", 2, "s", 10)
-        stream.send("direct_one", 3, "s", 100)
-        stream.send("direct_one", 2, "e", 20)
-        held = until(lambda: (found := listing(server, "direct_one"))["backlog_requests"] == 3 and found)
+        stream.send("one_slot", 2, "s", 10)
+        stream.send("one_slot", 3, "s", 100)
+        stream.send("one_slot", 2, "e", 20)
+        held = until(lambda: (found := listing(server, "one_slot"))["backlog_requests"] == 3 and found)
         assert [(r["id"], r["state"], r["slot"]) for r in held["sequences"]] == [
             (1, "slot", 0),
             (2, "backlog", -1),
             (3, "backlog", -1),
         ]
         assert held["backlog"] == 2 and held["slots"] == held["slots_used"] == 1
-        stream.send("direct_one", 1, "e", 2)
-        stream.send("direct_one", 3, "e", 200)
+        stream.send("one_slot", 1, "e", 2)
+        stream.send("one_slot", 3, "e", 200)
         # answers leave a stream in request order
         got = [stream.receive()["OUTPUT"] for _ in range(5)]
     assert got == [10, 100, 30, 3, 300]
-    assert listing(server, "direct_one")["sequences"] == []
+    assert listing(server, "one_slot")["sequences"] == []
 
 
 def test_direct_pads_lower_slots_with_null_requests(server: ServerProcess) -> None:
@@ -116,19 +123,19 @@ def test_several_instances_share_the_sequences(server: ServerProcess) -> None:
 
 def test_idle_sequences_end_and_free_their_slot(server: ServerProcess) -> None:
     with Stream(server) as stream:
+        began = time.monotonic()
         stream.send("direct_one", 5, "s", 1)
         stream.receive()
         stream.send("direct_one", 6, "s", 2)  # waits in the backlog until 5 has been idle for 0.5 s
-        began = time.monotonic()
         assert stream.receive()["OUTPUT"] == 2
-        assert time.monotonic() - began > 0.3
+        assert time.monotonic() - began >= 0.5
+        stream.send("direct_one", 6, "e", 1)  # before it idles for as long itself
         stream.send("direct_one", 5, "", 1)
+        assert stream.receive()["OUTPUT"] == 3
         with pytest.raises(
             InferenceServerException, match="sequence 5 to model 'direct_one' must specify the START"
         ):
             stream.receive()
-        stream.send("direct_one", 6, "e", 1)
-        assert stream.receive()["OUTPUT"] == 3
 
 
 def test_timeout_acts_in_the_backlog_only(server: ServerProcess) -> None:
@@ -143,27 +150,39 @@ def test_timeout_acts_in_the_backlog_only(server: ServerProcess) -> None:
             assert info.value.message() == "timeout of the corresponding sequence has been expired"
         stream.send("free", 1, "e", 1)
         assert stream.receive()["OUTPUT"] == 2
-    _, stats = rest(server, "GET", "/v2/models/free/stats")
-    assert stats["model_stats"][0]["inference_stats"]["fail"]["count"] == 2
+    assert fails(server, "free") == 2
 
 
-def test_a_cancelled_request_at_the_head_cancels_the_sequence(server: ServerProcess) -> None:
-    with grpcclient.InferenceServerClient(server.grpc) as client, Stream(server) as stream:
-        stream.send("slow", 1, "s", 1)
+def test_a_cancelled_request_at_the_head_cancels_the_sequence(tmp_path: Path) -> None:
+    write_model(tmp_path, "held", LATCHED_CONFIG, {"1/model.py": LATCHED})
+    with (
+        Latch(tmp_path / "held" / "open") as latch,
+        ServerProcess(tmp_path) as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        Stream(server) as stream,
+    ):
+
+        def held(what: str, count: int) -> None:
+            until(lambda: [r[what] for r in listing(server, "held")["sequences"]] == [count], what)
+
+        stream.send("held", 1, "s", 1)
         results: list[Any] = []
-        until(lambda: [r for r in listing(server, "slow")["sequences"] if r["executing"]])
+        held("executing", 1)
         call = client.async_infer(
-            "slow", tensors(grpcclient, 2), lambda result, error: results.append(error), sequence_id=1
+            "held", tensors(grpcclient, 2), lambda result, error: results.append(error), sequence_id=1
         )
-        until(lambda: [r for r in listing(server, "slow")["sequences"] if r["queued"] == 1])
-        stream.send("slow", 1, "", 3)
-        until(lambda: [r for r in listing(server, "slow")["sequences"] if r["queued"] == 2])
+        held("queued", 1)
+        stream.send("held", 1, "", 3)
+        held("queued", 2)
         call.cancel()
+        until(lambda: results, "the client has cancelled")
+        until(lambda: fails(server, "held"), "the server has seen it")
+        latch.open()
         assert stream.receive()["OUTPUT"] == 1
         with pytest.raises(InferenceServerException, match="request cancelled"):
             stream.receive()
-        until(lambda: not listing(server, "slow")["sequences"])
-        stream.send("slow", 1, "", 3)
+        until(lambda: not listing(server, "held")["sequences"], "the sequence has ended")
+        stream.send("held", 1, "", 3)
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             stream.receive()
 
@@ -325,7 +344,7 @@ backend: "python" max_batch_size: 2
 input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ -1 ] } ]
 output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "ENDED" data_type: TYPE_STRING dims: [ 1 ] },
          { name: "STATE" data_type: TYPE_INT32 dims: [ 1 ] } ]
-sequence_batching { max_sequence_idle_microseconds: 300000 direct { }
+sequence_batching { max_sequence_idle_microseconds: 1000000 direct { }
   control_input [ { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] } ]
   state [ { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] } ] }
 """

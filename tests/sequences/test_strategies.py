@@ -13,7 +13,7 @@ import tritonclient.grpc as grpcclient
 from neptrio.model import sequence_config as configuration
 from neptrio.model.config import new_config
 from neptrio.scheduling.sequence_direct import delay_left
-from tests.sequences.models import Caller, Stream, rest, sequence_config, tensors
+from tests.sequences.models import LATCHED, Caller, Stream, rest, sequence_config, tensors
 from tests.sequences.test_behaviour import listing
 from tests.support.latch import Latch
 from tests.support.repository import write_model
@@ -72,7 +72,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
     write_model(repository, "nulls", sequence_config("direct { }", 8))
     for name, ordered in (("ordered", "true"), ("unordered", "false")):
         write_model(
-            repository, name + "_instances", INSTANCES.replace("ORDERED", ordered), {"1/model.py": GATED}
+            repository, name + "_instances", INSTANCES.replace("ORDERED", ordered), {"1/model.py": LATCHED}
         )
         write_model(repository, name + "_batch", REVERSED.replace("ORDERED", ordered), {"1/model.py": SENDER})
     with ServerProcess(repository) as process:
@@ -104,23 +104,6 @@ def test_the_delay_expires(server: ServerProcess) -> None:
     assert inference["queue"]["count"] == 3 and inference["queue"]["ns"] >= 3 * 30_000_000
 
 
-GATED = """
-import pathlib
-import triton_python_backend_utils as pb
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.gate = pathlib.Path(args["model_repository"], "open")
-
-    def execute(self, requests):
-        out = []
-        for request in requests:
-            value = pb.get_input_tensor_by_name(request, "INPUT")
-            if value.as_numpy().flat[0] == 1:
-                self.gate.read_bytes()
-            out.append(pb.InferenceResponse([pb.Tensor("OUTPUT", value.as_numpy())]))
-        return out
-"""
 INSTANCES = """
 backend: "python" max_batch_size: 1 instance_group [ { count: 2 } ]
 input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]

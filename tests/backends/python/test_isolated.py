@@ -57,6 +57,7 @@ from tests.backends.python.test_execute import (
     test_strings_and_bfloat16,
     test_sum_and_difference,
 )
+from tests.support.memory import Held, held
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -281,21 +282,18 @@ def test_everything_under_way_fails_when_the_process_dies(killer: ServerProcess)
             client.async_infer(
                 "killer", [tensor], lambda result, error: results.put(error), parameters={"how": "hang"}
             )
-        killer.until_logged("hanging")
-        for pid in children(killer.process.pid):
-            os.kill(pid, signal.SIGKILL)
-        for _ in range(2):  # the one that ran and the one that was sent ahead
-            error = results.get(timeout=20)
-            assert "SIGKILL" in error.message() or "is not at ready state" in error.message()
-        # the others fail likewise, or run (and hang) in the next process: end that one, too
-        for _ in range(8):
-            try:
-                error = results.get(timeout=1)
-            except queue.Empty:
-                ready_again(killer, "killer")
+        ends = 0
+        for answered in range(10):
+            # it fails with the process, or runs (and hangs) in the next one: that one ends, too
+            while results.qsize() == 0:
+                ends += 1
+                killer.until_logged("hanging", ends)
                 for pid in children(killer.process.pid):
                     os.kill(pid, signal.SIGKILL)
-                error = results.get(timeout=20)
+                until(lambda ends=ends: results.qsize() or killer.log().count("hanging") > ends, killer.log)
+            error = results.get()
+            if answered < 2:  # the one that ran and the one that was sent ahead
+                assert "SIGKILL" in error.message() or "is not at ready state" in error.message()
             assert error is not None
     ready_again(killer, "killer")
     assert call(killer, "killer", ONE, how="pid")[0] > 0
@@ -378,22 +376,9 @@ def test_nothing_is_left_after_unload(tmp_path: Path) -> None:
     isolated(tmp_path, "reuse", execute.REUSE)
     isolated(tmp_path, "repeat", decoupled.REPEAT, config(extra=decoupled.DECOUPLED))
 
-    def held(server: ServerProcess) -> tuple[int, int, set[int], set[str]]:
-        process = Path(f"/proc/{server.process.pid}")
-        return (
-            len(list((process / "fd").iterdir())),
-            len(list((process / "task").iterdir())),
-            children(server.process.pid),
-            {path.name for path in Path("/dev/shm").iterdir()},
-        )
-
-    def over(now: tuple[int, int, set[int], set[str]], limit: tuple[int, int, set[int], set[str]]) -> bool:
-        # the loop's idle worker threads end on their own, some seconds later
-        return now[0] > limit[0] or now[1] > limit[1] or bool(now[3] - limit[3])
-
     with ServerProcess(tmp_path, "--model-control-mode=explicit") as server:
         with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
-            counts: list[tuple[int, int, set[int], set[str]]] = []
+            first: Held | None = None
             for _ in range(3):
                 for name in ("reuse", "repeat"):
                     client.load_model(name)
@@ -402,12 +387,14 @@ def test_nothing_is_left_after_unload(tmp_path: Path) -> None:
                     assert call(server, "reuse", ONE + 5).tolist() == [5.0] * 100000
                 for name in ("reuse", "repeat"):
                     client.unload_model(name)
+                until(lambda: not children(server.process.pid), "the models' processes are gone")
+                first = first or held(server.process.pid)
+
                 until(
-                    lambda: not (children(server.process.pid) or (counts and over(held(server), counts[0]))),
-                    lambda: (held(server), counts),
+                    lambda first=first: held(server.process.pid).within(first),
+                    lambda first=first: f"{held(server.process.pid)}, not more than {first}",
                 )
-                counts.append(held(server))
-            assert not counts[2][2]
+            assert first is not None and first.children == 0
 
 
 def test_children_end_with_the_server(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol
 def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tuple[Path, Path]) -> None:
     with Http1(tls_server.http) as client:
         client.send(b"GET / HTTP/1.1\r\n\r\n")
-        client.sock.settimeout(10)
+        client.sock.settimeout(60)
         try:
             while client.sock.recv(4096):
                 pass
