@@ -7,8 +7,8 @@ neptrio/_cext is a link to cext/.
 http2_nghttp2 and nghttp2_headers need libnghttp2 and its headers. Without them they are left out and
 the server serves gRPC over h2 instead (slower, same behaviour).
 
-cuda_launch needs cuda-python and cuda.h at build time (no driver). Without them it is left out and
-kernel models run on the host only.
+The cuda_* modules need cuda-bindings and cuda.h at build time (no driver). Without them they are left
+out and kernel models run on the host only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).resolve().parent
 DEBUG = os.environ.get("NEPTRIO_CEXT_DEBUG") == "1"
 JOBS = os.cpu_count() or 1
-CPP_MODULES = {"cuda_launch"}
 NGHTTP2_MODULES = {"http2_nghttp2", "nghttp2_headers"}
 COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3"]
 DIRECTIVES = {
@@ -59,7 +58,7 @@ def have_nghttp2() -> bool:
 def cuda_headers() -> str | None:
     """The folder of cuda.h, when the Cython declarations of cuda-bindings are there as well.
 
-    Both come from PyPI: `cuda-python` and `nvidia-cuda-runtime` (extra `cuda`). No driver is needed.
+    Both come from PyPI: `cuda-bindings` and `nvidia-cuda-runtime` (extra `cuda`). No driver is needed.
     """
     if os.environ.get("NEPTRIO_WITHOUT_CUDA") == "1":
         return None
@@ -98,6 +97,9 @@ def extensions() -> list[Extension]:
     nghttp2 = have_nghttp2()
     if not nghttp2:
         print("libnghttp2 not found: gRPC will be served over h2 (slower)")
+    headers = cuda_headers()
+    if headers is None:
+        print("cuda-bindings or cuda.h not found: kernel models will run on the host only")
     for source in sorted((ROOT / "cext").glob("*.pyx")):
         name = source.stem
         libraries = []
@@ -106,10 +108,9 @@ def extensions() -> list[Extension]:
                 continue
             libraries.append("nghttp2")
         include_dirs = [str(ROOT / "cext")]
-        if name == "cuda_launch":
-            headers = cuda_headers()
+        cuda = name.startswith("cuda_")
+        if cuda:
             if headers is None:
-                print("cuda-python or cuda.h not found: kernel models will run on the host only")
                 continue
             include_dirs.append(headers)
             if not (Path(headers) / "cudaProfiler.h").is_file():
@@ -121,7 +122,7 @@ def extensions() -> list[Extension]:
                 libraries=libraries,
                 extra_compile_args=COMPILE_ARGS,
                 include_dirs=include_dirs,
-                language="c++" if name in CPP_MODULES else None,
+                language="c++" if cuda else None,
             )
         )
     return found

@@ -213,7 +213,7 @@ def overhead(kind: str, rounds: int) -> list[str]:
             runner.infer(arrays)
         bare = copies = float("nan")
         if kind == "GPU":
-            from neptrio._cext.cuda_launch import time_bare
+            from neptrio._cext.cuda_batch import time_bare
 
             bare = statistics.median(time_bare(runner.prepare(arrays), rounds, False)) / 1000
             copies = statistics.median(time_bare(runner.prepare(arrays), rounds, True)) / 1000
@@ -265,6 +265,7 @@ def copy_bandwidth(nbytes: int) -> dict[str, float]:
     call(driver.cuMemFree(b), "freeing")
     call(driver.cuMemFreeHost(host), "freeing")
     call(driver.cuStreamDestroy(stream), "destroying")
+    gpu.release()
     return found
 
 
@@ -324,8 +325,8 @@ def main() -> int:
     if options.kind == "GPU" and not device.count():
         print(f"no GPU: {device.why_none()}", file=sys.stderr)
         return 1
-    if options.kind == "GPU":
-        gpu: Any = device.Device.get(0)
+    gpu: Any = device.Device.get(0) if options.kind == "GPU" else None
+    if gpu is not None:
         print(f"GPU 0: {gpu.name}, {gpu.architecture}\n")
     for title, lines in (
         ("Correctness", lambda: correctness(options.kind)),
@@ -337,8 +338,9 @@ def main() -> int:
     ):
         print(f"## {title}\n", flush=True)
         print("\n".join(lines()) + "\n", flush=True)
-    if options.kind == "GPU":
-        print(f"Pools at the end: {device.Device.get(0).statistics()}")
+    if gpu is not None:
+        print(f"Pools at the end: {gpu.statistics()}")
+        gpu.release()
     return 0
 
 

@@ -13,6 +13,7 @@ Rules:
 from libc.stdint cimport int64_t
 
 from neptrio._cext.counters cimport ModelCounters
+from neptrio._cext.device_memory cimport fetch_inputs, in_use
 from neptrio._cext.mailbox cimport Work, WorkItem
 from neptrio._cext.request cimport (
     COMPUTE_END,
@@ -161,6 +162,8 @@ cdef class Batch(WorkItem):
         """Runs the backend on the instance thread; errors become the batch's error."""
         self.compute_start = now_ns()
         try:
+            if in_use() and not self.instance.backend.takes_device_memory:
+                fetch_inputs(self.requests)
             self.instance.backend.execute(self)
         except TritonError as error:
             self.error = error

@@ -8,6 +8,7 @@ it up for so short a time could cost a wait for it, which is far longer.
 from libc.stdint cimport int64_t
 
 from neptrio._cext.batch cimport Batch
+from neptrio._cext.device_memory cimport fetch_inputs, in_use
 from neptrio._cext.mailbox cimport CompletionQueue, Mailbox
 from neptrio._cext.request cimport InferRequest, ModelCore, now_ns
 
@@ -121,6 +122,8 @@ cdef class InstanceCore:
         cdef Batch batch = self.batch_type(self.model, requests, close_reason, oldest_wait_ns)
         batch.instance = self
         try:
+            if in_use() and (self.native or self.backend.overlapping) and not self.backend.takes_device_memory:
+                fetch_inputs(requests)  # for other instances, Batch.execute() does that on their thread
             batch = self.backend.prepare(batch)
         except TritonError as error:
             batch.error = error

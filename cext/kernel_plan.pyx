@@ -24,6 +24,11 @@ cdef class Block:
     def __dealloc__(self):
         free(self.ptr)
 
+    @property
+    def address(self) -> int:
+        """Of its first byte."""
+        return <size_t>self.ptr
+
 
 cdef Block new_block(size_t nbytes):
     cdef Block block = Block.__new__(Block)

@@ -128,6 +128,9 @@ def outputs(object response, list names, bint sole):
     sole = sole and Py_REFCNT(response) <= 3 and Py_REFCNT(tensors) <= 2
     for tensor in tensors:
         if names is None or tensor._name in names:
+            if tensor._array is None and not tensor.is_cpu():
+                made.append(tensor._source.renamed(tensor._name))
+                continue
             if tensor._array is None:
                 tensor._array = tensor.as_numpy()
             made.append(take(tensor._name, tensor._dtype, tensor, sole and Py_REFCNT(tensor) <= 2))

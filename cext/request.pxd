@@ -75,6 +75,7 @@ cdef class RequestedOutput:
     cdef public str shm_region         # None: not in shared memory
     cdef public int64_t shm_offset
     cdef public int64_t shm_byte_size
+    cdef public bint keep_on_device    # its reader takes device memory: leave it there if it is there
 
 cdef class Responder:
     cpdef object respond(self, InferRequest request, InferResponse response, bint final)

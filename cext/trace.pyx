@@ -44,6 +44,7 @@ from neptrio._cext.request cimport (
 
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
+from neptrio._cext.device_memory import readable
 from neptrio.observe.trace_record import Copied, parameters_of, tensor_document
 
 cdef enum:
@@ -296,7 +297,7 @@ cdef class Trace:
         if self.tensors is None:
             self.tensors = []
         limit = self.sampler.tensor_bytes
-        self.tensors += [Copied(activity, tensor, limit, response) for tensor in tensors or ()]
+        self.tensors += [Copied(activity, tensor, limit, response) for tensor in readable(tensors or ())]
 
     cpdef object answering(self, InferResponse response, bint final):
         """The request is being answered; called by complete() before the responder is."""

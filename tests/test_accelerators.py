@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from neptrio import accelerators
+from tests.support.gpu import FakeGpu, needs_fake_gpu
 
 
 def driver(tmp_path: Path, infos: dict[str, str], devices: list[str]) -> tuple[accelerators.Gpu, ...]:
@@ -16,7 +21,7 @@ def driver(tmp_path: Path, infos: dict[str, str], devices: list[str]) -> tuple[a
         (proc / bus / "information").write_text(text)
     for device in devices:
         (dev / device).touch()
-    return accelerators.gpus(proc, dev)
+    return accelerators.gpus(proc, dev, "no-such-library.so")
 
 
 def test_none(tmp_path: Path) -> None:
@@ -38,6 +43,21 @@ def test_a_container_sees_some_devices(tmp_path: Path) -> None:
         "0000:02:00.0": "Model: NVIDIA B\nDevice Minor: 1\n",
     }
     assert [g.name for g in driver(tmp_path, infos, ["nvidia1"])] == ["NVIDIA B"]
+
+
+def test_a_choice_of_devices_is_the_drivers_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert driver(tmp_path, {}, ["nvidia0", "nvidia1"]) == (), "the files do not know"
+
+
+@needs_fake_gpu
+def test_the_driver_is_asked_where_there_are_no_files() -> None:
+    code = "from neptrio import accelerators; print(accelerators.describe())"
+    with FakeGpu(devices=2) as gpu:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=gpu.env, capture_output=True, text=True, check=True
+        )
+    assert done.stdout == "GPU 0 Fake GPU 0, GPU 1 Fake GPU 1\n"
 
 
 def test_devices_without_descriptions(tmp_path: Path) -> None:

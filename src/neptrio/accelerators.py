@@ -1,10 +1,14 @@
-"""Which GPUs this machine has, learnt from the driver's files: nothing of CUDA is imported.
+"""Which GPUs this process can use, learnt from the driver's files: nothing of CUDA is imported.
 
-A machine without a driver has no such files, and neither does a container without devices.
+A machine without a driver has no such files, and neither does a container without devices. Where the
+files don't tell (CUDA_VISIBLE_DEVICES chooses among the devices; under WSL there are none) the driver
+itself is asked, which takes it some tenths of a second.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -20,11 +24,13 @@ class Gpu:
 
 
 @cache
-def gpus(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")) -> tuple[Gpu, ...]:
-    """The GPUs whose device files this process can see."""
+def gpus(
+    proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev"), library: str = "libcuda.so.1"
+) -> tuple[Gpu, ...]:
+    """The GPUs whose device files this process can see, or those that the driver shows it."""
     nodes = [n for n in dev.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", n.name)]
-    if not nodes:
-        return ()
+    if not nodes or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return _of_driver(library)
     found: list[Gpu] = []
     for info in sorted(proc.glob("*/information")):
         try:
@@ -37,6 +43,22 @@ def gpus(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")
         model = re.search(r"Model:\s*(.+)", text)
         found.append(Gpu(len(found), model[1].strip() if model else "NVIDIA GPU"))
     return tuple(found) or tuple(Gpu(i, "NVIDIA GPU") for i in range(len(nodes)))
+
+
+def _of_driver(library: str) -> tuple[Gpu, ...]:
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    found = []
+    for index in range(count.value):
+        name = ctypes.create_string_buffer(128)
+        driver.cuDeviceGetName(name, 128, index)
+        found.append(Gpu(index, name.value.decode(errors="replace") or "NVIDIA GPU"))
+    return tuple(found)
 
 
 def describe() -> str:

@@ -95,7 +95,7 @@ class Channel:
         data = response is not None and not response.has_error()
         if response is not None:
             for tensor in response.output_tensors():
-                size += _size(tensor.as_numpy())
+                size += _size(tensor.as_numpy()) if tensor.is_cpu() else tensor._source.nbytes
         return final, size, data and not final
 
     def _blocked(self, size: int) -> bool:

@@ -1,7 +1,7 @@
-"""Tensor: a name and an array.
+"""Tensor: a name and an array, or a name and memory on a GPU.
 
 Input tensors are made by the server over memory that it owns; as_numpy() makes the array when it
-is asked for. Tensors that a model makes hold the array it gave. Writing to an input is allowed:
+is asked for. Tensors in device memory have no array: they come and go through DLPack. Tensors that a model makes hold the array it gave. Writing to an input is allowed:
 the memory is the request's own, or as_numpy() makes a copy once and keeps it.
 """
 
@@ -15,13 +15,28 @@ import numpy as np
 from ._errors import TritonModelException
 from ._types import BYTES, numpy_to_triton_type
 
+CPU = (1, 0)  # DLPack's device type and number
+# devices(name, object or capsule) -> Tensor in device memory, or None; set by a server that has GPUs
+devices: Callable[[str, Any], Any] | None = None
+
 
 class Tensor:
     """A named tensor for inference requests and responses."""
 
-    __slots__ = ("__weakref__", "_array", "_convert", "_dtype", "_keep", "_name", "_shape", "_source")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_convert",
+        "_device",
+        "_dtype",
+        "_keep",
+        "_name",
+        "_shape",
+        "_source",
+    )
     _array: np.ndarray | None
-    _convert: Callable[[Any], np.ndarray]  # these three belong to tensors made by _over()
+    _device: tuple[int, int]
+    _convert: Callable[[Any], Any]  # these three belong to tensors made by _over()
     _keep: bool
     _shape: tuple[int, ...]
 
@@ -37,6 +52,7 @@ class Tensor:
         self._array = numpy_array
         self._dtype = numpy_to_triton_type(numpy_array.dtype)
         self._source: Any = None
+        self._device = CPU
 
     @classmethod
     def _over(
@@ -47,8 +63,12 @@ class Tensor:
         source: Any,
         convert: Callable[[Any], np.ndarray],
         keep: bool,
+        device: tuple[int, int] = (1, 0),
     ) -> Tensor:
-        """A tensor whose array `convert(source)` makes on demand; `keep` it once made."""
+        """A tensor whose array `convert(source)` makes on demand; `keep` it once made.
+
+        On a `device` (DLPack's type and number) other than the CPU it has no array.
+        """
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._array = None
@@ -57,6 +77,7 @@ class Tensor:
         tensor._source = source
         tensor._convert = convert
         tensor._keep = keep
+        tensor._device = device
         return tensor
 
     def name(self) -> str:
@@ -72,7 +93,15 @@ class Tensor:
         return list(self._shape if self._array is None else self._array.shape)
 
     def as_numpy(self) -> np.ndarray:
-        """The tensor as an array of its shape; TYPE_STRING gives an object array of bytes."""
+        """The tensor as an array of its shape; TYPE_STRING gives an object array of bytes.
+
+        Raises TritonModelException for a tensor in GPU memory.
+        """
+        if self._device != CPU:
+            raise TritonModelException(
+                f"tensor '{self._name}' is in GPU memory and has no numpy array; use to_dlpack(), or let the server "
+                "fetch inputs: leave out the parameter FORCE_CPU_ONLY_INPUT_TENSORS"
+            )
         array = self._array
         if array is None:
             array = self._convert(self._source)
@@ -81,8 +110,8 @@ class Tensor:
         return array
 
     def is_cpu(self) -> bool:
-        """True: tensors are handed over in CPU memory."""
-        return True
+        """False for a tensor in GPU memory, which models see that set FORCE_CPU_ONLY_INPUT_TENSORS to "no"."""
+        return self._device == CPU
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule over the same memory, for from_dlpack of other libraries."""
@@ -92,8 +121,13 @@ class Tensor:
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor over the memory of any object that speaks DLPack, or of a DLPack capsule.
 
-        Memory on another device is copied to the CPU where the object's library can do that.
+        Memory on a GPU that the server uses stays there. Elsewhere it is copied to the CPU where the object's
+        library can do that.
         """
+        if devices is not None:
+            taken = devices(name, tensor)
+            if taken is not None:
+                return taken
         if type(tensor).__name__ == "PyCapsule":
             tensor = _Capsule(tensor)
         elif not hasattr(tensor, "__dlpack__"):
@@ -112,13 +146,15 @@ class Tensor:
     def __dlpack__(self, **options: Any) -> Any:
         if self._dtype == BYTES:
             raise TritonModelException(f"tensor '{self._name}' holds strings, which DLPack cannot express")
+        if self._device != CPU:
+            return self._convert(self._source)
         array = self.as_numpy()
         if not array.flags.writeable:  # DLPack before 1.0 has no read-only memory
             array = array.copy()
         return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        return self._device
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, dtype={self._dtype}, shape={self.shape()})"

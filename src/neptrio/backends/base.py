@@ -71,6 +71,8 @@ class BackendInstance(ABC):
     expected_ns = 0.0  # what an execution takes, before the first is measured (native instances)
     # its thread waits for a request to another model: nothing more is prepared for it
     blocked = False
+    # reads input tensors in device memory (memory_kind 2) where they lie; others get them fetched
+    takes_device_memory = False
     # True when sequence_ended() is to be called: asked once, after initialize()
     wants_sequence_end = False
 
@@ -79,9 +81,13 @@ class BackendInstance(ABC):
     # False while it cannot serve (its process is gone); on_health() tells the model, on the trio thread
     healthy = True
     reason = ""
+    lost = False  # it will never recover: the next load makes the model anew
 
     def on_health(self) -> None:
         """`healthy` has changed; the model sets this."""
+
+    def on_memory(self) -> None:
+        """What Backend.memory_usage() tells has changed; the model sets this. On the trio thread."""
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
@@ -189,7 +195,7 @@ class Backend(ABC):
 
     def memory_usage(self) -> list[tuple[str, int, int]]:
         """Memory that unload() will return, beyond the process's own: (type, id, bytes) with type
-        "CPU_PINNED" or "GPU". Asked once, when every instance is initialized."""
+        "CPU_PINNED" or "GPU". Asked when every instance is initialized, and after each on_memory()."""
         return []
 
     def unload(self) -> None:

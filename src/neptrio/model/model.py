@@ -62,7 +62,6 @@ class Model(ModelCore):
         self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
         self._cpu_bytes = 0
         self.pool = InstancePool(loop.turn)
-        self.fault = ""  # why a loaded model stopped serving; a reload clears it
         self._loop = loop
         self._completions = completions
         self._idle = trio.Event()
@@ -77,6 +76,21 @@ class Model(ModelCore):
         self.loaded_at_ms = int(time.time() * 1000)
         self._cpu_bytes = measured.cpu_bytes
         self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+
+    def _memory_changed(self) -> None:
+        """An instance has taken memory while it served."""
+        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+
+    @property
+    def takes_device_memory(self) -> bool:
+        """Every instance reads inputs in device memory where they lie."""
+        instances = self.pool.instances
+        return bool(instances) and all(i.backend.takes_device_memory for i in instances)
+
+    @property
+    def lost(self) -> bool:
+        """It has stopped serving for good: only a load that makes it anew helps."""
+        return any(i.backend.lost for i in self.pool.instances)
 
     def remeasured(self, measured: Measured) -> None:
         """Adds the memory that new instances took to what the load took."""
@@ -122,6 +136,7 @@ class Model(ModelCore):
         """An instance that has not started. Raises what the backend raises."""
         made = self.backend.create_instance(name, place.kind, place.device)
         made.on_health = self._health_changed  # type: ignore[method-assign]
+        made.on_memory = self._memory_changed  # type: ignore[method-assign]
         instance = Instance(name, self, made, self._completions, self.pool)
         instance.place = place
         return instance
@@ -156,13 +171,13 @@ class Model(ModelCore):
     def _health_changed(self) -> None:
         """Ready is a model whose instances all are; called whenever one falls ill or recovers."""
         if self._serving:
-            self.ready = not self.fault and all(i.backend.healthy for i in self.pool.instances)
+            self.ready = all(i.backend.healthy for i in self.pool.instances)
             self.on_ready()
 
     @property
     def reason(self) -> str:
         """Why a model that should serve is not ready, "" when it is."""
-        return self.fault or next((i.backend.reason for i in self.pool.instances if i.backend.reason), "")
+        return next((i.backend.reason for i in self.pool.instances if i.backend.reason), "")
 
     def turn_soon(self) -> None:
         """Has what was decided outside of any event carried out."""

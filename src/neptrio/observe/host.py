@@ -1,7 +1,7 @@
 """Gauges of the machine: CPU and memory from /proc, GPUs through NVIDIA's management library.
 
-The library (libnvidia-ml) is loaded at run time where it exists; without it there are no GPU
-gauges. Its calls may take milliseconds, so sampling runs in a worker thread, every
+The library (libnvidia-ml) is loaded at run time where it exists. Without it the gauges of GPU memory come
+from the driver, for the GPUs that models use; it knows nothing of utilization, power and energy. Its calls may take milliseconds, so sampling runs in a worker thread, every
 --metrics-interval-ms, and a scrape reads the last sample.
 """
 
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 from dataclasses import dataclass, field
+
+from neptrio.errors import TritonError
 
 log = logging.getLogger("neptrio.metrics")
 
@@ -68,7 +71,7 @@ class HostSampler:
 
     def sample(self) -> HostSample:
         """The machine now."""
-        gpus = self._gpus.sample() if self._gpus is not None else ()
+        gpus = self._gpus.sample() or of_driver() if self._gpus is not None else ()
         if not self._cpu:
             return HostSample(gpus=gpus)
         with open("/proc/stat") as file:
@@ -80,6 +83,24 @@ class HostSampler:
         elapsed = total - was_total
         utilization = min(1.0, max(0.0, (busy - was_busy) / elapsed)) if elapsed > 0 else 0.0
         return HostSample(utilization, *memory, gpus)
+
+
+def of_driver() -> tuple[GpuSample, ...]:
+    """The memory of the GPUs that are open in this process, as the driver counts it."""
+    module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
+    if module is None:
+        return ()
+    found = []
+    for _, device in sorted(module.Device._open.items()):
+        try:
+            info = device.memory_info()
+        except TritonError:
+            continue  # its context broke just now
+        if info is not None:
+            found.append(
+                GpuSample(info.uuid, memory_total_bytes=info.total_bytes, memory_used_bytes=info.used_bytes)
+            )
+    return tuple(found)
 
 
 class _Utilization(ctypes.Structure):

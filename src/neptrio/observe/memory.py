@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from neptrio.errors import TritonError
+
 PAGE = os.sysconf("SC_PAGE_SIZE")
 M_ARENA_MAX = -8  # of malloc.h
 
@@ -126,3 +128,16 @@ def pinned_pools(limit: int) -> tuple[int, int]:
     module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
     devices = list(module.Device._open.values()) if module is not None else []
     return limit * max(1, len(devices)), sum(d.pinned.used for d in devices)
+
+
+def device_pools() -> list[tuple[str, int, int]]:
+    """(uuid, reserved, used) bytes of the memory pool of each GPU that models use."""
+    module = sys.modules.get("neptrio.backends.kernel.device")
+    rows = []
+    for _, device in sorted(module.Device._open.items()) if module is not None else ():
+        try:
+            statistics = device.statistics()
+        except TritonError:
+            continue  # its context broke just now
+        rows.append((device.uuid, statistics.pool_reserved, statistics.pool_used))
+    return rows

@@ -17,7 +17,7 @@ from neptrio._cext.request import monotonic_ns
 from neptrio.observe.exposition import Family, Labels, render
 from neptrio.observe.host import HostSample
 from neptrio.observe.live import live
-from neptrio.observe.memory import pinned_pools
+from neptrio.observe.memory import device_pools, pinned_pools
 from neptrio.observe.metrics_config import FIRST_RESPONSE, MetricsConfig
 
 # upper bounds of the stage histograms: 2**14 ns (16 us) to 2**36 ns (69 s); powers of two are exact
@@ -286,7 +286,14 @@ class Metrics:
                 if value is not None:
                     family.sample([("gpu_uuid", gpu.uuid)], value)
             families.append(family)
-        return families
+        reserved = Family(
+            "neptrio_gpu_pool_reserved_bytes", "Memory pool of kernel models, taken from the GPU", "gauge"
+        )
+        used = Family("neptrio_gpu_pool_used_bytes", "Memory pool of kernel models, in use", "gauge")
+        for uuid, *values in device_pools():
+            for family, value in zip((reserved, used), values, strict=True):
+                family.sample([("gpu_uuid", uuid)], value)
+        return [*families, reserved, used]
 
     def _live(self, models: Models) -> list[Family]:
         requests = Family(

@@ -13,9 +13,10 @@ from neptrio.repository.records import Record
 
 
 def unchanged(record: Record, found: Found) -> bool:
-    """Every wanted version serves already, from the files as they are."""
+    """Every wanted version serves already, from the files as they are, and none has broken for good."""
     return (
         record.folder is None
+        and not any(model.lost for model in record.serving.values())
         and set(record.serving) == set(found.versions) != set()
         and record.fingerprint == found.fingerprint
     )
@@ -49,7 +50,7 @@ def going_on(record: Record, found: Found) -> dict[int, Model]:
         version: model
         for version, model in record.serving.items()
         if version in found.versions
-        and not model.fault
+        and not model.lost
         and (written or as_written == _without(model.config, *CHANGED_IN_PLACE))
     }
     if _files_of(record.fingerprint, same) != _files_of(found.fingerprint, same):

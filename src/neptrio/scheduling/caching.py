@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import neptrio._cext.device_memory as device_memory
 from neptrio._cext.batch import complete
 from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
 from neptrio.errors import Cancelled, TritonError
@@ -28,6 +29,8 @@ INSERT_END = int(Stamp.CACHE_INSERT_END)
 QUEUED = 1
 _LOADS = itertools.count()
 
+GPU = 2  # Tensor.memory_kind
+
 
 class CachingScheduler(Scheduler):
     """Wraps the scheduler of a model with response_cache.enable."""
@@ -40,6 +43,9 @@ class CachingScheduler(Scheduler):
         self._followers: dict[bytes, list[InferRequest]] = {}
 
     def enqueue(self, request: InferRequest) -> None:
+        if device_memory.in_use() and any(t.memory_kind == GPU for t in request.inputs):
+            self.inner.enqueue(request)  # its bytes would have to be fetched to know them again
+            return
         key = request_key(request, self._model.name, self._load)
         request.stamp(QUEUE_START)
         request.stamp(LOOKUP_START)
@@ -86,9 +92,12 @@ class CachingScheduler(Scheduler):
         """The final response of a missed request, before it is sent. Called by complete()."""
         key, request.cache_key = request.cache_key, None
         assert key is not None
-        if response.error is None and response.outputs and not request.cancelled:
+        outputs = response.outputs
+        if outputs and any(t.memory_kind == GPU for t in outputs):  # written to a region on the device
+            outputs = None
+        if response.error is None and outputs and not request.cancelled:
             request.stamp(INSERT_START)
-            inserted = self.cache.insert(key, response.outputs)
+            inserted = self.cache.insert(key, outputs)
             request.stamp(INSERT_END)
             if inserted:
                 self.cache.spent(0, request.timestamp(INSERT_END) - request.timestamp(INSERT_START))

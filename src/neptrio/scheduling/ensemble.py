@@ -17,6 +17,8 @@ Rules:
  5. A walk completes its request exactly once.
  6. Steps are ordinary requests: they carry the ensemble request's id, priority, remaining timeout,
     sequence and parameters, and they count in their own models.
+ 7. A tensor that is no output of the ensemble, and that only models on a GPU read, stays on the device
+    where its step makes it there. Everything else passes through host memory.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import neptrio._cext.device_memory as device_memory
 from neptrio._cext.batch import complete
 from neptrio._cext.request import (
     InferRequest,
@@ -273,6 +276,8 @@ class EnsembleScheduler(Scheduler):
             tensors.append(tensor.renamed(own))
         child.inputs = tensors
         child.outputs = [RequestedOutput(own) for own, _ in step.outputs]
+        if device_memory.in_use():
+            self._keep_on_device(walk, step, child.outputs)
         walk.children[child] = (step, frame)
         self._inflight[step.index] += 1
         try:
@@ -285,6 +290,20 @@ class EnsembleScheduler(Scheduler):
                 frame.running -= 1
                 self.ended(step)
                 walk.fail(_within(request.model_name, step, error))
+
+    def _keep_on_device(self, walk: _Walk, step: Step, outputs: list[RequestedOutput]) -> None:
+        """Marks the outputs that only models read which take device memory (rule 7)."""
+        for output, (_, tensor) in zip(outputs, step.outputs, strict=True):
+            if tensor not in walk.outputs:
+                readers = [s for steps in walk.steps for s in steps if tensor in s.needs]
+                output.keep_on_device = bool(readers) and all(self._takes_device_memory(s) for s in readers)
+
+    def _takes_device_memory(self, step: Step) -> bool:
+        try:
+            model = self.inference.lookup(step.model_name, step.model_version)
+        except TritonError:
+            return False
+        return bool(getattr(model, "takes_device_memory", False))
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(queued=0, executing=len(self.walks))

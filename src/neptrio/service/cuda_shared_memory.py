@@ -1,9 +1,15 @@
 """The CUDA shared memory extension: regions of another process's device memory, by IPC handle.
 
-A region is opened once at registration and closed when it has been unregistered and the last
-tensor that views it is gone, so unregistering during use is safe. Inputs in a region are views
-of it (Tensor.memory_kind 2); kernel models on that GPU read them where they lie and copy their
-outputs there on the device: nothing passes through the host.
+Inputs in a region are views of it (Tensor.memory_kind 2): models that take device memory read them
+where they lie, for others they are fetched. Kernel models on that GPU write their outputs there on the
+device; the outputs of other models are copied there when the response is sent.
+
+Rules:
+ 1. A region is opened once at registration and closed when it has been unregistered and the last tensor
+    that views it is gone, so unregistering during use is safe.
+ 2. A region counts as a user of its GPU; without models it keeps the context open.
+ 3. When the GPU's context breaks, its regions are lost: their use is an error that says so, and their
+    clients register them again.
 
 Source: spec/features.md A6, spec/observed.md 13.
 """
@@ -13,12 +19,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import neptrio._cext.device_memory as device_memory
 from neptrio import datatypes
 from neptrio._cext.request import Tensor, tensor_at
 from neptrio.backends.kernel import device
-from neptrio.errors import AlreadyExists, Internal, InvalidArgument, NotFound, TritonError
+from neptrio.errors import AlreadyExists, Internal, InvalidArgument, NotFound, TritonError, Unavailable
 
 HANDLE_SIZE = 64  # bytes of a CUipcMemHandle
+GPU = 2  # Tensor.memory_kind
 
 
 class CudaRegion:
@@ -28,49 +36,50 @@ class CudaRegion:
         self.name = name
         self.device_id = device_id
         self.byte_size = byte_size
-        self._gpu = device.Device.get(device_id)
-        driver = self._driver = self._gpu._driver
+        self.address = 0
+        self._gpu: device.Device | None = device.Device.get(device_id)
+        self.device_pool = self._gpu.pool
+        try:
+            self._open(raw_handle)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, raw_handle: bytes) -> None:
+        gpu = self._gpu
+        assert gpu is not None
+        driver = gpu._driver
         handle = driver.CUipcMemHandle()
         handle.reserved = raw_handle
-        self.address = 0
-        with _current(driver, self._gpu.context):
-            self.address = int(
-                device.call(
-                    driver.cuIpcOpenMemHandle(
-                        handle, driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
-                    ),
-                    "opening the memory handle",
-                )
-            )
+        with gpu.current():
+            lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+            opened = device.call(driver.cuIpcOpenMemHandle(handle, lazily), "opening the memory handle")
+            self.address = int(opened)
             _, size = device.call(driver.cuMemGetAddressRange(self.address), "reading the allocation's size")
-        if int(size) < byte_size:
-            self.close()
-            raise InvalidArgument(f"the allocation has {int(size)} bytes, the region asks for {byte_size}")
+        if int(size) < self.byte_size:
+            raise InvalidArgument(
+                f"the allocation has {int(size)} bytes, the region asks for {self.byte_size}"
+            )
+
+    @property
+    def lost(self) -> bool:
+        """Its context is gone (rule 3)."""
+        return bool(self.device_pool.broken)
 
     def close(self) -> None:
         """Unmaps the memory. Errors are ignored: the other process may be gone."""
-        if self.address and not self._gpu.broken:
-            with _current(self._driver, self._gpu.context):
-                self._driver.cuIpcCloseMemHandle(self.address)
+        gpu, self._gpu = self._gpu, None
+        if gpu is None:
+            return
+        if self.address and not gpu.pool.broken:
+            with gpu.current():
+                gpu._driver.cuIpcCloseMemHandle(self.address)
         self.address = 0
+        gpu.release()
 
     def __del__(self) -> None:
-        if getattr(self, "address", 0):
+        if getattr(self, "_gpu", None) is not None:
             self.close()
-
-
-class _current:
-    """A context made current for a few calls on a thread that has another (or none)."""
-
-    def __init__(self, driver: Any, context: Any) -> None:
-        self._driver = driver
-        self._context = context
-
-    def __enter__(self) -> None:
-        device.call(self._driver.cuCtxPushCurrent(self._context), "making the context current")
-
-    def __exit__(self, *_: object) -> None:
-        self._driver.cuCtxPopCurrent()
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,10 @@ class CudaSharedMemory:
         found = self._regions.get(region)
         if found is None:
             raise NotFound(f"Unable to find shared memory region: '{region}'")
+        if getattr(found, "lost", False):
+            raise Unavailable(
+                f"shared memory region '{region}' was lost when GPU {found.device_id} was reset; register it again"
+            )
         if offset < 0 or offset > found.byte_size:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{region}'")
         if size <= 0 or offset + size > found.byte_size:
@@ -165,3 +178,19 @@ class CudaSharedMemory:
                 f"least {needed} bytes to hold the results"
             )
         return found.address + offset, found
+
+    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
+        """Sees to it that an output lies in its place; copies it there unless its model did.
+
+        Raises NotFound, InvalidArgument, Unavailable or Internal.
+        """
+        address, found = self.output_place(region, offset, size, tensor.nbytes, tensor.name)
+        if tensor.dtype == datatypes.BYTES:
+            raise InvalidArgument(
+                f"output '{tensor.name}': BYTES tensors can't be in a CUDA shared memory region"
+            )
+        if tensor.memory_kind == GPU and tensor.memory_id == found.device_id:
+            if tensor.address != address:
+                found.device_pool.copy(address, tensor.address, tensor.nbytes)
+        else:
+            found.device_pool.store(address, memoryview(device_memory.on_host(tensor)))

@@ -5,13 +5,12 @@ Off unless the server was started with --allow-client-shm=true, as in tritonserv
 
 from __future__ import annotations
 
+import neptrio._cext.device_memory as device_memory
 from neptrio._cext.request import Tensor
 from neptrio.errors import NotFound, Unsupported
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
 from neptrio.service.system_shared_memory import SystemSharedMemory
 from neptrio.settings import Settings
-
-DEVICE_MEMORY = 2  # Tensor.memory_kind
 
 
 class SharedMemoryService:
@@ -42,17 +41,14 @@ class SharedMemoryService:
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
         """Puts an output into a region; returns it as it leaves in the response, without data.
 
-        Raises NotFound, InvalidArgument, Internal or Unsupported. Outputs in device regions were
-        written by the model's instance already, or cannot be.
+        Raises NotFound, InvalidArgument, Internal, Unavailable or Unsupported. A model on the GPU of a
+        device region has written its output there already.
         """
         self.check_allowed()
         if self.system.has(region):
-            self.system.write_output(tensor, region, offset, size)
-        elif not self.cuda.has(region):
+            self.system.write_output(device_memory.on_host(tensor), region, offset, size)
+        elif self.cuda.has(region):
+            self.cuda.write_output(tensor, region, offset, size)
+        else:
             raise NotFound(f"Unable to find shared memory region: '{region}'")
-        elif tensor.memory_kind != DEVICE_MEMORY:
-            raise Unsupported(
-                f"output '{tensor.name}' is made in host memory: only models that run on a GPU can write to the "
-                f"CUDA shared memory region '{region}'"
-            )
         return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")

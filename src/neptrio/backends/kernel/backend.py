@@ -15,6 +15,7 @@ from neptrio._cext.kernel_host import HostImage, KernelBuilder
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel import device, host, source
+from neptrio.backends.kernel.device_instance import DeviceInstance
 from neptrio.backends.kernel.signature import Signature
 from neptrio.errors import InvalidArgument
 
@@ -82,7 +83,7 @@ class KernelBackend(Backend):
                 raise InvalidArgument(
                     f"model '{self.context.name}' asks for a GPU and there is none: {device.why_none()}"
                 )
-            self._instances.append(device.DeviceInstance(self, device_id))
+            self._instances.append(DeviceInstance(self, device_id))
             return self._instances[-1]
         if kind != "CPU":
             raise InvalidArgument(f"kernel models run on KIND_CPU or KIND_GPU, '{name}' asks for KIND_{kind}")
@@ -97,7 +98,7 @@ class KernelBackend(Backend):
         """What the instances hold, as (type, id, bytes)."""
         rows: list[tuple[str, int, int]] = []
         for instance in self._instances:
-            if isinstance(instance, device.DeviceInstance):
+            if isinstance(instance, DeviceInstance):
                 rows += instance.memory_usage()
         return rows
 

@@ -188,7 +188,8 @@ class PythonBackend(Backend):
             context.services,
             config.model_transaction_policy.decoupled,
         )
-        return InProcessInstance(runner)
+        sees_devices = kind == "GPU" and parameter(config, "FORCE_CPU_ONLY_INPUT_TENSORS").lower() == "no"
+        return InProcessInstance(runner, device_id if sees_devices else None)
 
     def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
         """What initialize(args) is given; all values are strings, as in Triton."""

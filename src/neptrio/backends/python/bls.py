@@ -221,9 +221,16 @@ class InProcessHost(Host):
         made.sequence_end = bool(request._flags & 2)
         made.timeout_us = int(request._timeout)
         made.parameters = dict(request._parameters) if request._parameters else None
-        made.inputs = [from_numpy(t._name, t.as_numpy()).renamed(t._name) for t in request._inputs]
+        made.inputs = [
+            (from_numpy(t._name, t.as_numpy()) if t.is_cpu() else t._source).renamed(t._name)
+            for t in request._inputs
+        ]
         if request._requested_output_names:
             made.outputs = [RequestedOutput(name) for name in request._requested_output_names]
+            preferred = request._preferred_memory
+            if preferred is not None and preferred._kind == utils.TRITONSERVER_MEMORY_GPU:
+                for output in made.outputs:
+                    output.keep_on_device = True
         made.parent = self._parent(request)
         here = blocking and self.batch is not None and threading.get_ident() == self.thread
         call = Call(

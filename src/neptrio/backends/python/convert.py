@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import neptrio._cext.device_memory as device_memory
 import triton_python_backend_utils as utils
 from neptrio._cext.python_tensors import copied, outputs, private, readonly, writable
 from neptrio._cext.request import InferRequest, InferResponse
+from neptrio.backends.python import device_tensors
 from neptrio.errors import Code, Reason, TritonError
 
 CODES = {
@@ -24,6 +26,7 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
     Code.RESOURCE_EXHAUSTED: utils.TritonError.UNAVAILABLE,
     Code.FORBIDDEN: utils.TritonError.UNAVAILABLE,
 }
+GPU = 2  # Tensor.memory_kind
 new_request = utils.InferenceRequest.__new__
 over = utils.Tensor._over
 
@@ -42,6 +45,9 @@ class Reader:
         made: utils.InferenceRequest = new_request(utils.InferenceRequest)
         inputs = []
         for tensor in request.inputs:
+            if tensor.memory_kind == GPU:
+                inputs.append(device_tensors.given(tensor))
+                continue
             if self._read_only:
                 convert, keep = readonly, False
             elif private(tensor):
@@ -83,7 +89,10 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
         return InferResponse(
             None, TritonError(error._message, CODES[error._code], Reason.BACKEND), made._parameters
         )
-    return InferResponse(outputs(made, wanted_names(request), sole), None, made._parameters)
+    tensors = outputs(made, wanted_names(request), sole)
+    if device_memory.in_use():
+        tensors = device_tensors.settle(request, tensors)
+    return InferResponse(tensors, None, made._parameters)
 
 
 def received(response: InferResponse) -> utils.InferenceResponse:
@@ -93,7 +102,9 @@ def received(response: InferResponse) -> utils.InferenceResponse:
     error = response.error
     made._error = None if error is None else utils.TritonError(str(error), NUMBERS.get(error.code, 0))
     made._tensors = [
-        over(t.name, t.dtype, t.shape, t, writable if private(t) else copied, not private(t))
+        device_tensors.given(t)
+        if t.memory_kind == GPU
+        else over(t.name, t.dtype, t.shape, t, writable if private(t) else copied, not private(t))
         for t in response.outputs or ()
     ]
     return made

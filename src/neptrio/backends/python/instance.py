@@ -287,8 +287,12 @@ class ModelRunner:
 class InProcessInstance(BackendInstance):
     """See the module's text."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, gpu: int | None = None) -> None:
+        """`gpu`: the device whose memory the model is to see; None: its inputs are in host memory."""
         self._runner = runner
+        self.takes_device_memory = gpu is not None
+        self._gpu = gpu
+        self._device: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -299,6 +303,10 @@ class InProcessInstance(BackendInstance):
         _host.install(self._runner.host)
         self._runner.host.thread = threading.get_ident()
         try:
+            if self._gpu is not None:
+                from neptrio.backends.kernel.device import Device
+
+                self._device = Device.get(self._gpu)
             self._runner.load()
             if inspect.iscoroutinefunction(self._runner.model.execute):
                 self._start_loop()
@@ -308,7 +316,13 @@ class InProcessInstance(BackendInstance):
         except BaseException:
             _host.uninstall(self._runner.host)
             self._runner.forget()
+            self._leave_device()
             raise
+
+    def _leave_device(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            device.release()
 
     def describe_failure(self, error: BaseException) -> TritonError:
         return self._runner.failure(error)
@@ -348,6 +362,7 @@ class InProcessInstance(BackendInstance):
         finally:
             _host.uninstall(self._runner.host)
             self._runner.forget()
+            self._leave_device()
 
     # ------------------------------------------------------------ async def execute
 

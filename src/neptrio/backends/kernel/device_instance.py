@@ -1,0 +1,202 @@
+"""The instance that runs a kernel model on one GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neptrio._cext.batch import Batch
+from neptrio.backends.base import BackendInstance
+from neptrio.backends.kernel import nvrtc
+from neptrio.backends.kernel.device import Device, call
+from neptrio.backends.kernel.device_module import (
+    binary_signature,
+    find_function,
+    load_module,
+    parameter_sizes,
+    read_code,
+)
+from neptrio.errors import Internal, InvalidArgument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from neptrio.backends.kernel.backend import KernelBackend
+
+
+class DeviceInstance(BackendInstance):
+    """Executes on one GPU without the GIL; see cext/cuda_launch.pyx."""
+
+    native = True
+    takes_device_memory = True
+
+    def __init__(self, backend: KernelBackend, ordinal: int) -> None:
+        from neptrio._cext.cuda_batch import DeviceBuilder
+
+        self._backend = backend
+        self._ordinal = ordinal
+        self._device: Device | None = None
+        self._queue: Any = None
+        self._module: Any = None
+        self._signatures = dict(backend.signatures)
+        self._order: dict[str, int] = {}
+        self._limits: list[tuple[int, int]] = []
+        spec = backend.spec
+        memory = getattr(backend.context.services, "shared_memory", None)
+        self._builder = DeviceBuilder(
+            [t.name for t in spec.inputs],
+            [t.optional for t in spec.inputs],
+            spec.batching,
+            ordinal,
+            self,
+            memory.cuda.output_place if memory is not None else None,
+        )
+
+    def initialize(self) -> None:
+        device = Device.get(self._ordinal, self._backend.context.settings.pinned_memory_pool_byte_size)
+        self._device = device
+        try:
+            with device.current():
+                self._load(device)
+        except BaseException:
+            self.finalize()
+            raise
+        device.occupants.append(self)
+        if device.broken:  # meanwhile, by another model
+            self.finalize()
+            raise Internal(f"{device.broken} on GPU {self._ordinal} while the model loaded; load it again")
+
+    def _load(self, device: Device) -> None:
+        from neptrio._cext.cuda_queue import DeviceQueue
+
+        backend = self._backend
+        spec = backend.spec
+        path = backend.code_path(device.capability)
+        used = list(dict.fromkeys(launch.kernel for launch in spec.launches))
+        if backend.source is not None and path == backend.path:
+            compiled = nvrtc.compile_source(
+                backend.source, spec.compile_options, device.architecture, backend.context.name
+            )
+            code, names = compiled.code, compiled.names
+        else:
+            code, names = read_code(path), {name: name for name in used}
+        self._module = load_module(code, f"'{path.name}' of model '{backend.context.name}'")
+        functions = [find_function(self._module, names[name], f"'{path.name}'") for name in used]
+        for name, function in zip(used, functions, strict=True):
+            self._check(name, function, path)
+        spec.check(self._signatures, path.name)
+        self._order = {name: i for i, name in enumerate(used)}
+        self._limits = [self._limit(function, device) for function in functions]
+        cuda = backend.context.config.optimization.cuda
+        self._queue = DeviceQueue(
+            device.pool,
+            device.pinned,
+            [int(function) for function in functions],
+            cuda.busy_wait_events,
+            True,
+            (device, self._module),
+        )
+        self._builder.use(self._queue)
+
+    def _check(self, name: str, function: Any, path: Path) -> None:
+        """The compiled function against the source's signature, or a signature made from it."""
+        sizes = parameter_sizes(function)
+        known = self._signatures.get(name)
+        if known is None:
+            self._signatures[name] = binary_signature(self._backend.spec, name, sizes)
+            return
+        declared = [p.size for p in known.parameters]
+        if sizes and sizes != declared:
+            raise InvalidArgument(
+                f"kernel '{name}' of '{path.name}' was compiled with parameters of {sizes} bytes, its declaration "
+                f"says {declared}"
+            )
+
+    def _limit(self, function: Any, device: Device) -> tuple[int, int]:
+        """(threads per block, dynamic shared memory) the function can be launched with."""
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute
+        threads = call(
+            driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function),
+            "reading a kernel's attributes",
+        )
+        static = call(
+            driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function),
+            "reading a kernel's attributes",
+        )
+        dynamic = max(device.shared_limit - int(static), 0)
+        call(
+            driver.cuFuncSetAttribute(
+                function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic
+            ),
+            "allowing dynamic shared memory",
+        )
+        return int(threads), dynamic
+
+    def plan(self, shapes: list[tuple[int, ...] | None], batch: int) -> Any:
+        """The plan for a batch. Raises InvalidArgument when this GPU can't run it."""
+        plan = self._backend.spec.plan(shapes, batch, self._order, self._signatures)
+        names = list(self._order)
+        for kernel, _, block, shared, arguments in plan.launches_as_text():
+            threads, dynamic = self._limits[kernel]
+            if block[0] * block[1] * block[2] > threads:
+                raise InvalidArgument(
+                    f"kernel '{names[kernel]}' can run with at most {threads} threads per block, got {block}"
+                )
+            if shared > dynamic:
+                raise InvalidArgument(
+                    f"kernel '{names[kernel]}': {shared} bytes of dynamic shared memory, this GPU has {dynamic}"
+                )
+            if arguments > 256:
+                raise InvalidArgument(
+                    f"kernel '{names[kernel]}' has {arguments} arguments, at most 256 are possible"
+                )
+        return plan
+
+    def broke(self, name: str) -> None:
+        """A batch has met an error that ends the context. On the trio thread."""
+        if self._device is not None:
+            self._device.break_(name, self._backend.context.name)
+
+    def device_broke(self, device: Device) -> None:
+        """The context is gone, and with it this instance, whoever broke it."""
+        self.healthy, self.lost = False, True
+        self.reason = f"Internal: {device.broken} on GPU {self._ordinal}; reload the model"
+        self.on_health()
+
+    def memory_changed(self) -> None:
+        """A slot has grown. On the trio thread."""
+        self.on_memory()
+
+    def memory_usage(self) -> list[tuple[str, int, int]]:
+        """Device and pinned bytes this instance holds, as (type, id, bytes)."""
+        if self._queue is None:
+            return []
+        usage = self._queue.usage()
+        return [("GPU", self._ordinal, usage["device_bytes"]), ("CPU_PINNED", 0, usage["pinned_bytes"])]
+
+    def usage(self) -> dict[str, int]:
+        """The queue's counters: memory, graph launches, batches staged ahead."""
+        return dict(self._queue.usage()) if self._queue is not None else {}
+
+    def prepare(self, batch: Batch) -> Batch:
+        return self._builder.prepare(batch, batch.instance.mailbox)
+
+    def execute(self, batch: Batch) -> None:
+        raise AssertionError("native instances do not execute in Python")
+
+    def finalize(self) -> None:
+        self._builder.use(None)
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+        device, self._device = self._device, None
+        if device is None:
+            return
+        if self in device.occupants:
+            device.occupants.remove(self)
+        if self._module is not None and not device.pool.broken:
+            with device.current():
+                device._driver.cuModuleUnload(self._module)
+        self._module = None
+        device.release()

@@ -1,0 +1,77 @@
+"""Tensors in GPU memory, as Python models see and return them.
+
+Models get host tensors unless they ask otherwise, with Triton's parameter FORCE_CPU_ONLY_INPUT_TENSORS set to
+"no": then inputs that lie on a GPU (a registered region, the step before in an ensemble) are given as they
+are, is_cpu() is False and to_dlpack() hands them to torch, CuPy and the like. Outputs made with from_dlpack()
+from memory on a GPU stay there when the next step or the client's region takes them there; otherwise
+they are fetched, on the model's thread.
+
+Only models in this process see device memory: an isolated model's tensors pass through shared memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import neptrio._cext.device_memory as device_memory
+import neptrio._cext.dlpack as dlpack
+import triton_python_backend_utils as utils
+from neptrio._cext.request import InferRequest, Tensor
+from neptrio.errors import TritonError
+from triton_python_backend_utils import _tensor
+
+GPU = 2  # Tensor.memory_kind
+CUDA = dlpack.CUDA
+LEGACY_STREAM = 1  # the stream that DLPack's producers are told; it is waited for at once
+
+
+def given(tensor: Tensor) -> utils.Tensor:
+    """A tensor in device memory as the model sees it."""
+    device = (CUDA, int(tensor.memory_id))
+    made: utils.Tensor = utils.Tensor._over(
+        tensor.name, tensor.dtype, tensor.shape, tensor, dlpack.export, False, device
+    )
+    return made
+
+
+def taken(name: str, source: Any) -> utils.Tensor | None:
+    """A tensor over device memory of another library, None when it is not on a GPU that is open here.
+
+    Raises TritonModelException for a layout or type that is not taken.
+    """
+    if not device_memory.in_use():
+        return None
+    try:
+        capsule = type(source).__name__ == "PyCapsule"
+        kind, number = dlpack.device_of(source) if capsule else source.__dlpack_device__()
+        if int(kind) != CUDA or int(number) not in device_memory.pools:
+            return None
+        tensor = dlpack.take(name, source if capsule else source.__dlpack__(stream=LEGACY_STREAM))
+        device_memory.pool_of(int(number)).wait_default_stream()
+    except AttributeError:
+        return None  # from_dlpack says what is missing
+    except TritonError as error:
+        raise utils.TritonModelException(str(error)) from error
+    return given(tensor)
+
+
+def settle(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
+    """A response's outputs with everything on the host that has no reader on the device."""
+    settled = []
+    for tensor in outputs:
+        if tensor.memory_kind == GPU and not _stays(request, tensor.name):
+            tensor = device_memory.on_host(tensor)
+        settled.append(tensor)
+    return settled
+
+
+def _stays(request: InferRequest, name: str) -> bool:
+    if name in request.model.state_outputs and name not in request.model.output_names:
+        return True
+    for asked in request.outputs or ():
+        if asked.name == name:
+            return bool(request.cache_key is None and (asked.keep_on_device or asked.shm_region is not None))
+    return False
+
+
+_tensor.devices = taken

@@ -1,0 +1,367 @@
+"""The GPU path of the server, end to end, on the fake driver (tests/support/fake_cuda/fake.h).
+
+What these tests prove is the server's side: what it asks of the driver, in which order, what it waits
+for and what it gives back. What a GPU makes of it, `make test-gpu` proves on a GPU.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.backends.kernel.family import FAMILY, Case, kernel_config, parameter, tensors
+from tests.backends.kernel.test_family import check, infer
+from tests.support.gpu import FakeGpu, needs_fake_gpu
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+
+pytestmark = needs_fake_gpu
+
+ADD = """
+extern "C" __global__ void add(const int* x, int* y, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] + 1;
+}
+"""
+
+
+def add_config(extra: str = "", max_batch_size: int = 8) -> str:
+    """y = x + 1 over INT32[n]."""
+    shape = "[batch, X.shape[1]]" if max_batch_size else "[X.shape[0]]"
+    return (
+        kernel_config(
+            max_batch_size,
+            tensors("input", ("X", "INT32", "-1")),
+            tensors("output", ("Y", "INT32", "-1")),
+            parameter("kernels", "add<<<ceil_div(X.size, 64), 64>>>(X, Y, X.size)"),
+            parameter("shapes", f"Y = {shape}"),
+        )
+        + extra
+    )
+
+
+def post(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(server.http, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read()
+        return response.status, json.loads(text) if text else None
+    finally:
+        connection.close()
+
+
+def get(address: str, path: str) -> str:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def add(server: ServerProcess, model: str, *values: int) -> tuple[int, Any]:
+    """The answer's data, or the error."""
+    tensor = {"name": "X", "datatype": "INT32", "shape": [1, len(values)], "data": list(values)}
+    status, body = post(server, f"/v2/models/{model}/infer", {"inputs": [tensor]})
+    return status, body["outputs"][0]["data"] if status == 200 else body["error"]
+
+
+def reason(server: ServerProcess, model: str) -> tuple[str, str]:
+    _, index = post(server, "/v2/repository/index")
+    row = next(row for row in index if row["name"] == model)
+    return row["state"], row.get("reason", "")
+
+
+def held(server: ServerProcess, model: str) -> dict[tuple[str, int], int]:
+    """memory_usage of a model by type and id."""
+    stats = json.loads(get(server.http, f"/v2/models/{model}/stats"))["model_stats"][0]
+    return {(u["type"], int(u["id"])): int(u["byte_size"]) for u in stats["memory_usage"]}
+
+
+# ---------------------------------------------------------------- the GPU's own tests, and the family
+
+
+@pytest.mark.parametrize("mode", [0, 2], ids=["lazy", "random"])
+def test_the_gpu_tests_pass_on_the_fake_driver(mode: int) -> None:
+    """`make test-gpu` with the fake driver in the GPU's place, with work executed in several orders."""
+    tests = Path(__file__).parent / "test_gpu.py"
+    chosen = [] if mode == 0 else ["-k", "graph or staged or pool"]
+    with FakeGpu(mode=mode) as gpu:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), *chosen]
+        done = subprocess.run(command, env=gpu.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        assert "skipped" not in done.stdout and gpu["launches"] > 10 and gpu["graph_launches"] > 0
+        assert not set(gpu.live()) & {"live_allocations", "live_modules", "live_events", "live_execs"}
+
+
+@pytest.fixture(scope="module")
+def family_gpu() -> Any:
+    with FakeGpu(mode=5) as gpu:
+        yield gpu
+
+
+@pytest.fixture(scope="module")
+def family(family_gpu: FakeGpu, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    repository = tmp_path_factory.mktemp("family")
+    for case in FAMILY:
+        case.write(repository, " dynamic_batching { max_queue_delay_microseconds: 2000 }")
+    with ServerProcess(repository, env=family_gpu.env) as process:
+        yield process
+    assert family_gpu.live() == {}
+
+
+def test_kind_auto_picks_the_gpu(family: ServerProcess) -> None:
+    for case in FAMILY:
+        assert re.search(rf"{case.name} .*1 x GPU 0", family.log()), family.log()
+    assert "Fake GPU 0" in family.log()
+
+
+@pytest.mark.parametrize("case", FAMILY, ids=lambda c: c.name)
+def test_against_numpy(family: ServerProcess, case: Case) -> None:
+    rng = np.random.default_rng(7)
+    with grpcclient.InferenceServerClient(family.grpc) as client:
+        for batch in (1, 3):
+            if case.name == "votes" and batch > 1:
+                continue
+            arrays = case.make(rng, batch)
+            check(case, arrays, infer(client, case.name, arrays))
+
+
+@pytest.mark.parametrize("case", [c for c in FAMILY if c.name != "votes"], ids=lambda c: c.name)
+def test_requests_batched_together_get_their_own_rows(family: ServerProcess, case: Case) -> None:
+    rng = np.random.default_rng(11)
+    sent = [case.make(rng, 1 + i % 3) for i in range(6)]
+    for arrays in sent[1:] if case.name in ("elementwise", "layernorm") else ():
+        for name in {"B", "SCALE", "SHIFT"} & set(arrays):  # rows of parameters are shared by a batch
+            arrays[name] = np.repeat(sent[0][name][:1], len(arrays["X"]), axis=0)
+    with grpcclient.InferenceServerClient(family.grpc) as client, ThreadPoolExecutor(6) as pool:
+        for arrays, got in zip(sent, pool.map(lambda a: infer(client, case.name, a), sent), strict=True):
+            check(case, arrays, got)
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_instances_go_where_gpus_says(tmp_path: Path) -> None:
+    write_model(
+        tmp_path, "both", add_config(" instance_group { kind: KIND_GPU count: 2 }"), {"1/model.cu": ADD}
+    )
+    write_model(tmp_path, "second", add_config(" instance_group { gpus: [ 1 ] }"), {"1/model.cu": ADD})
+    write_model(tmp_path, "cpu", add_config(" instance_group { kind: KIND_CPU }"), {"1/model.cu": ADD})
+    write_model(
+        tmp_path, "third", add_config(" instance_group { kind: KIND_GPU gpus: [ 2 ] }"), {"1/model.cu": ADD}
+    )
+    with FakeGpu(devices=2) as gpu:
+        with ServerProcess(tmp_path, "--exit-on-error=false", env=gpu.env) as server:
+            log = server.log()
+            assert re.search(r"both .*2 x GPU 0, 2 x GPU 1", log) and re.search(r"second .*1 x GPU 1", log)
+            assert re.search(r"cpu .*1 x CPU", log)
+            assert "instance group 'third_0' names GPU 2, available are 0, 1" in log
+            with ThreadPoolExecutor(8) as pool:
+                for i, answer in enumerate(pool.map(lambda i: add(server, "both", i, i), range(40))):
+                    assert answer == (200, [i + 1, i + 1])
+            assert add(server, "second", 5) == (200, [6]) and add(server, "cpu", 5) == (200, [6])
+            assert ("GPU", 1) in held(server, "second") and ("GPU", 0) not in held(server, "second")
+            assert not any(kind == "GPU" for kind, _ in held(server, "cpu"))
+        assert gpu.live() == {}
+
+
+def test_a_driver_without_devices(tmp_path: Path) -> None:
+    write_model(tmp_path, "auto", add_config(), {"1/model.cu": ADD})
+    write_model(tmp_path, "gpu", add_config(" instance_group { kind: KIND_GPU }"), {"1/model.cu": ADD})
+    with FakeGpu(devices=0) as gpu, ServerProcess(tmp_path, "--exit-on-error=false", env=gpu.env) as server:
+        assert re.search(r"auto .*1 x CPU", server.log())
+        assert "has kind KIND_GPU but no GPUs are available" in server.log()
+        assert add(server, "auto", 1) == (200, [2])
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
+    write_model(tmp_path, "add", add_config(), {"1/model.cu": ADD})
+    with FakeGpu(memory=256 << 20) as gpu:
+        flags = ("--model-control-mode=explicit", "--metrics-interval-ms=50")
+        with ServerProcess(tmp_path, *flags, env=gpu.env) as server:
+            assert gpu.live() == {}, "nothing is opened before a model needs it"
+            assert "nv_gpu_memory_total_bytes{" not in get(server.metrics, "/metrics")
+            for cycle in range(3):
+                assert post(server, "/v2/repository/models/add/load")[0] == 200
+                assert add(server, "add", *range(100_000))[0] == 200
+                usage = held(server, "add")
+                assert usage["GPU", 0] == 2 * (1 << 19) and usage["CPU_PINNED", 0] == 1 << 19
+                assert gpu["live_bytes"] == usage["GPU", 0]
+                if cycle == 0:
+                    seen = metrics_with(server, "nv_gpu_memory_total_bytes{")
+                    uuid = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
+                    assert seen[f'nv_gpu_memory_total_bytes{{gpu_uuid="{uuid}"}}'] == 256 << 20
+                    assert seen[f'nv_gpu_memory_used_bytes{{gpu_uuid="{uuid}"}}'] >= usage["GPU", 0]
+                    assert seen[f'neptrio_gpu_pool_used_bytes{{gpu_uuid="{uuid}"}}'] == usage["GPU", 0]
+                    assert not any(key.startswith("nv_gpu_utilization{") for key in seen), "no NVML here"
+                assert post(server, "/v2/repository/models/add/unload")[0] == 200
+                wait_until_gone(server, "add")
+                assert gpu.live() == {}
+
+
+def metrics_with(server: ServerProcess, name: str) -> dict[str, float]:
+    """The samples of /metrics, once one with that beginning is there (the sampler has its own pace)."""
+    for _ in range(600):
+        text = get(server.metrics, "/metrics")
+        if name in text:
+            break
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    return {key: float(value) for key, value in lines}
+
+
+def wait_until_gone(server: ServerProcess, model: str) -> None:
+    """Until an unload has ended: the index says so."""
+    for _ in range(600):
+        if reason(server, model) == ("UNAVAILABLE", "unloaded"):
+            return
+    raise AssertionError(f"{model} is still there")
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.fixture
+def two_models(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        write_model(tmp_path, name, add_config(" instance_group { kind: KIND_GPU }"), {"1/model.cu": ADD})
+    return tmp_path
+
+
+def test_out_of_memory_fails_the_batch_and_nothing_else(two_models: Path) -> None:
+    with FakeGpu() as gpu:
+        with ServerProcess(
+            two_models, "--model-control-mode=explicit", "--load-model=one", env=gpu.env
+        ) as server:
+            for n in (1, 2, 3):  # the pinned buffer is there; device memory for inputs, then for outputs
+                gpu["fail_allocation"] = n
+                status, answer = add(server, "one", *range(n * 100_000))
+                if status == 500:
+                    assert "CUDA_ERROR_OUT_OF_MEMORY while allocating memory" in answer
+                gpu["fail_allocation"] = 0
+                assert add(server, "one", *range(n * 100_000))[0] == 200
+            assert reason(server, "one") == ("READY", "")
+            gpu["fail_pinned"] = 1  # outputs of a new size: they go to ordinary memory
+            assert add(server, "one", *range(1_000_000))[0] == 200
+        assert gpu.live() == {}
+
+
+def test_a_failed_allocation_has_its_error(two_models: Path) -> None:
+    with FakeGpu(fail_allocation=1) as gpu:
+        with ServerProcess(
+            two_models, "--model-control-mode=explicit", "--load-model=one", env=gpu.env
+        ) as server:
+            status, answer = add(server, "one", 1)
+            assert status == 500 and answer == (
+                "model 'one': CUDA_ERROR_OUT_OF_MEMORY while allocating memory"
+            )
+            assert add(server, "one", 1) == (200, [2])
+        assert gpu.live() == {}
+
+
+def test_a_launch_that_fails_is_the_batchs_error(two_models: Path) -> None:
+    with FakeGpu(fail_launch_with=701) as gpu:
+        with ServerProcess(
+            two_models, "--model-control-mode=explicit", "--load-model=one", env=gpu.env
+        ) as server:
+            assert add(server, "one", 1) == (200, [2])
+            gpu["fail_launch"] = 1
+            status, answer = add(server, "one", 1)
+            assert status == 500
+            assert answer == "model 'one': CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES while launching a kernel"
+            assert add(server, "one", 2) == (200, [3]) and reason(server, "one") == ("READY", "")
+        assert gpu.live() == {}
+
+
+@pytest.mark.parametrize(
+    "code, name",
+    [(700, "ILLEGAL_ADDRESS"), (719, "LAUNCH_FAILED"), (710, "ASSERT"), (716, "MISALIGNED_ADDRESS")],
+)
+def test_a_broken_context_takes_every_model_on_that_gpu_out_of_service(
+    two_models: Path, code: int, name: str
+) -> None:
+    write_model(
+        two_models, "other", add_config(" instance_group { kind: KIND_GPU gpus: [ 1 ] }"), {"1/model.cu": ADD}
+    )
+    for model in ("one", "two"):
+        path = two_models / model / "config.pbtxt"
+        path.write_text(path.read_text().replace("KIND_GPU", "KIND_GPU gpus: [ 0 ]"))
+    flags = ("--model-control-mode=explicit", *(f"--load-model={m}" for m in ("one", "two", "other")))
+    with FakeGpu(devices=2, fault_kernel_with=code) as gpu:
+        with ServerProcess(two_models, *flags, env=gpu.env) as server:
+            assert add(server, "one", 1) == add(server, "two", 1) == (200, [2])
+            gpu["fault_kernel"] = 1
+            status, answer = add(server, "one", 1)
+            assert status == 500 and answer == f"model 'one': CUDA_ERROR_{name} while executing"
+            for model in ("one", "two"):
+                state, why = reason(server, model)
+                assert state == "UNAVAILABLE"
+                assert why == f"Internal: CUDA_ERROR_{name} on GPU 0; reload the model"
+                assert add(server, model, 1)[0] == 503
+            assert add(server, "other", 1) == (200, [2]), "the other GPU's models go on"
+            for model in ("two", "one"):
+                assert post(server, f"/v2/repository/models/{model}/load")[0] == 200
+                assert reason(server, model) == ("READY", "")
+                assert add(server, model, 7) == (200, [8])
+            assert gpu["resets"] == 1, "the second model joins the fresh context of the first"
+        assert gpu.live() == {}
+
+
+def test_a_context_that_breaks_under_load_loses_no_request(two_models: Path) -> None:
+    """Every request is answered, before and after; both models come back."""
+    flags = ("--model-control-mode=explicit", "--load-model=one", "--load-model=two")
+    with FakeGpu(mode=9, fault_kernel_with=700) as gpu:
+        with ServerProcess(two_models, *flags, env=gpu.env) as server, ThreadPoolExecutor(8) as pool:
+            for _ in range(3):
+                gpu["fault_kernel"] = 10
+                answers = list(pool.map(lambda i: add(server, ("one", "two")[i % 2], i), range(60)))
+                for i, (status, answer) in enumerate(answers):
+                    assert status in (500, 503) or answer == [i + 1]
+                assert any(status == 500 for status, _ in answers)
+                list(pool.map(lambda m: post(server, f"/v2/repository/models/{m}/load"), ("one", "two")))
+                gpu["fault_kernel"] = 0
+                for model in ("one", "two"):
+                    assert add(server, model, 3) == (200, [4])
+        assert gpu.live() == {}
+
+
+def test_a_module_that_does_not_load_is_the_loads_error(two_models: Path) -> None:
+    with FakeGpu(fail_load=1) as gpu:
+        with ServerProcess(two_models, "--model-control-mode=explicit", env=gpu.env) as server:
+            status, body = post(server, "/v2/repository/models/one/load")
+            assert status == 400 or status == 500
+            assert "CUDA_ERROR_INVALID_IMAGE while loading 'model.cu' of model 'one'" in body["error"]
+            assert gpu.live() == {}
+            assert post(server, "/v2/repository/models/one/load")[0] == 200
+            assert add(server, "one", 1) == (200, [2])
+        assert gpu.live() == {}
+
+
+# ---------------------------------------------------------------- times
+
+
+def test_durations_are_the_devices(tmp_path: Path) -> None:
+    """The fake's copies and kernels take a while; each is found in its own duration."""
+    write_model(tmp_path, "add", add_config(), {"1/model.cu": ADD})
+    with FakeGpu(htod_ns=3_000_000, kernel_ns=9_000_000, dtoh_ns=5_000_000) as gpu:
+        with ServerProcess(tmp_path, env=gpu.env) as server:
+            assert add(server, "add", 1) == (200, [2])
+            stats = json.loads(get(server.http, "/v2/models/add/stats"))["model_stats"][0]["inference_stats"]
+            assert stats["compute_input"]["ns"] >= 3_000_000
+            assert stats["compute_infer"]["ns"] >= 9_000_000
+            assert stats["compute_output"]["ns"] >= 5_000_000

@@ -1,0 +1,271 @@
+/* Devices, contexts, errors, and how functions are found. */
+#include "fake.h"
+#include <dlfcn.h>
+#include <fcntl.h>
+
+static int64_t private_numbers[NUMBERS];
+int64_t* numbers = private_numbers;
+pthread_mutex_t lock;
+Context contexts[8];
+int device_count = -1;
+static __thread Context* stack[16];
+static __thread int depth;
+
+__attribute__((constructor)) static void begin(void) {
+    pthread_mutexattr_t recursive;
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&lock, &recursive);
+    const char* path = getenv("FAKE_CUDA_NUMBERS");
+    const int fd = path ? open(path, O_RDWR) : -1;
+    if (fd >= 0) {
+        void* found = mmap(NULL, sizeof private_numbers, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (found != MAP_FAILED) numbers = found;
+        close(fd);
+    }
+    for (int i = 0; i < 8; i++) contexts[i].device = i;
+}
+
+locked enter(void) {
+    pthread_mutex_lock(&lock);
+    return 1;
+}
+
+void leave(locked* held) {
+    (void)held;
+    pthread_mutex_unlock(&lock);
+}
+
+int violation(int result, const char* format, ...) {
+    va_list rest;
+    va_start(rest, format);
+    fprintf(stderr, "fake CUDA: ");
+    vfprintf(stderr, format, rest);
+    fprintf(stderr, "\n");
+    va_end(rest);
+    numbers[VIOLATIONS]++;
+    return result;
+}
+
+int due(int which) {
+    return numbers[which] > 0 && --numbers[which] == 0;
+}
+
+Context* current(void) {
+    return depth ? stack[depth - 1] : NULL;
+}
+
+int ready(Context* context) {
+    if (device_count < 0) return NOT_INITIALIZED;
+    if (!context) return violation(INVALID_CONTEXT, "a call without a current context");
+    if (!context->retained) return violation(INVALID_CONTEXT, "a call in a context that was given back");
+    return context->sticky;
+}
+
+/* ---------------------------------------------------------------- start, devices */
+
+int cuInit(unsigned flags) {
+    ENTER;
+    (void)flags;
+    const char* count = getenv("FAKE_CUDA_DEVICES");
+    device_count = count ? atoi(count) : 1;
+    return device_count ? OK : NO_DEVICE;
+}
+
+int cuDriverGetVersion(int* version) {
+    *version = 13000;
+    return OK;
+}
+
+int cuDeviceGetCount(int* count) {
+    *count = device_count < 0 ? 0 : device_count;
+    return device_count < 0 ? NOT_INITIALIZED : OK;
+}
+
+int cuDeviceGet(int* device, int ordinal) {
+    if (ordinal < 0 || ordinal >= device_count) return INVALID_DEVICE;
+    *device = ordinal;
+    return OK;
+}
+
+int cuDeviceGetName(char* name, int length, int device) {
+    snprintf(name, (size_t)length, "Fake GPU %d", device);
+    return OK;
+}
+
+int cuDeviceGetUuid(unsigned char* uuid, int device) {
+    for (int i = 0; i < 16; i++) uuid[i] = (unsigned char)(i == 15 ? device : 0xf0 + i);
+    return OK;
+}
+
+int cuDeviceTotalMem(size_t* bytes, int device) {
+    (void)device;
+    *bytes = numbers[MEMORY] ? (size_t)numbers[MEMORY] : (size_t)1 << 30;
+    return OK;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    (void)device;
+    switch (attribute) {
+    case 75: *value = 9; break;       /* compute capability 9.0 */
+    case 76: *value = 0; break;
+    case 97: *value = 232448; break;  /* shared memory per block, opt-in */
+    case 115: *value = 1; break;      /* memory pools */
+    case 41: *value = 1; break;       /* unified addressing */
+    default: *value = 0;
+    }
+    return OK;
+}
+
+/* ---------------------------------------------------------------- contexts */
+
+int cuDevicePrimaryCtxRetain(Context** context, int device) {
+    ENTER;
+    if (device < 0 || device >= device_count) return INVALID_DEVICE;
+    if (contexts[device].sticky) return contexts[device].sticky;
+    if (!contexts[device].retained++) numbers[LIVE_CONTEXTS]++;
+    *context = &contexts[device];
+    return OK;
+}
+
+static void forget(Context* context) {
+    forget_streams(context);
+    forget_modules(context);
+    forget_memory(context);
+}
+
+int cuDevicePrimaryCtxRelease(int device) {
+    ENTER;
+    Context* context = &contexts[device];
+    if (!context->retained) return violation(INVALID_CONTEXT, "the context of GPU %d was given back twice", device);
+    if (--context->retained == 0) {
+        numbers[LIVE_CONTEXTS]--;
+        forget(context);
+        context->sticky = 0;
+    }
+    return OK;
+}
+
+int cuDevicePrimaryCtxReset(int device) {
+    ENTER;
+    Context* context = &contexts[device];
+    forget(context); /* what is retained stays so */
+    context->sticky = 0;
+    numbers[RESETS]++;
+    return OK;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+    *flags = 0;
+    *active = contexts[device].retained > 0;
+    return OK;
+}
+
+int cuCtxSetCurrent(Context* context) {
+    if (!depth) depth = 1;
+    stack[depth - 1] = context;
+    return OK;
+}
+
+int cuCtxGetCurrent(Context** context) {
+    *context = current();
+    return OK;
+}
+
+int cuCtxPushCurrent(Context* context) {
+    if (!context || depth == 16) return violation(INVALID_CONTEXT, "cuCtxPushCurrent: no context, or too many");
+    stack[depth++] = context;
+    return OK;
+}
+
+int cuCtxPopCurrent(Context** context) {
+    if (!depth) return violation(INVALID_CONTEXT, "cuCtxPopCurrent: nothing was pushed");
+    Context* was = stack[--depth];
+    if (context) *context = was;
+    return OK;
+}
+
+int cuCtxGetDevice(int* device) {
+    if (!current()) return INVALID_CONTEXT;
+    *device = current()->device;
+    return OK;
+}
+
+int cuCtxSynchronize(void) {
+    ENTER;
+    const int result = ready(current());
+    return result ? result : synchronize(current());
+}
+
+/* ---------------------------------------------------------------- errors */
+
+static const struct { int code; const char *name, *text; } names[] = {
+    {OK, "CUDA_SUCCESS", "no error"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {LAUNCH_TIMEOUT, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when a stream is capturing"},
+    {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+int cuGetErrorName(int code, const char** name) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].code == code) {
+            *name = names[i].name;
+            return OK;
+        }
+    *name = NULL;
+    return INVALID_VALUE;
+}
+
+int cuGetErrorString(int code, const char** text) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].code == code) {
+            *text = names[i].text;
+            return OK;
+        }
+    *text = NULL;
+    return INVALID_VALUE;
+}
+
+/* ---------------------------------------------------------------- functions by name */
+
+int cuGetProcAddress_v2(const char* symbol, void** function, int version, uint64_t flags, int* status) {
+    static void* self;
+    (void)version;
+    (void)flags;
+    if (!self) {
+        Dl_info info;
+        dladdr((void*)cuGetProcAddress_v2, &info);
+        self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    }
+    char name[128];
+    snprintf(name, sizeof name, "%s", symbol);
+    *function = self ? dlsym(self, name) : NULL;
+    char* end = strstr(name, "_v2");
+    if (!*function && end && !end[3]) { /* one form of each is here */
+        *end = 0;
+        *function = dlsym(self, name);
+    }
+    if (status) *status = *function ? 0 : 1;
+    return *function ? OK : NOT_FOUND;
+}
+
+int cuGetProcAddress(const char* symbol, void** function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}

@@ -1,0 +1,191 @@
+/* A CUDA driver on host memory, for tests.
+ *
+ * The problem: code that talks to a GPU goes wrong where a CPU is kind: a device pointer that is
+ * read by the host, a copy that nobody waited for, memory used after it was given back in another
+ * stream, an error that poisons the context, a handle that leaks. The choice: a libcuda.so.1 that
+ * is unkind in just these places and deterministic, so that each of them is a failed test.
+ *
+ * Rules:
+ *  1. Device addresses lie in a range that no process can touch; the memory behind them has a
+ *     second address that only this library knows. A host access dies with SIGSEGV.
+ *  2. Addresses are never given out twice, what is freed can't be touched any more, and new memory
+ *     is full of 0xCD.
+ *  3. Queued work runs as late as possible: when somebody waits for it (mode LAZY, the default), in
+ *     an order drawn from a seed that streams and events allow (mode RANDOM), or at once (EAGER).
+ *     Everything runs on the thread that waits, under one lock.
+ *  4. Copies from and to pinned host memory are queued; pageable memory is read before the call
+ *     returns and written before it returns, as in CUDA.
+ *  5. Kernels are host code (backends/kernel/host.py makes it). A fault inside one, a pointer that
+ *     is not to live device memory, and injected errors are errors of the context that stay until
+ *     the primary context is reset.
+ *  6. Everything is counted in a file that the test maps (COUNTERS); what is wrong by CUDA's rules,
+ *     even where a driver would let it pass, is a VIOLATION and is told on stderr.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef unsigned long long Ptr; /* CUdeviceptr */
+
+enum { /* CUresult, as far as it is used here */
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_TIMEOUT = 702,
+    ASSERT = 710,
+    LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900,
+};
+
+/* The file that a test maps: 64-bit numbers by index. tests/support/gpu.py has the same list. */
+enum {
+    LIVE_ALLOCATIONS, LIVE_BYTES, LIVE_PINNED, LIVE_STREAMS, LIVE_EVENTS, LIVE_MODULES, LIVE_GRAPHS,
+    LIVE_EXECS, LIVE_POOLS, LIVE_CONTEXTS, LIVE_IPC,
+    HTOD, DTOH, DTOD, PEER, HTOD_BYTES, DTOH_BYTES, DTOD_BYTES, LAUNCHES, GRAPH_LAUNCHES, MEMSETS,
+    RESETS, VIOLATIONS, ALLOCATIONS,
+    FAIL_ALLOCATION = 40, /* n: the n-th allocation from now fails with out of memory */
+    FAIL_LAUNCH,          /* n: the n-th launch call from now fails ... */
+    FAIL_LAUNCH_WITH,     /* ... with this error */
+    FAULT_KERNEL,         /* n: the n-th kernel to run from now ends ... */
+    FAULT_KERNEL_WITH,    /* ... with this error, which stays */
+    FAIL_LOAD,            /* n: the n-th module load from now fails as an invalid image */
+    FAIL_PINNED,          /* n: the n-th pinned allocation from now fails with out of memory */
+    MODE,                 /* 0 LAZY, 1 EAGER, 2.. RANDOM with this seed */
+    MEMORY,               /* bytes of each device, 0: 1 GiB */
+    KERNEL_NS, HTOD_NS, DTOH_NS, /* at least so long takes each */
+    NUMBERS = 64
+};
+
+typedef struct Context {
+    int device;
+    int retained;
+    int sticky;
+} Context;
+
+typedef struct Allocation {
+    Ptr address;
+    size_t size, reserved;
+    Context* context; /* NULL: a pool's */
+    struct Pool* pool;
+    int device, ready, ipc, fd;
+    struct Allocation* next;
+} Allocation;
+
+typedef struct Pool {
+    int device, doomed, gone;
+    size_t used, high, threshold;
+} Pool;
+
+typedef struct Op Op;
+typedef struct Graph Graph;
+typedef struct Event Event;
+
+typedef struct Stream {
+    Context* context;
+    Op *head, *tail;
+    uint64_t issued, done;
+    Graph* capturing;
+    pthread_t capturer;
+    struct Stream* next;
+} Stream;
+
+struct Event {
+    Context* context;
+    Stream* stream;
+    uint64_t position; /* in the stream: what was issued before the record, and the record */
+    uint64_t version, reached;
+    double ns;
+    int timing;
+    struct Event* next;
+};
+
+typedef struct Function Function;
+
+enum { COPY_HTOD, COPY_DTOH, COPY_DTOD, MEMSET, LAUNCH, RECORD, WAIT, FREE, ALLOC, GRAPH };
+
+struct Op {
+    int kind;
+    uint64_t position;
+    Ptr to, from;
+    void *host, *owned; /* `owned` is freed with the operation */
+    size_t size;
+    int value;
+    Function* function;
+    unsigned grid[3], block[3], shared;
+    Event* event;
+    uint64_t version;
+    Stream* on;
+    Graph* graph;
+    Op* next;
+};
+
+struct Graph {
+    Op *head, *tail;
+    Context* context;
+};
+
+typedef struct Module {
+    void* object;
+    Context* context;
+    Function* functions;
+    int count;
+} Module;
+
+struct Function {
+    Module* module;
+    char name[128];
+    int (*entry)(void**, const unsigned*, const unsigned*);
+    int count, size[64], pointer[64];
+    int dynamic; /* bytes of dynamic shared memory it may be launched with */
+};
+
+extern int64_t* numbers;
+extern pthread_mutex_t lock; /* recursive; every function of the driver holds it */
+extern Context contexts[8];
+extern int device_count;
+
+#define ENTER locked held __attribute__((cleanup(leave), unused)) = enter()
+typedef int locked;
+locked enter(void);
+void leave(locked*);
+
+Context* current(void);
+int ready(Context* context);             /* 0, or the error of a call in that context */
+int violation(int result, const char* format, ...);
+int due(int which);                      /* counts an injection down; 1 when it strikes */
+
+Allocation* find(Ptr address);
+void* behind(Ptr address, size_t size);  /* the memory of live, ready device memory, or NULL */
+int is_device(const void* pointer);
+int is_pinned(const void* pointer, size_t size);
+void release(Allocation* allocation);
+void forget_memory(Context* context);
+int cuDeviceTotalMem(size_t* bytes, int device);
+
+void progress(void);                     /* what MODE lets run now */
+int synchronize(Context* context);
+void forget_streams(Context* context);
+int push(Stream* stream, Op op);
+void pause_ns(int64_t ns);
+
+int run_function(Function* function, Op* op);
+void forget_modules(Context* context);

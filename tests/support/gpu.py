@@ -1,0 +1,146 @@
+"""The fake CUDA driver (fake_cuda/fake.h says what it is): built here, run under a server or a script.
+
+Tests say `needs_fake_gpu` and take what they need from FakeGpu: the environment for a process, the
+driver's counters and its errors on demand.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent / "fake_cuda"
+NUMBERS = [
+    "live_allocations",
+    "live_bytes",
+    "live_pinned",
+    "live_streams",
+    "live_events",
+    "live_modules",
+    "live_graphs",
+    "live_execs",
+    "live_pools",
+    "live_contexts",
+    "live_ipc",
+    "htod",
+    "dtoh",
+    "dtod",
+    "peer",
+    "htod_bytes",
+    "dtoh_bytes",
+    "dtod_bytes",
+    "launches",
+    "graph_launches",
+    "memsets",
+    "resets",
+    "violations",
+    "allocations",
+]
+SETTINGS = [
+    "fail_allocation",
+    "fail_launch",
+    "fail_launch_with",
+    "fault_kernel",
+    "fault_kernel_with",
+    "fail_load",
+    "fail_pinned",
+    "mode",
+    "memory",
+    "kernel_ns",
+    "htod_ns",
+    "dtoh_ns",
+]
+INDEX = {name: i for i, name in enumerate(NUMBERS)} | {name: 40 + i for i, name in enumerate(SETTINGS)}
+LAZY, EAGER = 0, 1  # `mode`; above: random order with that seed
+
+
+@functools.cache
+def missing() -> str:
+    """Why the fake driver can't be used here, "" when it can."""
+    if importlib.util.find_spec("neptrio._cext.cuda_launch") is None:
+        return "this build has no CUDA part (cuda-bindings and cuda.h were missing at build time)"
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "cuda-bindings is not installed"
+    if not shutil.which("cc") or not shutil.which("c++"):
+        return "no C and C++ compiler"
+    return ""
+
+
+needs_fake_gpu = pytest.mark.skipif(bool(missing()), reason=f"no fake GPU: {missing()}")
+
+
+@functools.cache
+def _built() -> Path:
+    """The folder with libcuda.so.1, and a cache of compiled kernels beside it."""
+    folder = Path(tempfile.mkdtemp(prefix="neptrio-fake-cuda-"))
+    sources = sorted(str(p) for p in HERE.glob("*.c"))
+    flags = [
+        "-std=c11",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fPIC",
+        "-shared",
+        "-Wl,-soname,libcuda.so.1",
+    ]
+    subprocess.run(
+        ["cc", *flags, "-o", str(folder / "libcuda.so.1"), *sources, "-ldl", "-lpthread"], check=True
+    )
+    return folder
+
+
+class FakeGpu:
+    """One process's GPUs: `with FakeGpu(devices=2) as gpu: ServerProcess(..., env=gpu.env)`."""
+
+    def __init__(self, devices: int = 1, **settings: int) -> None:
+        self.folder = _built()
+        descriptor, self._path = tempfile.mkstemp(dir=self.folder, prefix="numbers-")
+        os.ftruncate(descriptor, 64 * 8)
+        self._memory = mmap.mmap(descriptor, 64 * 8)
+        os.close(descriptor)
+        here = [str(HERE / "site"), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        self.env = os.environ | {
+            "LD_LIBRARY_PATH": f"{self.folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+            "PYTHONPATH": ":".join(p for p in here if p),
+            "FAKE_CUDA_NUMBERS": self._path,
+            "FAKE_CUDA_DEVICES": str(devices),
+            "NEPTRIO_KERNEL_CACHE": str(self.folder / "kernels"),
+        }
+        for name, value in settings.items():
+            self[name] = value
+
+    def __getitem__(self, name: str) -> int:
+        value: int = struct.unpack_from("q", self._memory, INDEX[name] * 8)[0]
+        return value
+
+    def __setitem__(self, name: str, value: int) -> None:
+        struct.pack_into("q", self._memory, INDEX[name] * 8, value)
+
+    def counters(self) -> dict[str, int]:
+        """Every number that counts something."""
+        return {name: self[name] for name in NUMBERS}
+
+    def live(self) -> dict[str, int]:
+        """What has been taken from the driver and not given back: nothing of it may stay."""
+        return {name: self[name] for name in NUMBERS if name.startswith("live_") and self[name]}
+
+    def __enter__(self) -> FakeGpu:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        violations = self["violations"]
+        self._memory.close()
+        os.unlink(self._path)
+        if kind is None:
+            assert violations == 0, f"{violations} violations of CUDA's rules, see the output"
