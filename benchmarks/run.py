@@ -292,9 +292,11 @@ def machine() -> dict[str, Any]:
 def build_loadgen() -> None:
     """Compiles the generator."""
     LOADGEN.parent.mkdir(exist_ok=True)
-    source = ROOT / "benchmarks" / "loadgen" / "loadgen.c"
-    if not LOADGEN.exists() or LOADGEN.stat().st_mtime < source.stat().st_mtime:
-        subprocess.run(["cc", "-O2", "-o", str(LOADGEN), str(source), "-lnghttp2"], check=True)
+    folder = ROOT / "benchmarks" / "loadgen"
+    newest = max(file.stat().st_mtime for file in folder.glob("*.[ch]"))
+    if not LOADGEN.exists() or LOADGEN.stat().st_mtime < newest:
+        sources = [str(file) for file in sorted(folder.glob("*.c"))]
+        subprocess.run(["cc", "-O2", "-o", str(LOADGEN), *sources, "-lnghttp2"], check=True)
 
 
 def start(names: list[str], tmp: Path, cpu: int | None) -> list[peers.Server]:

@@ -14,48 +14,21 @@
  *
  * Results are one JSON object on stdout. Latencies are kept in a histogram with 1/64 relative error.
  */
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "loadgen.h"
+
 #include <fcntl.h>
-#include <netinet/tcp.h>
-#include <nghttp2/nghttp2.h>
 #include <sched.h>
 #include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { HTTP, UNARY, STREAM };
+struct options opt;
+static conn *conns;
 
-static struct {
-    const char *host, *path, *content_type, *header_length;
-    int port, mode, connections, streams, depth, cpu, sequence_length, idle;
-    double duration, warmup, rate;
-    char *body[3];              /* first, middle, last of a sequence; body[0] alone otherwise */
-    size_t body_n[3];
-    char *expect;
-    size_t expect_n;
-    long sequence_at[3];        /* where the 8 patchable bytes of the sequence id lie, -1 = nowhere */
-    int trailing;
-} opt;
-
-static uint64_t now_ns(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000ull + ts.tv_nsec;
-}
-
-static void die(const char *format, ...) {
+void die(const char *format, ...) {
     va_list ap;
     va_start(ap, format);
     vfprintf(stderr, format, ap);
@@ -64,63 +37,12 @@ static void die(const char *format, ...) {
     exit(2);
 }
 
-/* ------------------------------------------------------------------ results */
-
-#define BUCKETS (64 * 64)
-static uint64_t histogram[BUCKETS], counted, sum_ns, max_ns, failures, mismatches;
-static char first_failure[512];
-static uint64_t t_begin, t_measure, t_end, unanswered;
-static int preparing;           /* idle connections take their one request */
-
-static int bucket(uint64_t v) {
-    int e;
-    if (v < 64) return (int)v;
-    e = 63 - __builtin_clzll(v);
-    return (e - 5) * 64 + (int)((v >> (e - 6)) & 63);
-}
-
-static uint64_t bucket_value(int b) {
-    if (b < 64) return b;
-    int e = b / 64 + 5;
-    return (1ull << e) + ((uint64_t)(b % 64) << (e - 6)) + (1ull << (e - 7 < 0 ? 0 : e - 7));
-}
-
-static void record(uint64_t start) {
-    uint64_t t = now_ns(), ns = t - start, at = opt.rate > 0 ? start : t;
-    if (preparing || at < t_measure || at > t_end) return;
-    histogram[bucket(ns)]++;
-    counted++;
-    sum_ns += ns;
-    if (ns > max_ns) max_ns = ns;
-}
-
-static void failed(const char *what, const char *detail, size_t n) {
-    if (!failures++) snprintf(first_failure, sizeof first_failure, "%s: %.*s", what, (int)(n > 300 ? 300 : n), detail);
-}
-
-static int contains(const char *data, size_t n) {
-    static size_t usual;
-    if (!opt.expect_n) return 1;
-    if (usual + opt.expect_n <= n && !memcmp(data + usual, opt.expect, opt.expect_n)) return 1;
-    char *at = memmem(data, n, opt.expect, opt.expect_n);
-    if (!at) return 0;
-    usual = at - data;
-    return 1;
-}
-
-static void answer(uint64_t start, const char *data, size_t n) {
-    if (contains(data, n)) record(start);
-    else {
-        if (!mismatches++) fprintf(stderr, "first mismatch (%zu bytes): %.200s\n", n, data);
-    }
-}
-
 /* ------------------------------------------------------------------ open loop pacing */
 
 static uint64_t due_count;      /* requests that have been started */
 static double interval_ns;
 
-static int may_start(uint64_t *start) {
+int may_start(uint64_t *start) {
     uint64_t t = now_ns();
     if (preparing) return 0;
     if (opt.rate <= 0) { *start = t; return t < t_end; }
@@ -129,302 +51,6 @@ static int may_start(uint64_t *start) {
     due_count++;
     *start = due;
     return 1;
-}
-
-/* ------------------------------------------------------------------ connections */
-
-typedef struct conn conn;
-
-typedef struct {                /* one slot: a stream with `depth` requests in flight */
-    conn *c;
-    int32_t id;
-    uint64_t *starts;           /* ring of start times, oldest first */
-    int head, flying;
-    char *in;
-    size_t in_n, in_room;
-    char *out;
-    size_t out_at, out_n, out_room;
-    int ok, step, open;
-    uint64_t sequence;
-} slot;
-
-struct conn {
-    int fd, connected;
-    nghttp2_session *session;
-    char *out;
-    size_t out_at, out_n, out_room;
-    char *in;
-    size_t in_n, in_room;
-    slot *slots;
-    uint32_t armed;
-};
-
-static int ep, ending;         /* ending: streams are half-closed, as a client that is done does it */
-static conn *conns;
-static uint64_t next_sequence = 1;
-
-static void room(char **p, size_t *have, size_t want) {
-    if (want <= *have) return;
-    *have = want * 2 + 4096;
-    *p = realloc(*p, *have);
-    if (!*p) die("out of memory");
-}
-
-static void arm(conn *c) {
-    uint32_t want = EPOLLIN | (c->out_at < c->out_n ? EPOLLOUT : 0);
-    if (want == c->armed) return;
-    struct epoll_event ev = {.events = want, .data.ptr = c};
-    epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &ev);
-    c->armed = want;
-}
-
-static void flush_out(conn *c) {
-    while (c->out_at < c->out_n) {
-        ssize_t n = send(c->fd, c->out + c->out_at, c->out_n - c->out_at, MSG_NOSIGNAL);
-        if (n < 0) {
-            if (errno == EAGAIN) break;
-            die("send: %s", strerror(errno));
-        }
-        c->out_at += n;
-    }
-    if (c->out_at == c->out_n) c->out_at = c->out_n = 0;
-    arm(c);
-}
-
-static void put(conn *c, const char *data, size_t n) {
-    room(&c->out, &c->out_room, c->out_n + n);
-    memcpy(c->out + c->out_n, data, n);
-    c->out_n += n;
-}
-
-/* the next body of a slot, with its sequence id patched in */
-static int next_body(slot *s) {
-    int kind = 0;
-    if (opt.sequence_length > 1) {
-        if (s->step == 0) s->sequence = next_sequence++;
-        kind = s->step == 0 ? 0 : s->step == opt.sequence_length - 1 ? 2 : 1;
-        s->step = (s->step + 1) % opt.sequence_length;
-        for (int i = 0; i < 7; i++)  /* varint groups; the ninth byte stays as it is */
-            opt.body[kind][opt.sequence_at[kind] + i] = (char)(0x80 | ((s->sequence >> (7 * i)) & 0x7f));
-    }
-    return kind;
-}
-
-static void push_start(slot *s, uint64_t start) {
-    s->starts[(s->head + s->flying) % opt.depth] = start;
-    s->flying++;
-}
-
-static uint64_t pop_start(slot *s) {
-    uint64_t start = s->starts[s->head];
-    s->head = (s->head + 1) % opt.depth;
-    s->flying--;
-    return start;
-}
-
-/* ------------------------------------------------------------------ HTTP/1.1 */
-
-static char http_head[2048];
-static size_t http_head_n;
-
-static void http_send(slot *s, uint64_t start) {
-    conn *c = s->c;
-    push_start(s, start);
-    if (c->out_n == 0) {
-        struct iovec v[2] = {{http_head, http_head_n}, {opt.body[0], opt.body_n[0]}};
-        ssize_t n = writev(c->fd, v, 2);
-        if (n < 0 && errno != EAGAIN) die("send: %s", strerror(errno));
-        size_t done = n < 0 ? 0 : n;
-        if (done == http_head_n + opt.body_n[0]) return;
-        if (done < http_head_n) { put(c, http_head + done, http_head_n - done); done = http_head_n; }
-        put(c, opt.body[0] + (done - http_head_n), opt.body_n[0] - (done - http_head_n));
-    } else {
-        put(c, http_head, http_head_n);
-        put(c, opt.body[0], opt.body_n[0]);
-    }
-    flush_out(c);
-}
-
-/* a chunked body is joined in place once it is whole: returns where it ends in the input, -1 = not yet */
-static ssize_t join_chunks(conn *c, size_t head, size_t *length) {
-    for (int pass = 0; pass < 2; pass++) {
-        size_t at = head, to = head;
-        for (;;) {
-            char *line = memmem(c->in + at, c->in_n - at, "\r\n", 2);
-            if (!line) return -1;
-            size_t n = strtoull(c->in + at, NULL, 16), data = line + 2 - c->in;
-            if (c->in_n < data + n + 2) return -1;
-            if (pass) memmove(c->in + to, c->in + data, n);
-            to += n;
-            at = data + n + 2;
-            if (n) continue;
-            *length = to - head;
-            if (pass) return at;
-            break;
-        }
-    }
-    return -1;
-}
-
-static void http_input(conn *c) {
-    slot *s = c->slots;
-    for (;;) {
-        char *end = memmem(c->in, c->in_n, "\r\n\r\n", 4);
-        if (!end) return;
-        size_t head = end + 4 - c->in;
-        *end = 0;
-        char *cl = strcasestr(c->in, "\r\ncontent-length:"), *te = strcasestr(c->in, "\r\ntransfer-encoding: chunked");
-        size_t length = cl ? strtoull(cl + 17, NULL, 10) : 0;
-        *end = '\r';
-        if (te) {
-            ssize_t whole = join_chunks(c, head, &length);
-            if (whole < 0) return;
-            memmove(c->in + head + length, c->in + whole, c->in_n - whole);
-            c->in_n -= whole - head - length;
-        }
-        if (c->in_n < head + length) { room(&c->in, &c->in_room, head + length); return; }
-        int status = atoi(c->in + 9);
-        if (!s->flying) die("an answer that nobody asked for");
-        uint64_t start = pop_start(s);
-        if (status == 200) answer(start, c->in + head, length);
-        else failed("HTTP status", c->in, c->in_n < 400 ? c->in_n : 400);
-        memmove(c->in, c->in + head + length, c->in_n - head - length);
-        c->in_n -= head + length;
-        if (may_start(&start)) http_send(s, start);
-        if (!c->in_n) return;
-    }
-}
-
-/* ------------------------------------------------------------------ gRPC */
-
-static ssize_t read_body(nghttp2_session *session, int32_t id, uint8_t *buf, size_t length, uint32_t *flags,
-                         nghttp2_data_source *source, void *user) {
-    slot *s = source->ptr;
-    size_t n = s->out_n - s->out_at;
-    if (!n && opt.mode == STREAM) {
-        if (!ending) return NGHTTP2_ERR_DEFERRED;
-        *flags |= NGHTTP2_DATA_FLAG_EOF;
-        return 0;
-    }
-    if (n > length) n = length;
-    memcpy(buf, s->out + s->out_at, n);
-    s->out_at += n;
-    if (s->out_at == s->out_n) {
-        s->out_at = s->out_n = 0;
-        if (opt.mode == UNARY) *flags |= NGHTTP2_DATA_FLAG_EOF;
-    }
-    return n;
-}
-
-static void pump(conn *c) {
-    const uint8_t *data;
-    ssize_t n;
-    while (c->out_n - c->out_at < (4 << 20) && (n = nghttp2_session_mem_send(c->session, &data)) > 0)
-        put(c, (const char *)data, n);
-    flush_out(c);
-}
-
-#define NV(n, v) {(uint8_t *)(n), (uint8_t *)(v), strlen(n), strlen(v), NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE}
-
-static void queue_message(slot *s, uint64_t start) {
-    int kind = next_body(s);
-    size_t n = opt.body_n[kind];
-    push_start(s, start);
-    room(&s->out, &s->out_room, s->out_n + n + 5);
-    char *p = s->out + s->out_n;
-    p[0] = 0; p[1] = n >> 24; p[2] = n >> 16; p[3] = n >> 8; p[4] = n;
-    memcpy(p + 5, opt.body[kind], n);
-    s->out_n += n + 5;
-}
-
-static void grpc_send(slot *s, uint64_t start) {
-    conn *c = s->c;
-    queue_message(s, start);
-    if (opt.mode == STREAM && s->open) {
-        nghttp2_session_resume_data(c->session, s->id);
-        return;
-    }
-    static char authority[128];
-    if (!authority[0]) snprintf(authority, sizeof authority, "%s:%d", opt.host, opt.port);
-    nghttp2_nv nva[] = {NV(":method", "POST"), NV(":scheme", "http"), NV(":path", opt.path), NV(":authority", authority),
-                        NV("te", "trailers"), NV("content-type", "application/grpc"),
-                        NV("user-agent", "neptrio-loadgen")};
-    nghttp2_data_provider provider = {.source.ptr = s, .read_callback = read_body};
-    s->ok = 0;
-    s->in_n = 0;
-    s->open = 1;
-    s->id = nghttp2_submit_request(c->session, NULL, nva, 7, &provider, s);
-    if (s->id < 0) die("submit_request: %s", nghttp2_strerror(s->id));
-}
-
-static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const uint8_t *data, size_t n, void *user) {
-    slot *s = nghttp2_session_get_stream_user_data(session, id);
-    if (!s) return 0;
-    room(&s->in, &s->in_room, s->in_n + n);
-    memcpy(s->in + s->in_n, data, n);
-    s->in_n += n;
-    if (opt.mode != STREAM) return 0;
-    for (;;) {
-        if (s->in_n < 5) return 0;
-        uint8_t *p = (uint8_t *)s->in;
-        size_t length = (size_t)p[1] << 24 | p[2] << 16 | p[3] << 8 | p[4];
-        if (s->in_n < length + 5) { room(&s->in, &s->in_room, length + 5); return 0; }
-        if (!s->flying) die("an answer that nobody asked for");
-        uint64_t start = pop_start(s);
-        if (length && p[5] == 0x0a) failed("stream error", s->in + 5, length);
-        else answer(start, s->in + 5, length);
-        memmove(s->in, s->in + length + 5, s->in_n - length - 5);
-        s->in_n -= length + 5;
-        if (may_start(&start)) grpc_send(s, start);
-    }
-}
-
-static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const uint8_t *name, size_t name_n,
-                     const uint8_t *value, size_t value_n, uint8_t flags, void *user) {
-    slot *s = nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);
-    if (!s) return 0;
-    if (name_n == 11 && !memcmp(name, "grpc-status", 11)) s->ok = value_n == 1 && value[0] == '0';
-    if (name_n == 12 && !memcmp(name, "grpc-message", 12) && !s->ok) failed("gRPC status", (const char *)value, value_n);
-    return 0;
-}
-
-static int on_close(nghttp2_session *session, int32_t id, uint32_t code, void *user) {
-    slot *s = nghttp2_session_get_stream_user_data(session, id);
-    uint64_t start;
-    if (!s) return 0;
-    s->open = 0;
-    if (opt.mode == STREAM) {
-        if (!ending || !s->ok) failed("the stream was closed", "", 0);
-        s->flying = s->head = 0;
-        return 0;
-    }
-    start = pop_start(s);
-    if (!s->ok) failed("a call failed", "", 0);
-    else answer(start, s->in + 5, s->in_n > 5 ? s->in_n - 5 : 0);
-    if (may_start(&start)) grpc_send(s, start);
-    return 0;
-}
-
-static ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t id, int32_t connection_window,
-                            int32_t stream_window, uint32_t max_frame, void *user) {
-    ssize_t n = connection_window < stream_window ? connection_window : stream_window;
-    return n < (ssize_t)max_frame ? n : (ssize_t)max_frame;
-}
-
-static void grpc_start(conn *c) {
-    nghttp2_session_callbacks *callbacks;
-    nghttp2_settings_entry settings[] = {{NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, 64 << 20},
-                                         {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, 4 << 20},
-                                         {NGHTTP2_SETTINGS_ENABLE_PUSH, 0}};
-    nghttp2_session_callbacks_new(&callbacks);
-    nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data);
-    nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header);
-    nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_close);
-    nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, frame_length);
-    nghttp2_session_client_new(&c->session, callbacks, c);
-    nghttp2_session_callbacks_del(callbacks);
-    nghttp2_submit_settings(c->session, NGHTTP2_FLAG_NONE, settings, 3);
-    nghttp2_session_set_local_window_size(c->session, NGHTTP2_FLAG_NONE, 0, 256 << 20);
 }
 
 /* ------------------------------------------------------------------ the loop */
@@ -458,63 +84,11 @@ static void on_readable(conn *c) {
             http_input(c);
             if (c->in_n == 0) break;
         } else {
-            ssize_t rv = nghttp2_session_mem_recv(c->session, (uint8_t *)buffer, n);
-            if (rv < 0) die("HTTP/2: %s", nghttp2_strerror(rv));
+            grpc_input(c, (uint8_t *)buffer, n);
             if (n < (ssize_t)sizeof buffer) break;
         }
     }
     if (opt.mode != HTTP) pump(c);
-}
-
-#define PORTS 20000             /* connections per source address */
-
-static void open_connection(conn *c, int number) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(opt.port)};
-    int one = 1;
-    if (inet_pton(AF_INET, opt.host, &address.sin_addr) != 1) die("--host must be an IPv4 address, got %s", opt.host);
-    c->fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (c->fd < 0) die("socket: %s", strerror(errno));
-    if (number >= PORTS) {      /* one address has too few ports for all: 127.0.0.2, 127.0.0.3, ... */
-        struct sockaddr_in source = {.sin_family = AF_INET};
-        source.sin_addr.s_addr = htonl(0x7f000001u + number / PORTS);
-        setsockopt(c->fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
-        if (bind(c->fd, (struct sockaddr *)&source, sizeof source)) die("bind: %s", strerror(errno));
-    }
-    if (connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect %s:%d: %s", opt.host, opt.port, strerror(errno));
-    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    fcntl(c->fd, F_SETFL, O_NONBLOCK);
-    c->slots = calloc(opt.streams, sizeof(slot));
-    for (int i = 0; i < opt.streams; i++) {
-        c->slots[i].c = c;
-        c->slots[i].starts = calloc(opt.depth, sizeof(uint64_t));
-    }
-    c->armed = EPOLLIN;
-    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = c};
-    epoll_ctl(ep, EPOLL_CTL_ADD, c->fd, &ev);
-    if (opt.mode != HTTP) grpc_start(c);
-}
-
-static char *load(const char *path, size_t *n) {
-    int fd = open(path, O_RDONLY);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st)) die("cannot read %s: %s", path, strerror(errno));
-    char *data = malloc(st.st_size + 1);
-    size_t at = 0;
-    while (at < (size_t)st.st_size) {
-        ssize_t got = read(fd, data + at, st.st_size - at);
-        if (got <= 0) die("cannot read %s", path);
-        at += got;
-    }
-    close(fd);
-    *n = at;
-    return data;
-}
-
-static uint64_t percentile(double q) {
-    uint64_t want = (uint64_t)(q * counted), seen = 0;
-    for (int i = 0; i < BUCKETS; i++)
-        if ((seen += histogram[i]) > want) return bucket_value(i);
-    return max_ns;
 }
 
 static void serve_events(int wait) {
@@ -552,7 +126,7 @@ static void end_streams(void) {
     ending = 1;
     for (int i = 0; i < opt.connections; i++) {
         for (int j = 0; j < opt.streams; j++)
-            if (conns[i].slots[j].open) nghttp2_session_resume_data(conns[i].session, conns[i].slots[j].id);
+            if (conns[i].slots[j].open) grpc_half_close(&conns[i].slots[j]);
         pump(&conns[i]);
     }
     while (open && now_ns() < limit) {
@@ -578,6 +152,22 @@ static void charge_unanswered(void) {
         record(due);
     }
     if (unanswered) failed("requests were never answered", "", 0);
+}
+
+static char *load(const char *path, size_t *n) {
+    int fd = open(path, O_RDONLY);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st)) die("cannot read %s: %s", path, strerror(errno));
+    char *data = malloc(st.st_size + 1);
+    size_t at = 0;
+    while (at < (size_t)st.st_size) {
+        ssize_t got = read(fd, data + at, st.st_size - at);
+        if (got <= 0) die("cannot read %s", path);
+        at += got;
+    }
+    close(fd);
+    *n = at;
+    return data;
 }
 
 int main(int argc, char **argv) {
@@ -633,10 +223,7 @@ int main(int argc, char **argv) {
     setrlimit(RLIMIT_NOFILE, &files);
     if ((rlim_t)(opt.connections + opt.idle) + 16 > files.rlim_cur)
         die("%d connections need more file descriptors than the limit of %ld", opt.connections + opt.idle, (long)files.rlim_cur);
-    http_head_n = snprintf(http_head, sizeof http_head, "POST %s HTTP/1.1\r\nHost: %s:%d\r\nContent-Type: %s\r\n%s%s%sContent-Length: %zu\r\n\r\n",
-                           opt.path, opt.host, opt.port, opt.header_length ? "application/octet-stream" : "application/json",
-                           opt.header_length ? "Inference-Header-Content-Length: " : "", opt.header_length ? opt.header_length : "",
-                           opt.header_length ? "\r\n" : "", opt.body_n[0]);
+    http_begin();
     ep = epoll_create1(0);
     conns = calloc(opt.connections + opt.idle, sizeof(conn));
     for (int i = 0; i < opt.connections; i++) open_connection(&conns[i], i);
@@ -671,12 +258,5 @@ int main(int argc, char **argv) {
     if (opt.mode == STREAM) end_streams();
     getrusage(RUSAGE_SELF, &usage);
     double cpu = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-    printf("{\"requests\": %llu, \"seconds\": %.3f, \"per_second\": %.1f, \"failures\": %llu, \"mismatches\": %llu, \"unanswered\": %llu, "
-           "\"mean_us\": %.2f, \"p50_us\": %.2f, \"p90_us\": %.2f, \"p99_us\": %.2f, \"p999_us\": %.2f, \"max_us\": %.2f, "
-           "\"generator_cpu_s\": %.3f}\n",
-           (unsigned long long)counted, opt.duration, counted / opt.duration, (unsigned long long)failures,
-           (unsigned long long)mismatches, (unsigned long long)unanswered, counted ? sum_ns / 1e3 / counted : 0.0, percentile(.5) / 1e3, percentile(.9) / 1e3,
-           percentile(.99) / 1e3, percentile(.999) / 1e3, max_ns / 1e3, cpu);
-    if (first_failure[0]) fprintf(stderr, "first failure: %s\n", first_failure);
-    return failures || mismatches || !counted;
+    return report(cpu);
 }

@@ -1,0 +1,95 @@
+/* What the files of the load generator share: options, connections and their slots, results. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <nghttp2/nghttp2.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { HTTP, UNARY, STREAM };
+
+struct options {
+    const char *host, *path, *content_type, *header_length;
+    int port, mode, connections, streams, depth, cpu, sequence_length, idle;
+    double duration, warmup, rate;
+    char *body[3];              /* first, middle, last of a sequence; body[0] alone otherwise */
+    size_t body_n[3];
+    char *expect;
+    size_t expect_n;
+    long sequence_at[3];        /* where the 8 patchable bytes of the sequence id lie, -1 = nowhere */
+    int trailing;
+};
+extern struct options opt;
+
+static inline uint64_t now_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ull + ts.tv_nsec;
+}
+
+void die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+/* ------------------------------------------------------------------ results: results.c */
+
+extern uint64_t t_begin, t_measure, t_end;          /* of the run; what is due outside is not recorded */
+extern uint64_t unanswered;
+extern int preparing;                               /* idle connections take their one request */
+void record(uint64_t start);                        /* an answer, by when its request started */
+void answer(uint64_t start, const char *data, size_t n);    /* the same, once it is what was expected */
+void failed(const char *what, const char *detail, size_t n);
+int report(double generator_cpu_seconds);           /* prints the JSON object; the exit status */
+
+/* ------------------------------------------------------------------ pacing: loadgen.c */
+
+int may_start(uint64_t *start);                     /* whether a request is due, and since when */
+
+/* ------------------------------------------------------------------ connections: connection.c */
+
+typedef struct conn conn;
+
+typedef struct {                /* one slot: a stream with `depth` requests in flight */
+    conn *c;
+    int32_t id;
+    uint64_t *starts;           /* ring of start times, oldest first */
+    int head, flying;
+    char *in;
+    size_t in_n, in_room;
+    char *out;
+    size_t out_at, out_n, out_room;
+    int ok, step, open;
+    uint64_t sequence;
+} slot;
+
+struct conn {
+    int fd, connected;
+    nghttp2_session *session;
+    char *out;
+    size_t out_at, out_n, out_room;
+    char *in;
+    size_t in_n, in_room;
+    slot *slots;
+    uint32_t armed;
+};
+
+extern int ep, ending;          /* ending: streams are half-closed, as a client that is done does it */
+extern uint64_t next_sequence;
+void room(char **p, size_t *have, size_t want);
+void put(conn *c, const char *data, size_t n);
+void flush_out(conn *c);
+void open_connection(conn *c, int number);
+int next_body(slot *s);
+void push_start(slot *s, uint64_t start);
+uint64_t pop_start(slot *s);
+
+/* ------------------------------------------------------------------ protocols: http.c, grpc.c */
+
+void http_begin(void);                              /* once, when the options are known */
+void http_send(slot *s, uint64_t start);
+void http_input(conn *c);
+void grpc_start(conn *c);
+void grpc_send(slot *s, uint64_t start);
+void grpc_input(conn *c, const uint8_t *data, size_t n);
+void grpc_half_close(slot *s);
+void pump(conn *c);
