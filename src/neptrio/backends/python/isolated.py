@@ -25,25 +25,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neptrio._cext.batch import Batch
 from neptrio._cext.request import (
     InferRequest,
     InferResponse,
-    RequestedOutput,
-    Tensor,
     monotonic_ns,
-    tensor_at,
 )
 from neptrio.backends.base import Abandonment, BackendInstance
-from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
-from neptrio.backends.python.convert import CODES, NUMBERS, wanted_names
+from neptrio.backends.python.bls import OnLoop
+from neptrio.backends.python.convert import CODES, wanted_names
 from neptrio.backends.python.instance import ASYNC_CAPACITY, EXECUTING, Post, Reschedule, dropped
+from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
 from neptrio.backends.python.process import Process
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.observe.trace_settings import span_options
-from triton_python_backend_utils._process.wire import Lease, tensor_row
 
 log = logging.getLogger("neptrio.python")
 
@@ -51,55 +46,6 @@ FIRST_PAUSE = 0.1
 MAX_PAUSE = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long starts over with the first pause
 FINALIZE_SECONDS = 30.0
-
-
-def auto_complete(
-    name: str, python: str | None, path: Path, config: str, limit: float, abandonment: Abandonment
-) -> dict[str, Any] | None:
-    """auto_complete_config in a process of its own: the configuration, None when it has none."""
-    answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    process = Process(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None))
-    abandonment.add(process.kill)
-    try:
-        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
-        answer = _awaited(process, answers, "completed", limit, "auto_complete_config")
-        found: dict[str, Any] | None = answer["config"]
-        return found
-    finally:
-        process.kill()
-        process.close()
-
-
-def _awaited(
-    process: Process, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str
-) -> dict[str, Any]:
-    """The answer of that kind. Raises Internal for a failure, the child's end, or the time limit."""
-    end = time.monotonic() + limit
-    while True:
-        try:
-            answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            process.kill()
-            raise Internal(
-                f"{what} of '{process.name}' did not return within {limit:g} s; its process was killed"
-            ) from None
-        if answer is None:
-            raise Internal(f"{what} of '{process.name}' failed: {process.cause}")
-        if answer["t"] == "failed":
-            raise Internal(
-                answer["text"].replace("Failed to process the request(s)", f"Failed in {what}"),
-                reason=Reason.BACKEND,
-            )
-        if answer["t"] == kind:
-            found: dict[str, Any] = answer
-            return found
-
-
-class _IsolatedCall(Call):
-    """A call of an isolated model: responses go on over its wire."""
-
-    def receive(self, response: InferResponse) -> Any:
-        return response
 
 
 class IsolatedInstance(BackendInstance):
@@ -129,7 +75,7 @@ class IsolatedInstance(BackendInstance):
         self._limit = initialize_seconds
         spans = span_options(services.settings)
         self._spans = None if spans is None else {**asdict(spans), "attributes": spans.attributes()}
-        self._host = InProcessHost(name, args["model_name"], services)
+        self._host = IsolatedHost(name, args["model_name"], services)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._process: Process | None = None
@@ -138,8 +84,6 @@ class IsolatedInstance(BackendInstance):
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._batches: dict[int, tuple[Batch, list[int]]] = {}
         self._requests: dict[int, InferRequest] = {}
-        self._calls: dict[int, Call] = {}
-        self._metrics: dict[int, Any] = {}
         self._asked: dict[int, Callable[[bool], None]] = {}
         self._stopping = threading.Event()
         self._supervisor: threading.Thread | None = None
@@ -204,9 +148,8 @@ class IsolatedInstance(BackendInstance):
             self._cause = f"the model instance '{self.name}' failed: {process.cause}"
             batches, self._batches = self._batches, {}
             requests, self._requests = self._requests, {}
-            calls, self._calls = self._calls, {}
+            calls = self._host.take()
             asked, self._asked = self._asked, {}
-            self._metrics.clear()
         self.healthy = False
         self.reason = self._cause
         if not self._stopping.is_set():
@@ -219,7 +162,7 @@ class IsolatedInstance(BackendInstance):
             self._fail(batch, error)
         for request in requests.values():
             self._completions.post(Post(request, InferResponse(None, error), True, None))
-        for call in calls.values():
+        for call in calls:
             call.cancel()
         for answer in asked.values():
             answer(False)
@@ -354,7 +297,7 @@ class IsolatedInstance(BackendInstance):
             "o": self._output_names if request.outputs is None else [o.name for o in request.outputs],
             "trace": request.trace is not None,
             "context": None if request.trace is None else request.trace.context(),
-            "in": [_row(tensor, rows) for tensor in request.inputs],
+            "in": [row_of(tensor, rows) for tensor in request.inputs],
         }
 
     # ------------------------------------------------------------ messages of the child
@@ -365,36 +308,24 @@ class IsolatedInstance(BackendInstance):
             self._result(process, message)
         elif kind == "send":
             self._sent(process, message)
-        elif kind == "log":
-            self._host.log(message["level"], message["text"], message["file"], message["line"])
         elif kind == "call":
             self._call(process, message)
-        elif kind == "took":
-            if message["k"] in self._calls:
-                self._calls[message["k"]].took(None)
-        elif kind == "call_cancel":
-            if message["k"] in self._calls:
-                self._calls[message["k"]].cancel()
         elif kind == "dropped":
             request = self._requests.pop(message["r"], None)
             if request is not None:
                 self._completions.post(Post(request, InferResponse(None, dropped(request)), True, None))
-        elif kind == "ask":
-            self._ask(process, message)
-        elif kind == "forget":
-            self._metrics.pop(message["id"], None)
         elif kind == "is_ready":
             answer = self._asked.pop(message["k"], None)
             if answer is not None:
                 answer(bool(message["ready"]))
-        else:
+        elif not self._host.message(process, message):
             self._answers.put(message)
 
     def _response(self, process: Process, row: dict[str, Any], blob: bytearray) -> InferResponse:
         if row.get("e") is not None:
             text, code = row["e"]
             return InferResponse(None, TritonError(text, CODES[code], Reason.BACKEND), row["p"])
-        return InferResponse([_tensor(process, t, blob) for t in row["o"]], None, row["p"])
+        return InferResponse([received(process, t, blob) for t in row["o"]], None, row["p"])
 
     def _result(self, process: Process, message: dict[str, Any]) -> None:
         with self._lock:
@@ -447,90 +378,53 @@ class IsolatedInstance(BackendInstance):
         self._completions.post(Post(request, made, final, lambda: process.post_message(ack)))
 
     def _call(self, process: Process, message: dict[str, Any]) -> None:
-        made = InferRequest()
-        made.model_name = message["model"]
-        made.model_version = "" if message["version"] < 0 else str(message["version"])
-        made.id = message["id"]
-        made.sequence_id = message["sequence"]
-        made.sequence_start = bool(message["flags"] & 1)
-        made.sequence_end = bool(message["flags"] & 2)
-        made.timeout_us = message["timeout"]
-        made.parameters = message["p"] or None
-        made.inputs = [_tensor(process, t, message["blob"]) for t in message["in"]]
-        if message["w"]:
-            made.outputs = [RequestedOutput(name) for name in message["w"]]
         batch = self._batches.get(message["batch"], (None, []))[0]
+        parent = None
         if message["parent"] is not None:
-            made.parent = self._requests.get(message["parent"])
+            parent = self._requests.get(message["parent"])
         elif batch is not None and len(batch.requests) == 1:
-            made.parent = batch.requests[0]
-        id = message["k"]
-
-        def deliver(response: InferResponse | None, final: bool) -> None:
-            if final:
-                self._calls.pop(id, None)
-            process.post(lambda: self._send_response(process, id, response, final))
-
+            parent = batch.requests[0]
         waits = message["blocking"] and batch is not None and self.capacity == 1
-        call = _IsolatedCall(
-            self._services, made, message["decoupled"], deliver, batch.instance if waits and batch else None
-        )
-        self._calls[id] = call
-        self._completions.post(OnLoop(call.submit))
+        self._host.call(process, message, parent, batch.instance if waits and batch else None)
 
-    def _send_response(self, process: Process, id: int, response: InferResponse | None, final: bool) -> None:
-        rows: list[dict[str, Any]] = []
-        row: dict[str, Any] | None = None
-        if response is not None and response.error is not None:
-            error = response.error
-            row = {"e": [str(error), NUMBERS.get(error.code, 0)], "p": response.parameters}
-        elif response is not None:
-            row = {"o": [_row(t, rows) for t in response.outputs or ()], "p": response.parameters}
-        process.send({"t": "call_response", "k": id, "a": row, "final": final}, rows)
 
-    def _ask(self, process: Process, message: dict[str, Any]) -> None:
-        if message["op"] in ("load", "unload", "ready"):  # these wait for the trio thread
-            threading.Thread(target=self._answer, args=(process, message), daemon=True).start()
-        else:
-            self._answer(process, message)
+def auto_complete(
+    name: str, python: str | None, path: Path, config: str, limit: float, abandonment: Abandonment
+) -> dict[str, Any] | None:
+    """auto_complete_config in a process of its own: the configuration, None when it has none."""
+    answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    process = Process(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None))
+    abandonment.add(process.kill)
+    try:
+        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
+        answer = _awaited(process, answers, "completed", limit, "auto_complete_config")
+        found: dict[str, Any] | None = answer["config"]
+        return found
+    finally:
+        process.kill()
+        process.close()
 
-    def _answer(self, process: Process, message: dict[str, Any]) -> None:
-        value, failure = None, None
+
+def _awaited(
+    process: Process, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str
+) -> dict[str, Any]:
+    """The answer of that kind. Raises Internal for a failure, the child's end, or the time limit."""
+    end = time.monotonic() + limit
+    while True:
         try:
-            value = self._asked_for(process, message)
-        except Exception as error:
-            failure = str(error)
-        process.post_message({"t": "reply", "k": message["k"], "value": value, "error": failure})
-
-    def _asked_for(self, process: Process, message: dict[str, Any]) -> Any:
-        op = message["op"]
-        if op == "load":
-            blob = message["blob"]
-            files = {row["n"]: _tensor(process, row, blob).tobytes() for row in message["files"]}
-            return self._host.load_model(message["name"], files, message["config"])
-        if op == "unload":
-            return self._host.unload_model(message["name"], message["dependents"])
-        if op == "ready":
-            return self._host.is_model_ready(message["name"], message["version"])
-        if op == "change":
-            return getattr(self._metrics[message["id"]], message["method"])(*message["args"])
-        if op == "family":
-            made = self._host.metric_family(*message["args"])
-        else:
-            made = self._metrics[message["id"]].Metric(*message["args"])
-        id = next(self._numbers)
-        self._metrics[id] = made
-        return id
-
-
-def _row(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""
-    return tensor_row(tensor.name, tensor.dtype, tensor.shape, data, rows)
-
-
-def _tensor(process: Process, row: dict[str, Any], blob: bytearray) -> Tensor:
-    memory = process.wire.memory(row, blob)
-    if isinstance(memory, Lease):
-        made: Tensor = tensor_at(row["n"], row["d"], tuple(row["s"]), memory.address, memory.nbytes, memory)
-        return made
-    return Tensor(row["n"], row["d"], tuple(row["s"]), memory, True)
+            answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            process.kill()
+            raise Internal(
+                f"{what} of '{process.name}' did not return within {limit:g} s; its process was killed"
+            ) from None
+        if answer is None:
+            raise Internal(f"{what} of '{process.name}' failed: {process.cause}")
+        if answer["t"] == "failed":
+            raise Internal(
+                answer["text"].replace("Failed to process the request(s)", f"Failed in {what}"),
+                reason=Reason.BACKEND,
+            )
+        if answer["t"] == kind:
+            found: dict[str, Any] = answer
+            return found

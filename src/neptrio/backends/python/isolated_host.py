@@ -1,0 +1,155 @@
+"""What an isolated model may ask of the server: inferences, loads and unloads, metrics, its log.
+
+The child's questions come over its wire and are answered on it; neptrio.backends.python.bls answers the
+same ones to a model in the server's own process.
+
+Rules:
+ 1. A call is in the table until its last response; the child's end cancels every one that is left.
+ 2. What waits for the trio thread (load, unload, readiness) waits in a thread of its own, never in
+    the reader.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+
+from neptrio._cext.request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
+from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
+from neptrio.backends.python.convert import NUMBERS
+from neptrio.backends.python.process import Process
+from triton_python_backend_utils._process.wire import Lease, tensor_row
+
+
+class _IsolatedCall(Call):
+    """A call of an isolated model: responses go on over its wire."""
+
+    def receive(self, response: InferResponse) -> Any:
+        return response
+
+
+class IsolatedHost:
+    """Answers one child after the other; see the module's text."""
+
+    def __init__(self, name: str, model_name: str, services: Any) -> None:
+        self._services = services
+        self._host = InProcessHost(name, model_name, services)
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, Call] = {}
+        self._metrics: dict[int, Any] = {}
+
+    def message(self, process: Process, message: dict[str, Any]) -> bool:
+        """Handles what needs nothing but the host (reader thread); False when it is not for it."""
+        kind = message["t"]
+        if kind == "log":
+            self._host.log(message["level"], message["text"], message["file"], message["line"])
+        elif kind == "took":
+            if message["k"] in self._calls:
+                self._calls[message["k"]].took(None)
+        elif kind == "call_cancel":
+            if message["k"] in self._calls:
+                self._calls[message["k"]].cancel()
+        elif kind == "ask":
+            self._ask(process, message)
+        elif kind == "forget":
+            self._metrics.pop(message["id"], None)
+        else:
+            return False
+        return True
+
+    def take(self) -> list[Call]:
+        """The calls under way; the child that made them is gone, and so are its metrics."""
+        calls, self._calls = self._calls, {}
+        self._metrics.clear()
+        return list(calls.values())
+
+    def call(
+        self, process: Process, message: dict[str, Any], parent: InferRequest | None, waiting: Any
+    ) -> None:
+        """An inference of another model: `parent` is the request that it is made for, `waiting` the
+        instance that does nothing else until it is answered, if they are known."""
+        made = InferRequest()
+        made.model_name = message["model"]
+        made.model_version = "" if message["version"] < 0 else str(message["version"])
+        made.id = message["id"]
+        made.sequence_id = message["sequence"]
+        made.sequence_start = bool(message["flags"] & 1)
+        made.sequence_end = bool(message["flags"] & 2)
+        made.timeout_us = message["timeout"]
+        made.parameters = message["p"] or None
+        made.inputs = [received(process, t, message["blob"]) for t in message["in"]]
+        if message["w"]:
+            made.outputs = [RequestedOutput(name) for name in message["w"]]
+        made.parent = parent
+        id = message["k"]
+
+        def deliver(response: InferResponse | None, final: bool) -> None:
+            if final:
+                self._calls.pop(id, None)
+            process.post(lambda: self._send_response(process, id, response, final))
+
+        call = _IsolatedCall(self._services, made, message["decoupled"], deliver, waiting)
+        self._calls[id] = call
+        self._services.completions.post(OnLoop(call.submit))
+
+    def _send_response(self, process: Process, id: int, response: InferResponse | None, final: bool) -> None:
+        rows: list[dict[str, Any]] = []
+        answer: dict[str, Any] | None = None
+        if response is not None and response.error is not None:
+            error = response.error
+            answer = {"e": [str(error), NUMBERS.get(error.code, 0)], "p": response.parameters}
+        elif response is not None:
+            answer = {"o": [row_of(t, rows) for t in response.outputs or ()], "p": response.parameters}
+        process.send({"t": "call_response", "k": id, "a": answer, "final": final}, rows)
+
+    def _ask(self, process: Process, message: dict[str, Any]) -> None:
+        if message["op"] in ("load", "unload", "ready"):  # these wait for the trio thread
+            threading.Thread(target=self._answer, args=(process, message), daemon=True).start()
+        else:
+            self._answer(process, message)
+
+    def _answer(self, process: Process, message: dict[str, Any]) -> None:
+        value, failure = None, None
+        try:
+            value = self._asked_for(process, message)
+        except Exception as error:
+            failure = str(error)
+        process.post_message({"t": "reply", "k": message["k"], "value": value, "error": failure})
+
+    def _asked_for(self, process: Process, message: dict[str, Any]) -> Any:
+        op = message["op"]
+        if op == "load":
+            blob = message["blob"]
+            files = {row["n"]: received(process, row, blob).tobytes() for row in message["files"]}
+            return self._host.load_model(message["name"], files, message["config"])
+        if op == "unload":
+            return self._host.unload_model(message["name"], message["dependents"])
+        if op == "ready":
+            return self._host.is_model_ready(message["name"], message["version"])
+        if op == "change":
+            return getattr(self._metrics[message["id"]], message["method"])(*message["args"])
+        if op == "family":
+            made = self._host.metric_family(*message["args"])
+        else:
+            made = self._metrics[message["id"]].Metric(*message["args"])
+        id = next(self._numbers)
+        self._metrics[id] = made
+        return id
+
+
+def row_of(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tensor that is to be sent: its description, its bytes in `rows` (see wire.tensor_row)."""
+    data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""
+    return tensor_row(tensor.name, tensor.dtype, tensor.shape, data, rows)
+
+
+def received(process: Process, row: dict[str, Any], blob: bytearray) -> Tensor:
+    """A tensor that was received; it keeps its memory, which is `blob` or a lease of the child's."""
+    memory = process.wire.memory(row, blob)
+    if isinstance(memory, Lease):
+        made: Tensor = tensor_at(row["n"], row["d"], tuple(row["s"]), memory.address, memory.nbytes, memory)
+        return made
+    return Tensor(row["n"], row["d"], tuple(row["s"]), memory, True)
