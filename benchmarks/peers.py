@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +14,10 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import tritonserver as triton
+from benchmarks.tritonserver import PEERS
+
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = ROOT / "benchmarks" / ".peers"
 PACKAGES = {
     "tritonserver": ["nvidia-pytriton==0.7.0"],
     "mlserver": ["mlserver>=1.6"],
@@ -143,42 +144,17 @@ def neptrio(
     return _wait_ready(Server(name, process, http, grpc), "/v2/health/ready", log)
 
 
-def _triton_home() -> tuple[Path, Path]:
-    site = next((PEERS / "tritonserver" / "lib").glob("python3*")) / "site-packages"
-    return site, site / "pytriton" / "tritonserver"
-
-
 def tritonserver(repository: Path, cpu: int | None, log: Path) -> Server:
-    """NVIDIA's C++ server with its Python backend, from the wheel that carries it."""
-    site, home = _triton_home()
+    """NVIDIA's C++ server with its Python backend (benchmarks/tritonserver.py)."""
+    site = triton.home()
+    if site is None:
+        raise RuntimeError("tritonserver is not installed: `make bench-peers` does it")
     backends = PEERS / "triton-backends"
-    python = backends / "python"
-    if not python.exists():
-        python.mkdir(parents=True)
-        for file in ("libtriton_python.so", "triton_python_backend_utils.py"):
-            shutil.copy(home / "backends" / "python" / file, python / file)
-        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        stub = python / "triton_python_backend_stub"
-        shutil.copy(home / "python_backend_stubs" / version / "triton_python_backend_stub", stub)
-        stub.chmod(0o755)
-        for name in ("numpy", "numpy.libs"):
-            (python / name).symlink_to(site / name)
+    if not (backends / "python").exists():
+        triton.lay_out(site, backends)
     http, grpc = free_port(), free_port()
-    command = [
-        str(home / "bin" / "tritonserver"),
-        f"--model-repository={repository}",
-        f"--backend-directory={backends}",
-        "--allow-gpu-metrics=false",
-        "--allow-metrics=false",
-        "--http-address=127.0.0.1",
-        f"--http-port={http}",
-        "--grpc-address=127.0.0.1",
-        f"--grpc-port={grpc}",
-        "--exit-timeout-secs=5",
-        f"--backend-config=python,shm-region-prefix-name=bench{os.getpid()}",
-    ]
-    env = {"LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs"), "PYTHONPATH": str(site)}
-    process = _start("tritonserver", command, env, cpu, log)
+    command = triton.command(site, backends, repository, http, grpc, "--allow-metrics=false")
+    process = _start("tritonserver", command, triton.environment(site), cpu, log)
     return _wait_ready(Server("tritonserver", process, http, grpc), "/v2/health/ready", log)
 
 

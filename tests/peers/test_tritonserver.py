@@ -14,14 +14,15 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from benchmarks.tritonserver import home
 from neptrio import commands
-from tests.support import summary_rules, tritonserver
+from tests.support import summary_rules
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.tritonserver import Tritonserver
 
 pytestmark = pytest.mark.skipif(
-    tritonserver.home() is None,
+    home() is None,
     reason="tritonserver is not installed: `make bench-peers`, or NEPTRIO_TRITONSERVER=ENVIRONMENT",
 )
 IDENTITY = """
