@@ -4,12 +4,11 @@ The rules are those of neptrio/transport/grpc.py and grpc_infer.py, which have e
 rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
 """
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t
 
 from neptrio._cext.door cimport Door
 from neptrio._cext.grpc_stream cimport Account, GrpcStream, total_input
-from neptrio._cext.link cimport LinkCore
+from neptrio._cext.link cimport LinkCore, receive
 from neptrio._cext.request cimport (
     RECV_END,
     RECV_START,
@@ -22,30 +21,22 @@ from neptrio._cext.request cimport (
 from neptrio._cext.turn cimport TurnCore
 
 import logging
-import os
 from collections import deque
 
+from neptrio._cext.link import VIEW
+from neptrio._cext.outputs import select
 from neptrio._cext.wire_request import decode_request
 from neptrio._cext.wire_response import encode_response
-from neptrio._cext.outputs import select
 
 from neptrio.errors import Code, TritonError, Unsupported
 from neptrio.transport.grpc_status import OK_TRAILERS, error_trailers
 
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t recv(int fd, void* data, size_t n, int flags)
-
 log = logging.getLogger("neptrio.grpc")
 
 cdef enum:
-    RECEIVE = 256 << 10
     HELD = 32 << 20      # reply bytes nobody took: above this, a connection's requests are parked
 
-RECEIVE_BYTES = RECEIVE
 CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
-cdef bytearray _memory = bytearray(RECEIVE)   # shared: it is emptied before anything else can run
-cdef char* _buffer = _memory
-cdef object _view = memoryview(_memory)       # while there is a view, the memory stays where it is
 
 
 cdef class GrpcLane:
@@ -65,14 +56,10 @@ cdef class GrpcLane:
 
     def take(self):
         """Reads once; False when reading is over."""
-        cdef ssize_t n = recv(self.fd, _buffer, RECEIVE, 0)
-        if n == 0:
-            return False
-        if n < 0:
-            if errno in (EAGAIN, EINTR):
-                return True
-            raise OSError(errno, os.strerror(errno))
-        self.feed(_view[:n])
+        cdef ssize_t n = receive(self.fd)
+        if n <= 0:
+            return n < 0
+        self.feed(VIEW[:n])
         return not self.session.dead and not self.link.broken
 
     cpdef feed(self, data):

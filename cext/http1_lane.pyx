@@ -15,13 +15,12 @@ Rules:
  4. Answers leave in the order of the requests, whichever way those came in.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
 from neptrio._cext.door cimport Door
 from neptrio._cext.http1_head cimport RequestHead
-from neptrio._cext.link cimport LinkCore
+from neptrio._cext.link cimport LinkCore, receive, received_bytes
 from neptrio._cext.number_text cimport print_int
 from neptrio._cext.request cimport (
     RECV_END,
@@ -36,36 +35,27 @@ from neptrio._cext.request cimport (
 )
 
 import logging
-import os
 from collections import deque
 
 from neptrio._cext.json_request import decode_request
 from neptrio._cext.json_response import encode_response
+from neptrio._cext.link import VIEW
 from neptrio._cext.outputs import select
 
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unsupported
 from neptrio.transport import routes
 
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t recv(int fd, void* data, size_t n, int flags)
-
 log = logging.getLogger("neptrio.http1")
 
 cdef enum:
-    RECEIVE = 256 << 10
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # answers up to this size leave as one buffer
     MOST_HEAD = 8 << 10    # of a request in the lane
     LARGE_BODY = 4 << 10   # decoding more is worth asking first whether there is room for the request
     MOST_ROUTES = 1024     # clients use few paths; what others try must not grow memory
 
-RECEIVE_BYTES = RECEIVE
 MAX_EXCHANGES = MOST_EXCHANGES
 JOIN_BYTES = JOIN
-cdef bytearray _memory = bytearray(RECEIVE)   # shared: it is emptied before anything else can run
-cdef char* _buffer = _memory
-BUFFER = _memory
-VIEW = memoryview(_memory)    # while there is a view, the memory stays where it is
 cdef dict _routes = {}        # path -> (model, version)
 
 # 1: a header name's character; 2: a value's or a path's; both in lower case where letters are
@@ -311,16 +301,14 @@ cdef class Http1Lane(RequestHead):
         if self.direct is not None:
             self.receive_direct()
         else:
-            n = recv(self.fd, _buffer, RECEIVE, 0)
+            n = receive(self.fd)
             if n > 0:
                 if self.lane and not self.in_message:
-                    at = self.pass_by(_buffer, n)
+                    at = self.pass_by(received_bytes(), n)
                 if at < n:
                     self.feed(VIEW[at:n] if at else VIEW[:n])
             elif n == 0:
                 self.end_of_input()
-            elif errno not in (EAGAIN, EINTR):
-                raise OSError(errno, os.strerror(errno))
         return not self.closing and not self.ended and self.has_room()
 
     def pass_on(self, bytes data not None):

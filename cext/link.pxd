@@ -1,4 +1,8 @@
-# The sending half of a connection. Trio thread only.
+# The two halves of a connection: what is received into a buffer that all share, and LinkCore, which
+# sends. Trio thread only.
+cdef const char* received_bytes() noexcept   # where receive() puts them
+cdef ssize_t receive(int fd) except -2       # how many; 0 at the end of input, -1 when there is nothing now
+
 cdef class LinkCore:
     cdef readonly object sock
     cdef int fd

@@ -1,4 +1,7 @@
-"""The hot half of a link (neptrio/transport/link.py): a system call, and nothing around it.
+"""The hot half of a link (neptrio/transport/link.py): the system calls, and nothing around them.
+
+All connections receive into one buffer: who is given bytes takes what it keeps out of them before anything
+else can run, and an idle connection costs no buffer.
 
 The GIL is kept over a small send: it takes as long as giving the GIL up and getting it back, and
 a model's thread that takes it in between may keep it for a whole switch interval.
@@ -8,6 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memset
 
+import os
 from collections import deque
 
 cdef extern from *:
@@ -26,15 +30,34 @@ cdef extern from "<sys/socket.h>" nogil:
         iovec* msg_iov
         size_t msg_iovlen
     int MSG_NOSIGNAL
+    ssize_t recv(int fd, void* data, size_t n, int flags)
     ssize_t send(int fd, const void* data, size_t n, int flags)
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
 
 cdef enum:
+    RECEIVE = 256 << 10     # bytes of one recv
     CONGESTED = 1 << 20     # above this, callers should hold their output back
     AT_ONCE = 128           # buffers of one sendmsg
     KEEP_GIL = 64 << 10     # bytes up to which a send is over sooner than a switch of threads
 
 CONGESTED_BYTES = CONGESTED
+RECEIVE_BYTES = RECEIVE
+cdef bytearray _memory = bytearray(RECEIVE)
+cdef char* _buffer = _memory
+BUFFER = _memory
+VIEW = memoryview(_memory)    # while there is a view, the memory stays where it is
+
+
+cdef const char* received_bytes() noexcept:
+    return _buffer
+
+
+cdef ssize_t receive(int fd) except -2:
+    """Reads once into BUFFER. Raises OSError for a connection that is broken."""
+    cdef ssize_t n = recv(fd, _buffer, RECEIVE, 0)
+    if n < 0 and errno not in (EAGAIN, EINTR):
+        raise OSError(errno, os.strerror(errno))
+    return n
 
 
 cdef class LinkCore:

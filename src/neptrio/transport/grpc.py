@@ -30,8 +30,9 @@ from typing import Any
 import trio
 from grpclib.const import Status
 
-from neptrio._cext.grpc_lane import RECEIVE_BYTES, GrpcLane
+from neptrio._cext.grpc_lane import GrpcLane
 from neptrio._cext.grpc_stream import input_bytes
+from neptrio._cext.link import RECEIVE_BYTES
 from neptrio._cext.request import monotonic_ns
 from neptrio.errors import TritonError
 from neptrio.service import Services

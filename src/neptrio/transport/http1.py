@@ -35,13 +35,8 @@ import numpy as np
 import trio
 
 from neptrio._cext.http1_head import HeadTooLarge
-from neptrio._cext.http1_lane import (
-    BUFFER,
-    RECEIVE_BYTES,
-    VIEW,
-    ExchangeCore,
-    Http1Lane,
-)
+from neptrio._cext.http1_lane import ExchangeCore, Http1Lane
+from neptrio._cext.link import BUFFER, RECEIVE_BYTES, VIEW
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import Internal, TritonError
