@@ -181,9 +181,7 @@ def test_requests_that_overlap(tmp_path: Path) -> None:
     assert max(event["tid"] for event in events) < 60
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", '[{"id": 1, "model_name": "m", "model_version": 1}]', "", "[1, {}]"]
-)
+@pytest.mark.parametrize("content", ["[]", '[{"id": 1, "model_name": "m", "model_version": 1}]', "[1, {}]"])
 def test_files_without_times(tmp_path: Path, content: str) -> None:
     path = tmp_path / "t"
     path.write_text(content)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +166,54 @@ def test_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_no_trace_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content in ("", "{}", "hello"):
-        assert "expected a JSON array" in report(tmp_path, capsys, content)[1]
-    assert commands.run("trace", ["summary", str(tmp_path / "none")]) == 1
+@pytest.mark.parametrize("action", ["summary", "view", "export"])
+def test_what_is_no_trace_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str) -> None:
+    path = tmp_path / "t"
+    for content, got in (("", "an empty file"), ("{}", "'{}'"), ("hello", "'hello'")):
+        path.write_text(content)
+        assert commands.run("trace", [action, str(path)]) == 1
+        assert f"error: {path} is no trace file: expected a JSON array, got {got}" in capsys.readouterr().err
+    assert commands.run("trace", [action, str(tmp_path / "none")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read_do_not_end_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = tmp_path / "good"
+    good.write_text(json.dumps([{**meta(1), "timestamps": HTTP}]))
+    assert commands.run("trace", ["summary", str(tmp_path / "none"), str(good)]) == 1
+    assert "Summary for simple (1): trace count = 1" in capsys.readouterr().out
+
+
+def test_a_file_that_is_damaged_is_read_as_far_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = [json.dumps({**meta(i), "timestamps": HTTP}) for i in range(1, 4)]
+    content = f"[{objects[0]},{objects[1]},\0\0\0\0 garbage that is no JSON,{objects[2]}]"
+    lines, warnings = report(tmp_path, capsys, content)
+    assert "Summary for simple (1): trace count = 2" in lines
+    assert "it is damaged at '\\x00\\x00\\x00\\x00 garbage" in warnings
+
+
+def test_what_has_no_id_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = [1, None, {"id": "5"}, {"model_name": "m"}, {**meta(1), "timestamps": HTTP}]
+    lines, warnings = report(tmp_path, capsys, content)
+    assert "Summary for simple (1): trace count = 1" in lines
+    assert "4 objects without a trace's id (a number) are left out" in warnings
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """`neptrio trace summary -t FILE | head`: no message, and no traceback at the end."""
+    path = tmp_path / "t"
+    path.write_text(json.dumps([{**meta(i), "timestamps": HTTP} for i in range(1, 2000)]))
+    command = [sys.executable, "-W", "error", "-m", "neptrio", "trace", "summary", "-t", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == commands.ENOUGH
 
 
 def test_steps_and_clients_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,14 @@ adding a file, and imported only when they are asked for (or listed by `--help`)
 from __future__ import annotations
 
 import argparse
+import os
 import pkgutil
+import signal
+import sys
 from importlib import import_module
 from types import ModuleType
+
+ENOUGH = 128 + signal.SIGPIPE  # what a shell tells of a program whose output nobody reads any more
 
 
 def names() -> list[str]:
@@ -36,7 +41,14 @@ def run(name: str, argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(argv)) or 0)
+    options = parser.parse_args(argv)
+    try:
+        status = int(module.run(options) or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads our output has seen enough, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return ENOUGH
+    return status
 
 
 def summary() -> str:

@@ -1,6 +1,7 @@
 """Look at trace files: where requests spent their time, and what their tensors were.
 
 Reads files of this server and of Triton servers, also files that are larger than memory or cut off.
+Exit status: 0, or 1 when a file cannot be read or written or is no trace file; replay has its own.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from neptrio import flags
 from neptrio.observe.trace_export import perfetto
-from neptrio.observe.trace_reader import Trace, read
+from neptrio.observe.trace_reader import NoTraceFile, Trace, read
 from neptrio.observe.trace_summary import Summary, trace_lines
 from neptrio.observe.trace_view import LIMIT, collect, html
 
@@ -73,19 +75,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the action; 1 when a file cannot be read or written."""
-    try:
-        if options.action == "export":
-            return _export(options)
-        if options.action == "view":
-            return _view(options)
-        if options.action == "replay":
-            from neptrio.observe.replay_report import replay
+    """Runs the action; 1 when a file cannot be read or written, or is no trace file."""
+    if options.action == "replay":
+        from neptrio.observe.replay_report import replay
 
-            return replay(options, lambda name, text: _warn(name)(text))
-        for name in options.files:
-            _summary(name, options.traces)
-    except OSError as error:
+        return replay(options, lambda name, text: _warn(name)(text))
+    if options.action == "summary":
+        return max(_told(_summary, name, options.traces) for name in options.files)
+    return _told(_export if options.action == "export" else _view, options)
+
+
+def _told(work: Callable[..., None], *arguments: Any) -> int:
+    """Does it; 1 when that fails, which is printed."""
+    try:
+        work(*arguments)
+    except BrokenPipeError:
+        raise
+    except (OSError, NoTraceFile) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -110,24 +116,22 @@ def _summary(name: str, traces: bool) -> None:
         print(line)
 
 
-def _view(options: argparse.Namespace) -> int:
+def _view(options: argparse.Namespace) -> None:
     page = collect(options.files, options.limit, lambda name, text: _warn(name)(text))
     output = options.output or options.files[0] + ".html"
     text = html(page)
     if output == "-":
         print(text, end="")
-        return 0
+        return
     with open(output, "w", encoding="utf-8", errors="replace") as out:
         out.write(text)
     print(f"{output}: {page.requests - page.left_out} of {page.requests} requests, {len(text) >> 10} KiB")
-    return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     with open(options.file, encoding="utf-8", errors="replace") as source:
         if options.output == "-":
             perfetto(source, sys.stdout, _warn(options.file))
         else:
             with open(options.output, "w", encoding="utf-8") as out:
                 perfetto(source, out, _warn(options.file))
-    return 0

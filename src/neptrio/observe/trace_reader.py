@@ -5,8 +5,8 @@ from a Triton server (an object per event, children before their parents), and m
 choice: objects are decoded one by one and merged by id in a window.
 
 Rules:
- 1. A file that breaks off is read as far as it goes, with a warning; an object that is not understood is
-    left out, with a warning.
+ 1. A file that breaks off, or is damaged, is read as far as that, with a warning; an object that is not
+    understood is left out, with a warning. What is no JSON array is no trace file.
  2. A trace is whole when WINDOW younger ones have begun, or at the end.
  3. Tensors are kept of the first traces only, unless all are asked for.
 """
@@ -21,42 +21,70 @@ from typing import IO, Any
 
 WINDOW = 10_000  # traces that may still get objects
 CHUNK = 1 << 20
+LONGEST_TOKEN = 16  # letters by which the decoder may stop before the end of what was read, but strings
 FLOW_IDS = 1000  # tensors are kept of the first so many traces: the data flow is the first request's
 FLOW_LETTERS = 32 << 20  # and no more than so many letters of their data
 PROSE = {"REQUEST_HANDLER_START": "REQUEST_START", "REQUEST_HANDLER_END": "REQUEST_END"}
 
 
+class NoTraceFile(ValueError):
+    """The file holds something else."""
+
+
 def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON array, one by one; a file that is cut off or no array is warned of."""
+    """The objects of a JSON array, one by one; what is cut off or damaged is warned of.
+
+    Raises NoTraceFile.
+    """
     decoder = json.JSONDecoder()
     text, at, size = source.read(CHUNK), 0, CHUNK
     text = text.lstrip()
     if not text.startswith("["):
-        warn("it is not a trace file: expected a JSON array")
-        return
+        name = getattr(source, "name", "input")
+        raise NoTraceFile(f"{name} is no trace file: expected a JSON array, got {_begin(text)}")
     at = 1
+    strangers = 0
     while True:
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
         if at < len(text) and text[at] == "]":
-            return
+            break
         try:
             if at >= len(text):
                 raise ValueError
             item, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except ValueError as error:
+            if _is_damage(error, text):
+                warn(f"it is damaged at {_begin(text[at:])}; what follows covers the objects before that")
+                break
             more = source.read(size)
             if not more:
                 warn("it is cut off; what follows covers the objects before that")
-                return
+                break
             size *= 2  # an object larger than what was read must not be decoded again and again
             text, at = text[at:] + more, 0
             continue
         at = end
         if at > CHUNK:
             text, at, size = text[at:], 0, CHUNK
-        if isinstance(item, dict) and isinstance(item.get("id"), int):
+        if isinstance(item, dict) and type(item.get("id")) is int:
             yield item
+        else:
+            strangers += 1
+    if strangers:
+        warn(f"{strangers} objects without a trace's id (a number) are left out")
+
+
+def _is_damage(error: ValueError, text: str) -> bool:
+    """What the decoder stopped at cannot be the beginning of something that goes on."""
+    if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Unterminated string"):
+        return False
+    return error.pos < len(text) - LONGEST_TOKEN
+
+
+def _begin(text: str) -> str:
+    """The first letters of a text, for a message."""
+    return repr(text[:40]) + ("..." if len(text) > 40 else "") if text else "an empty file"
 
 
 def canonical(name: str) -> str:
