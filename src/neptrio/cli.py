@@ -198,7 +198,7 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add(
         "--trace-log-frequency",
         default="",
-        help="write an indexed file after so many traces, 0: only when tracing ends",
+        help="write so many traces to each of the files FILE.0, FILE.1, ...; 0: all to FILE",
     )
     add("--trace-dir", type=Path, help="where trace_file may be set to over the network "
         "(default: the trace file's folder, or the working directory)")  # fmt: skip

@@ -129,7 +129,7 @@ def test_a_failure_is_told_once_and_ends_with_the_next_settings(
 
 
 def test_a_full_disk_leaves_the_old_file(
-    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = scope(tmp_path / "t")
     writer.put(own, [Part(1)])
@@ -146,6 +146,7 @@ def test_a_full_disk_leaves_the_old_file(
     writer.close()
     assert [p.name for p in tmp_path.iterdir()] == ["t"] and ids(tmp_path / "t") == [1]
     assert writer.statistics().failed
+    assert f"No space left on device: '{tmp_path / 't'}'" in caplog.text
 
 
 def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:

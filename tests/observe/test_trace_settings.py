@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -194,9 +195,26 @@ def test_texts_of_one_protocol() -> None:
         ({"trace_count": "-2"}, "http", "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
         ({"trace_count": ["-2"]}, "grpc", "Unable to parse 'trace_count'. Expecting value >= -1, got: -2"),
         ({"trace_rate": ["1", "2"]}, "grpc", "expect only 1 value for 'trace_rate'"),
-        ({"trace_rate": 5}, "http", "attempt to access JSON non-string as string"),
-        ({"trace_level": "OFF"}, "http", "attempt to access JSON non-array as array"),
-        ({"trace_level": [1]}, "http", "attempt to access JSON non-string as string"),
+        (
+            {"trace_rate": 5},
+            "http",
+            "Unable to parse 'trace_rate': attempt to access JSON non-string as string, got: 5",
+        ),
+        (
+            {"trace_file": ["a"]},
+            "http",
+            "Unable to parse 'trace_file': attempt to access JSON non-string as string, got: [\"a\"]",
+        ),
+        (
+            {"trace_level": "OFF"},
+            "http",
+            "Unable to parse 'trace_level': attempt to access JSON non-array as array, got: \"OFF\"",
+        ),
+        (
+            {"trace_level": ["TENSORS", True]},
+            "http",
+            "Unable to parse 'trace_level': attempt to access JSON non-string as string, got: true",
+        ),
     ):
         with pytest.raises(InvalidArgument) as info:
             parse_changes(given, protocol)
@@ -242,6 +260,39 @@ def test_trace_file_stays_in_the_directory(tmp_path: Path) -> None:
             check_file(path, folder, True)
     with pytest.raises(Unsupported, match="can not be updated through network protocol"):
         check_file(f"{folder}/t", folder, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "taken"),
+    [
+        (b"", True),
+        (b"[\n]\n", True),
+        (b'[\n{"model_name":"m"', True),
+        (b'[{"id":1,"timestamps":[', True),
+        (b"[1, 2]", False),
+        (b'[{"name": "m"}]', False),
+        (b'backend: "identity"', False),
+        (b"\x08\x07ONNX", False),
+    ],
+)
+def test_no_other_file_is_replaced(tmp_path: Path, content: bytes, taken: bool) -> None:
+    """By default the network may choose any file of the working directory."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    if taken:
+        check_file(str(path), str(tmp_path), True)
+    else:
+        with pytest.raises(InvalidArgument, match="exists and is no trace file: it would be lost"):
+            check_file(str(path), str(tmp_path), True)
+
+
+def test_names_leave_room_for_an_index(tmp_path: Path) -> None:
+    check_file(str(tmp_path / ("x" * 231)), str(tmp_path), True)
+    with pytest.raises(InvalidArgument, match="may have 231 bytes"):
+        check_file(str(tmp_path / ("x" * 232)), str(tmp_path), True)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidArgument, match="is no trace file"):
+        check_file(str(tmp_path / "pipe"), str(tmp_path), True)
 
 
 def test_command_line() -> None:

@@ -230,7 +230,10 @@ class TraceWriter:
         self._buffers.clear()
         if not self._failed:
             self._failed = True
-            log.error("tracing is disabled: cannot write trace file: %s", error)
+            log.error(
+                "tracing is disabled: cannot write trace file: %s; an update of trace settings tries again",
+                error,
+            )
             self._on_failure()
 
     def _collect(self) -> None:
@@ -318,10 +321,10 @@ class TraceWriter:
         if buffer.texts:
             try:
                 self._file(path).append(b",\n".join(buffer.texts))
-            except OSError:
+            except OSError as error:
                 if not os.path.exists(path):
                     self._give_back(path)
-                raise
+                raise OSError(error.errno, error.strerror, path) from None
             self._written += buffer.waiting
             for text in buffer.texts:
                 if isinstance(text, TextBlock) and len(self._free) < FREE_BLOCKS:

@@ -19,16 +19,19 @@ Sources: the trace extension's text; spec/rules.md E5; spec/observed.md 11; spec
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from neptrio._cext.trace import Sampling
+from neptrio.codec.json_infer import dump_json
 from neptrio.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from neptrio.settings import Settings
 
+LONGEST_NAME = 255 - len(".4294967295.4194304.tmp2")  # an index and what array_file adds
 FIELDS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_tail")
 LEVELS = ("TIMESTAMPS", "TENSORS")  # in the order of replies; none of them is OFF
 UINT32_MAX = (1 << 32) - 1
@@ -58,6 +61,7 @@ OPENTELEMETRY_KEYS = (
     "bsp_schedule_delay",
     "bsp_max_export_batch_size",
 )
+TRACES = re.compile(rb'\s*\[\s*(\]|\{\s*"(model_name|id)")')  # how trace files begin
 MODES = ("triton", "opentelemetry")
 SERVICE_NAME = "triton-inference-server"  # the resource attribute service.name, unless it is given
 
@@ -190,7 +194,7 @@ def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton")
                     raise InvalidArgument(f"expect only 1 value for '{key}'")
                 value = value[0]
             if not isinstance(value, str):
-                raise InvalidArgument("attempt to access JSON non-string as string")
+                raise _wrong_type(key, "string", value)
             changes[key] = None if value == "" else _scalar(key, value, protocol)
     return changes
 
@@ -198,14 +202,23 @@ def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton")
 def _levels(value: Any) -> tuple[str, ...] | None:
     """The levels named, () for OFF, None when no name is known: nothing changes then."""
     if not isinstance(value, list):
-        raise InvalidArgument("attempt to access JSON non-array as array")
-    if not all(isinstance(item, str) for item in value):
-        raise InvalidArgument("attempt to access JSON non-string as string")
+        raise _wrong_type("trace_level", "array", value)
+    for item in value:
+        if not isinstance(item, str):
+            raise _wrong_type("trace_level", "string", item)
     if "OFF" in value:
         if len(value) > 1:
             raise InvalidArgument("Expect only one trace level 'OFF' is specified")
         return ()
     return tuple(level for level in LEVELS if level in value) or None
+
+
+def _wrong_type(key: str, expected: str, value: Any) -> InvalidArgument:
+    """The observed text, with the setting and what came."""
+    got = dump_json(value).decode()
+    return InvalidArgument(
+        f"Unable to parse '{key}': attempt to access JSON non-{expected} as {expected}, got: {got[:60]}"
+    )
 
 
 def _scalar(key: str, text: str, protocol: str) -> Any:
@@ -265,10 +278,28 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
     real = os.path.realpath(path)
     if os.path.commonpath([real, folder]) != folder or real == folder:
         raise InvalidArgument(f"{INVALID}trace file '{path}' is outside the trace directory '{folder}'")
+    if len(os.path.basename(real).encode("utf-8", "surrogateescape")) > LONGEST_NAME:
+        raise InvalidArgument(
+            f"{INVALID}the name of a trace file may have {LONGEST_NAME} bytes, got '{path}'"
+        )
     if os.path.isdir(real):
         raise InvalidArgument(f"{INVALID}trace file '{path}' is a directory")
+    if os.path.exists(real) and not _holds_traces(real):
+        raise InvalidArgument(f"{INVALID}'{path}' exists and is no trace file: it would be lost")
     if not os.path.isdir(os.path.dirname(real)):
         raise InvalidArgument(f"{INVALID}the directory of trace file '{path}' does not exist")
+
+
+def _holds_traces(path: str) -> bool:
+    """A file that may be replaced: empty, or the beginning of a trace file of either maker."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as source:
+            head = source.read(64)
+    except OSError:
+        return False
+    return not head or TRACES.match(head) is not None
 
 
 # ------------------------------------------------------------ from the command line
