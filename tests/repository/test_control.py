@@ -95,6 +95,11 @@ def settled(client: Any, name: str) -> list[tuple[str, str, str]]:
     return rows(client, name)
 
 
+def progress(server: ServerProcess, name: str) -> Any:
+    with Http1(server.http) as http:
+        return json.loads(http.request("GET", f"/v2/repository/models/{name}").body)
+
+
 def infer(
     client: Any, name: str = "m", names: tuple[str, str] = ("INPUT0", "INPUT1"), version: str = ""
 ) -> Any:
@@ -133,7 +138,10 @@ def test_index_and_states(server: ServerProcess, client: Any) -> None:
 
 def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> None:
     for reply in (load(server, "nope"), load(server, "a" * 300), load(server, "..")):
-        assert "', failed to poll from model repository" in refused(reply, 500)
+        text = refused(reply, 500)
+        assert "', failed to poll from model repository: there is no folder '" in text
+        assert f"in the model repositories '{repository}'" in text
+    assert all(row["name"] not in ("nope", "..") for row in client.get_model_repository_index())
     assert "bad/config.pbtxt:1:" in refused(load(server, "bad"), 500)
     assert rows(client, "bad")[0][:2] == ("", "UNAVAILABLE")
     assert client.is_server_ready(), "a folder that cannot be taken does not count"
@@ -141,6 +149,18 @@ def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> No
         "load failed for model 'bare': at least one version must be available under the version policy of model "
         "'bare'\n"
     )
+    reason = "at least one version must be available under the version policy of model 'bare'"
+    assert rows(client, "bare") == [("", "UNAVAILABLE", reason)]
+    assert reason in progress(server, "bare")["last_error"]
+    (repository / "bare" / "1").mkdir()
+    client.load_model("bare")
+    assert rows(client, "bare") == [("1", "READY", "")]
+    write_model(repository, "above", ENSEMBLE.replace('"first"', '"nobody"'))
+    reason = "ensemble above contains models that are not available or ambiguous: nobody"
+    assert reason in refused(load(server, "above"), 400)
+    assert rows(client, "above") == [("", "UNAVAILABLE", reason)]
+    assert reason in progress(server, "above")["last_error"]
+    assert client.is_server_ready()
     write_model(repository, "lost", 'backend: "nosuch" max_batch_size: 8')
     text = refused(load(server, "lost"), 400)
     assert text.startswith(
@@ -157,7 +177,11 @@ def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> No
     ("parameters", "status", "text"),
     [
         ({"config": 1}, 400, "non-string as string"),
-        ({"foo": "x"}, 500, "unexpected error on creating Triton parameter"),
+        (
+            {"foo": "x"},
+            500,
+            "unexpected error on creating Triton parameter: unknown load parameter 'foo', expected",
+        ),
         ({"async": "x"}, 400, "non-boolean"),
         ({"config": "{"}, 500, "failed to poll from model repository"),
         ({"config": '{"nosuch": 1}'}, 500, "unknown field 'nosuch'"),

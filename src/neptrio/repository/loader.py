@@ -109,7 +109,7 @@ class Loader:
             elif len(folders) > 1:
                 raise PollFailure(scan.DUPLICATE)
             elif not folders:
-                raise PollFailure("; ".join(self._places.problems))
+                raise PollFailure("; ".join((self._places.no_model(name), *self._places.problems)))
             else:
                 model_dir = folders[0]
                 state = self._places.localise(model_dir)

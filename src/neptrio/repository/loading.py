@@ -85,17 +85,21 @@ class Loading:
             operation.release()
             if operation.error is not None:
                 record.last_error = str(operation.error).rstrip("\n")
-            if operation.error is not None and not record.rows and not record.operations:
-                self._forget_stranger(record)
+                if not record.rows:
+                    self._without_versions(operation)
             operation.done.set()
 
-    def _forget_stranger(self, record: Record) -> None:
-        """A name that was never a model's leaves no trace."""
+    def _without_versions(self, operation: Operation) -> None:
+        """A load failed before any version had a row: the index tells why (`problem`). A name that was
+        never a model's, and a load that was ended, leave no trace."""
+        record = operation.record
         try:
-            known = bool(record.problem) and record.name in self._catalog.places.model_dirs()
+            known = record.name in self._catalog.places.model_dirs()
         except TritonError:
             known = False
-        if not known:
+        if known and operation.stopped_by is None and not record.problem:
+            record.problem = record.last_error.removeprefix(f"load failed for model '{record.name}': ")
+        if not ((known and record.problem) or record.operations):
             self._catalog.records.pop(record.name, None)
 
     async def _turn(self, operation: Operation) -> None:

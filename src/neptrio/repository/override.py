@@ -77,7 +77,10 @@ def parse(parameters: Mapping[str, Any]) -> LoadParameters:
                 )
             at_once = value
         else:
-            raise Internal("unexpected error on creating Triton parameter")
+            raise Internal(
+                f"unexpected error on creating Triton parameter: unknown load parameter '{key}', expected "
+                f"config, {FILE}<version>/<file name> or async"
+            )
     return LoadParameters(config, files, at_once)
 
 

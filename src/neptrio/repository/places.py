@@ -14,6 +14,8 @@ from neptrio.repository import scan
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
 
+LONGEST_SHOWN = 80  # letters of a name in a message
+
 
 class Places:
     """Where models are."""
@@ -22,6 +24,7 @@ class Places:
         self._lock = threading.Lock()
         self._began = 0.0
         self._follow = settings.follow_external_links
+        self._named = tuple(dict.fromkeys(str(place) for place in settings.model_repository))
         self._local = tuple(place for place in settings.model_repository if isinstance(place, Path))
         self.cloud = tuple(
             CloudRepository(place, settings.model_repository_cache)
@@ -36,6 +39,11 @@ class Places:
             for name, folder in repository.model_dirs().items():
                 found.setdefault(name, []).append(folder)
         return dict(sorted(found.items()))
+
+    def no_model(self, name: str) -> str:
+        """Why there is nothing to load under a name that model_dirs() does not have."""
+        where = ", ".join(f"'{place}'" for place in self._named)
+        return f"there is no folder '{name[:LONGEST_SHOWN]}' in the model repositories {where}"
 
     def refresh(self) -> None:
         """Lists what lies in cloud storage; a failure is a repository's `problem`.

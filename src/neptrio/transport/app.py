@@ -296,7 +296,7 @@ class RestApp:
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         try:
-            dependents = bool(load_json(body)["parameters"]["unload_dependents"])
+            dependents = load_json(body)["parameters"]["unload_dependents"] is True
         except (TritonError, KeyError, TypeError):
             dependents = False
         await self._services.repository.unload(route.model, dependents, route.repository)
