@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from neptrio._cext.trace import Sampling
-from neptrio.codec.json_infer import dump_json
+from neptrio.codec.http_json import dump_json
 from neptrio.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
