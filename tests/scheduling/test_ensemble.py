@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,20 @@ class Sink(Responder):
 
     def __init__(self) -> None:
         self.responses: list[tuple[Any, bool]] = []
+        self.full = False
+        self.waiting: list[Callable[[], None]] = []
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        if self.full:
+            self.waiting.append(callback)
+        return self.full
+
+    def read(self) -> None:
+        """The caller reads: there is room."""
+        self.full = False
+        waiting, self.waiting = self.waiting, []
+        for callback in waiting:
+            callback()
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         value: Any = "null" if response.null else str(response.error) if response.error else None
@@ -301,3 +316,66 @@ def test_long_decoupled_runs_keep_no_frames(count: int) -> None:
         world.steps.answer(world.steps.calls[-1])
     walk = request.scheduler_data
     assert len(sink.responses) == count and walk.root.below == [] and not walk.answers
+
+
+def test_a_decoupled_step_waits_for_the_client() -> None:
+    world = World([step("repeat", "X=IN", "Y=OUT")])
+    _, sink = world.send()
+    repeat, woken = world.steps.calls[0], []
+    world.steps.answer(repeat, 0, final=False)
+    assert not repeat.responder.wait_for_room(repeat, lambda: woken.append(0))
+    sink.full = True
+    for i in (1, 2):  # senders of several threads: the client is asked once
+        world.steps.answer(repeat, i, final=False)
+        assert repeat.responder.wait_for_room(repeat, lambda i=i: woken.append(i))
+    assert len(sink.waiting) == 1 and woken == []
+    sink.read()
+    assert woken == [1, 2]
+    assert not repeat.responder.wait_for_room(repeat, lambda: woken.append(3))
+
+
+def test_a_client_that_is_told_at_once_leaves_no_step_waiting() -> None:
+    world = World([step("repeat", "X=IN", "Y=OUT")])
+    _, sink = world.send()
+    repeat = world.steps.calls[0]
+
+    def at_once(request: InferRequest, callback: Callable[[], None]) -> bool:
+        callback()
+        return True
+
+    sink.wait_for_room = at_once  # type: ignore[method-assign]
+    world.steps.answer(repeat, 0, final=False)
+    assert not repeat.responder.wait_for_room(repeat, lambda: None)
+
+
+def test_a_decoupled_step_waits_for_the_steps_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neptrio.scheduling.ensemble.WALK_BYTES", 2500)  # two responses
+    world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
+    _, sink = world.send()
+    repeat, woken = world.steps.calls[0], []
+    for i in range(2):
+        world.steps.answer(repeat, i, final=False)
+        assert not repeat.responder.wait_for_room(repeat, lambda: woken.append("early"))
+    world.steps.answer(repeat, 2, final=False)
+    assert repeat.responder.wait_for_room(repeat, lambda: woken.append("now"))
+    world.steps.answer(world.steps.calls[2])  # the second: the first is not answered, so both stay
+    assert woken == [] and sink.responses == []
+    world.steps.answer(world.steps.calls[1])
+    assert woken == ["now"] and len(sink.responses) == 2
+
+
+@pytest.mark.parametrize("how", ["cancel", "fail"])
+def test_the_end_of_a_walk_wakes_its_senders(how: str) -> None:
+    world = World([step("repeat", "X=IN", "Y=A"), step("double", "X=A", "Y=OUT")])
+    request, sink = world.send()
+    repeat, woken = world.steps.calls[0], []
+    sink.full = True
+    world.steps.answer(repeat, 0, final=False)
+    assert repeat.responder.wait_for_room(repeat, lambda: woken.append(len(world.steps.cancelled)))
+    if how == "cancel":
+        world.scheduler.cancel(request)
+    else:
+        complete(world.steps.calls[1], InferResponse(None, InvalidArgument("no")), True)
+    assert woken == [len(world.steps.cancelled)] and woken[0]  # the steps are told first
+    sink.read()
+    assert len(woken) == 1

@@ -19,11 +19,14 @@ Rules:
     sequence and parameters, and they count in their own models.
  7. A tensor that is no output of the ensemble, and that only models on a GPU read, stays on the device
     where its step makes it there. Everything else passes through host memory.
+ 8. A decoupled step's sender waits while the walk holds more than WALK_BYTES of its responses, or
+    the ensemble's own client has no room: a slow reader or a slow later step costs no more.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +48,8 @@ from neptrio.stamps import Stamp
 QUEUE_START = int(Stamp.QUEUE_START)
 COMPUTE_START = int(Stamp.COMPUTE_START)
 EXECUTING = 3
+WALK_BYTES = 4 << 20  # of decoupled steps' responses on their way through one walk
+RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
 
 
 @dataclass(eq=False)
@@ -58,6 +63,7 @@ class _Frame:
     below: list[_Frame] = field(default_factory=list)
     running: int = 0
     complete: bool = False
+    size: int = 0  # bytes of the response that opened it
 
     def find(self, name: str) -> Tensor | None:
         frame: _Frame | None = self
@@ -90,6 +96,9 @@ class _Walk(Responder):
         self.children: dict[InferRequest, tuple[Step, _Frame]] = {}
         self.waiting = 0  # steps held back by max_inflight_requests
         self._nested = 0  # steps may answer while they are being started; only the outermost settles
+        self._held = 0  # bytes of the frames below the root
+        self._senders: list[Callable[[], None]] = []  # of decoupled steps, waiting for room
+        self._asked = False  # the client will say when it has room
         self.root = _Frame(None, 0, {t.name: t for t in request.inputs})
         self.answers: deque[_Frame] = deque([self.root] if self.depth == 0 else [])
 
@@ -130,6 +139,7 @@ class _Walk(Responder):
             complete(self.request, response, False)
             self._drop(frame)
         if self.finished or self.children or self.waiting:
+            self._let_send()
             return
         if self.answers:
             missing = [name for name in self.outputs if self.answers[0].find(name) is None]
@@ -145,7 +155,35 @@ class _Walk(Responder):
         while frame.parent is not None and not frame.running and not frame.below:
             if frame in frame.parent.below:
                 frame.parent.below.remove(frame)
+                self._held -= frame.size
             frame = frame.parent
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        """Whether a decoupled step must wait; `callback` is called once it need not any more."""
+        if self._has_room():
+            return False
+        self._senders.append(callback)
+        return True
+
+    def _has_room(self) -> bool:
+        return self.finished or (self._held <= WALK_BYTES and not self._client_is_full())
+
+    def _client_is_full(self) -> bool:
+        if not self._asked:
+            self._asked = True  # before asking: the client may have room again before it returns
+            if not self.request.responder.wait_for_room(self.request, self._client_has_room):
+                self._asked = False
+        return self._asked
+
+    def _client_has_room(self) -> None:
+        self._asked = False
+        self._let_send()
+
+    def _let_send(self) -> None:
+        if self._senders and self._has_room():
+            senders, self._senders = self._senders, []
+            for callback in senders:
+                callback()
 
     def respond(self, child: InferRequest, response: InferResponse, final: bool) -> None:
         """A step has answered."""
@@ -163,8 +201,10 @@ class _Walk(Responder):
         if not response.null:
             target = frame
             if step.decoupled:
-                target = _Frame(frame, frame.level + 1)
+                size = RESPONSE_OVERHEAD + sum(t.nbytes for t in response.outputs or ())
+                target = _Frame(frame, frame.level + 1, size=size)
                 frame.below.append(target)
+                self._held += size
                 if target.level == self.depth:
                     self.answers.append(target)
             made = {t.name: t for t in response.outputs or ()}
@@ -191,6 +231,7 @@ class _Walk(Responder):
         for child, (step, _frame) in children.items():
             self.scheduler.ended(step)
             self.scheduler.inference.cancel(child)
+        self._let_send()
 
 
 def _within(ensemble: str, step: Step, error: TritonError) -> TritonError:

@@ -19,10 +19,22 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
 from tests.support.memory import resident
+from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
+# the responses of `repeat`, passed on as they are or through a second step
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 0
+input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
+ensemble_scheduling {{ step [ {} ] }}
+"""
+REPEAT_STEP = """{{ model_name: "repeat" model_version: -1 input_map {{ key: "IN" value: "IN" }}
+  output_map {{ key: "OUT" value: "{}" }} }}"""
+SECOND_STEP = """{ model_name: "second" model_version: -1 input_map { key: "IN" value: "MID" }
+  output_map { key: "OUT" value: "OUT" } }"""
 REPEAT = """
 import json, threading, time
 import numpy as np
@@ -186,6 +198,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     python_model(repository, "returns", RETURNS, config(extra=DECOUPLED))
     python_model(repository, "collect", COLLECT)
     python_model(repository, "single", SINGLE)
+    write_model(repository, "second", config().replace('"python"', '"identity"'))
+    write_model(repository, "one_step", ENSEMBLE.format(REPEAT_STEP.format("OUT")))
+    write_model(repository, "two_steps", ENSEMBLE.format(f"{REPEAT_STEP.format('MID')}, {SECOND_STEP}"))
     with ServerProcess(repository) as process:
         yield process
 
@@ -308,38 +323,47 @@ def test_a_sender_of_a_model_that_is_not_decoupled(server: ServerProcess) -> Non
 
 
 def at_rest(server: ServerProcess) -> int:
-    """The resident memory once a sender has come to rest: it stays while the server answers others."""
-    seen, still = -1, 0
+    """The resident memory once a sender rests: it stays while the server answers others 50 times.
+
+    A sender that does not wait makes some 50 MiB in that time.
+    """
+    base, still = resident(server.process.pid), 0
 
     def rests() -> bool:
-        nonlocal seen, still
+        nonlocal base, still
         infer(server, "single", how="returned")
         now = resident(server.process.pid)
-        still = still + 1 if abs(now - seen) < 1 << 20 else 0
-        seen = now
-        return still == 5
+        if abs(now - base) < 4 << 20:
+            still += 1
+        else:
+            base, still = now, 0
+        return still == 50
 
     until(rests, "the sender comes to rest")
-    return seen
+    return base
 
 
-def test_a_client_that_reads_nothing_costs_little(server: ServerProcess) -> None:
+@pytest.mark.parametrize("model", ["repeat", "one_step", "two_steps"])
+def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: str) -> None:
     """10,000 responses of 1 MiB wait for a client whose callback never returns; then it is gone."""
     before = resident(server.process.pid)
+    begun, told = server.log().count("large has begun"), server.log().count("large was told")
     held: queue.Queue[None] = queue.Queue()
     client = grpcclient.InferenceServerClient(server.grpc)
     client.start_stream(lambda result, error: held.get())
     tensor = grpcclient.InferInput("IN", [1], "FP32")
     tensor.set_data_from_numpy(np.zeros(1, np.float32))
-    client.async_stream_infer("repeat", [tensor], parameters={"how": "large"})
-    server.until_logged("large has begun")
+    client.async_stream_infer(model, [tensor], parameters={"how": "large"})
+    server.until_logged("large has begun", begun + 1)
     assert at_rest(server) - before < 64 << 20
     for _ in range(20000):
         held.put(None)
     client.stop_stream(cancel_requests=True)
     client.close()
-    server.until_logged("large was told")
-    wait_for_idle(server, "repeat")
+    server.until_logged("large was told", told + 1)
+    assert int(re.findall(r"large was told at (\d+)", server.log())[-1]) < 64  # of 1 MiB each
+    for name in {model, "repeat"}:
+        wait_for_idle(server, name)
 
 
 def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProcess) -> None:
