@@ -34,6 +34,8 @@ import traceback
 
 from neptrio.errors import Cancelled, Code, Reason, TritonError
 
+cdef object CANCELED = Reason.CANCELED
+
 cdef enum:
     RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
@@ -104,6 +106,8 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     cdef Trace trace
     if request.state == DONE:
         return
+    if final and request.cancelled and (response.error is None or response.error.reason is not CANCELED):
+        response = InferResponse(None, Cancelled())
     response.model_name = model.name
     response.model_version = model.version
     response.id = request.id

@@ -98,6 +98,25 @@ class TritonPythonModel:
                 pb_utils.Logger.log_info(f"endless ends: {error} {request.is_cancelled()}")
         threading.Thread(target=run).start()
 
+    def raises_when_told(self, request, sender):
+        pb_utils.Logger.log_info("sending until told")
+        while True:
+            sender.send(response([0] * 1000))
+
+    def waits_until_told(self, request, sender, last=None):
+        def run():
+            pb_utils.Logger.log_info("sending until told")
+            while not request.is_cancelled():
+                time.sleep(0.001)
+            sender.send(last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        threading.Thread(target=run).start()
+
+    def answers_when_told(self, request, sender):
+        self.waits_until_told(request, sender, response([1]))
+
+    def fails_when_told(self, request, sender):
+        self.waits_until_told(request, sender, pb_utils.InferenceResponse(error=pb_utils.TritonError("told")))
+
     def large(self, request, sender):
         def run():
             block = np.zeros(1 << 18, np.float32)  # 1 MiB
@@ -305,6 +324,20 @@ def test_a_cancelled_stream_stops_its_sender(server: ServerProcess) -> None:
     wait_for_idle(server, "repeat")
 
 
+@pytest.mark.parametrize(
+    "how", ["raises_when_told", "waits_until_told", "answers_when_told", "fails_when_told"]
+)
+def test_a_cancelled_request_counts_as_cancelled_whatever_the_model_does(
+    server: ServerProcess, how: str
+) -> None:
+    before, begun = failures(server, "repeat"), server.log().count("sending until told")
+    with Stream(server) as stream:
+        stream.send("repeat", how)
+        server.until_logged("sending until told", begun + 1)
+    wait_for_idle(server, "repeat")
+    assert failures(server, "repeat") == {**before, "CANCELED": before["CANCELED"] + 1}
+
+
 def test_collecting_from_a_decoupled_model(server: ServerProcess) -> None:
     for how in ("exec", "async"):
         assert infer(server, "collect", how=how, values=range(2000)) == list(range(2000))
@@ -386,6 +419,17 @@ def infer(server: ServerProcess, model: str, how: str, values: Any = (1, 2)) -> 
         tensor = httpclient.InferInput("IN", list(array.shape), "FP32")
         tensor.set_data_from_numpy(array)
         return client.infer(model, [tensor], parameters={"how": how}).as_numpy("OUT").tolist()
+
+
+def failures(server: ServerProcess, model: str) -> dict[str, int]:
+    """The model's failed requests by reason."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
+        text = reply.read().decode()
+    rows = re.findall(
+        rf'nv_inference_request_failure{{model="{model}",reason="(\w+)",version="1"}} (\d+)', text
+    )
+    assert len(rows) == 4
+    return {reason: int(number) for reason, number in rows}
 
 
 def wait_for_idle(server: ServerProcess, model: str) -> None:
