@@ -206,6 +206,36 @@ def test_a_stream_that_is_not_read_stops_being_read(server: EmbeddedServer) -> N
         assert [stream_response(m).infer_response.id for m in reply.messages] == [str(i) for i in range(n)]
 
 
+def test_answers_behind_a_slow_one_stop_the_reading_too(
+    raw: RawClient, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for the head of the stream, and the requests after them are not looked at."""
+    monkeypatch.setattr(grpc_stream_infer, "STREAM_HELD_BYTES", 20_000)
+    deliver, stream = grpc_stream_infer.StreamInfer._deliver, []
+    head: list[Any] = []
+
+    def slow_head(self: Any, entry: Any, *rest: Any) -> None:
+        if not head and entry.request.id == "0":
+            stream.append(self)
+            head.append(lambda: deliver(self, entry, *rest))
+        else:
+            deliver(self, entry, *rest)
+
+    monkeypatch.setattr(grpc_stream_infer.StreamInfer, "_deliver", slow_head)
+    bodies = [request("big", np.zeros(30_000, np.uint8), request_id=str(i)) for i in range(8)]
+    open_stream(raw, 1, bodies[0])
+    server.until(lambda: head, "the head is answered, and held")
+    raw.send(raw.data(1, message(bodies[1]), end=False))
+    server.until(lambda: stream[0]._held_bytes > 30_000, "the second answer waits")
+    raw.send(raw.data(1, b"".join(map(message, bodies[2:]))))
+    server.until(lambda: len(stream[0]._waiting) == 6, "the other requests wait")
+    assert not raw.replies[1].messages
+    server.ask(lambda: (head[0](), stream[0]._connection.flush_soon()))
+    reply = raw.finish(1)
+    assert [stream_response(m).infer_response.id for m in reply.messages] == [str(i) for i in range(8)]
+    assert stream[0]._held_bytes == 0
+
+
 def test_the_real_client(server: EmbeddedServer) -> None:
     results: queue.Queue[Any] = queue.Queue()
     row = np.arange(16, dtype=np.int32).reshape(1, 16)

@@ -40,6 +40,7 @@ RECV_END = int(Stamp.RECV_END)
 # with a window of its own needs: a sequence's END must never wait behind other sequences' STARTs.
 STREAM_REQUESTS = 16384
 STREAM_INPUT_BYTES = 256 << 20
+STREAM_HELD_BYTES = 256 << 20
 STREAM_OUTPUT_BYTES = 16 << 20
 
 
@@ -89,6 +90,8 @@ class StreamInfer(Call):
         self._inflating = False
         self._draining = False
         self._deflating: deque[list[Any]] = deque()
+        self._deflating_bytes = 0
+        self._held_bytes = 0  # of answers that wait for earlier ones
         self._writable: list[Callable[[], None]] = []
         self._began_ns = monotonic_ns() if connection.services.inference.tracing else 0
         # metadata `triton_grpc_error: true`: the first error ends the stream with its status
@@ -110,8 +113,14 @@ class StreamInfer(Call):
         return (
             len(self._open) >= STREAM_REQUESTS
             or self._input_bytes > STREAM_INPUT_BYTES
-            or self.out_bytes > STREAM_OUTPUT_BYTES
+            or self._held_bytes > STREAM_HELD_BYTES
+            or self._unsent_bytes > STREAM_OUTPUT_BYTES
         )
+
+    @property
+    def _unsent_bytes(self) -> int:
+        """Bytes of answers that the session has not taken; large ones before they are compressed."""
+        return self.out_bytes + self._deflating_bytes
 
     def on_message(self, message: bytes, compressed: bool) -> None:
         if self._waiting or self._inflating or self._full:
@@ -235,17 +244,18 @@ class StreamInfer(Call):
     @property
     def congested(self) -> bool:
         """True while the client does not read its answers; decoupled senders wait or are told."""
-        return self.out_bytes > STREAM_OUTPUT_BYTES or self._connection.overfull
+        return self._unsent_bytes > STREAM_OUTPUT_BYTES or self._connection.overfull
 
     def when_writable(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once on the trio thread when the answers so far have left or the call is over."""
-        if self.ended or self.trailers is not None or not self.out_bytes:
+        if self.ended or self.trailers is not None or not self._unsent_bytes:
             callback()
         else:
             self._writable.append(callback)
 
     def on_writable(self) -> None:
-        self._wake()
+        if not self._deflating:
+            self._wake()
         if self.paused or self._waiting:
             self._advance()
 
@@ -287,11 +297,13 @@ class StreamInfer(Call):
                 self._send(segments)
             else:
                 entry.held.append(segments)
+                self._held_bytes += framed_size(segments)
         while order and order[0].done:
             order.popleft()
             if order:
                 held, order[0].held = order[0].held, []
                 for waiting in held:
+                    self._held_bytes -= framed_size(waiting)
                     self._send(waiting)
         if final and (self._waiting or self.paused):
             self._advance()
@@ -307,6 +319,7 @@ class StreamInfer(Call):
             self.send_segments(compression.deflate(segments, self._encoding, level))
         else:
             self._deflating.append(segments)
+            self._deflating_bytes += framed_size(segments)
             if len(self._deflating) == 1:
                 self._connection.nursery.start_soon(self._deflate)
 
@@ -317,9 +330,11 @@ class StreamInfer(Call):
         while self._deflating and not self.ended:
             small = await trio.to_thread.run_sync(compression.deflate, self._deflating[0], encoding, level)
             if self._deflating:
-                self._deflating.popleft()
+                self._deflating_bytes -= framed_size(self._deflating.popleft())
             self.send_segments(small)
             self._connection.flush_soon()
+        if not self.ended and not self.out_bytes:
+            self.on_writable()
         self._settle()
         self._connection.flush_soon()
 
@@ -331,6 +346,7 @@ class StreamInfer(Call):
         self.stop_clock()
         self._waiting.clear()
         self._deflating.clear()
+        self._deflating_bytes = self._held_bytes = 0
         self._order.clear()
         open_, self._open = self._open, {}
         self._input_bytes = 0

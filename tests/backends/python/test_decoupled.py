@@ -119,7 +119,7 @@ class TritonPythonModel:
 
     def large(self, request, sender):
         def run():
-            block = np.zeros(1 << 18, np.float32)  # 1 MiB
+            block = np.random.default_rng(1).random(1 << 18, np.float32)  # 1 MiB that hardly compresses
             for i in range(10000):
                 block[0] = i
                 try:
@@ -210,7 +210,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository: Path = tmp_path_factory.mktemp("repository")
     python_model(repository, "repeat", REPEAT, config(extra=DECOUPLED))
     python_model(repository, "async_repeat", ASYNC, config(extra=DECOUPLED))
@@ -220,6 +220,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "second", config().replace('"python"', '"identity"'))
     write_model(repository, "one_step", ENSEMBLE.format(REPEAT_STEP.format("OUT")))
     write_model(repository, "two_steps", ENSEMBLE.format(f"{REPEAT_STEP.format('MID')}, {SECOND_STEP}"))
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServerProcess]:
     with ServerProcess(repository) as process:
         yield process
 
@@ -397,6 +402,12 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: 
     assert int(re.findall(r"large was told at (\d+)", server.log())[-1]) < 64  # of 1 MiB each
     for name in {model, "repeat"}:
         wait_for_idle(server, name)
+
+
+def test_so_does_one_that_takes_compressed_answers(repository: Path) -> None:
+    """They wait for the compression before they wait for the client."""
+    with ServerProcess(repository, "--grpc-infer-response-compression-level=high") as server:
+        test_a_client_that_reads_nothing_costs_little(server, "repeat")
 
 
 def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProcess) -> None:
