@@ -60,7 +60,7 @@ cdef class OnnxBuilder:
     cdef bint on_thread
     cdef OnnxSession session
     cdef list names          # of the inputs a request may give
-    cdef list widths
+    cdef list served_names   # of the outputs in the configuration, and of states
     cdef tuple served        # indices of the outputs that are served
     cdef dict output_index   # name -> index, of those
     cdef tuple states        # indices of the outputs that hold a sequence's state

@@ -316,6 +316,7 @@ cdef class OnnxBuilder:
         self.batching = batching
         self.on_thread = on_thread
         self.names = []
+        self.served_names = []
         self.served = ()
         self.states = ()
         self.output_index = {}
@@ -334,6 +335,7 @@ cdef class OnnxBuilder:
         known = session.output_names
         self.names = session.feed_names
         self.output_index = {n: known.index(n) for n in served}
+        self.served_names = served
         self.served = tuple([known.index(n) for n in served])
         self.states = tuple([known.index(n) for n in states])
 
@@ -342,9 +344,17 @@ cdef class OnnxBuilder:
         cdef RequestedOutput o
         cdef InferRequest r
         cdef set found
+        cdef Py_ssize_t i, n = len(self.served_names)
         for k in members:
             r = requests[k]
             if r.outputs is None:
+                return self.served
+        r = requests[members[0]]
+        if len(r.outputs) == n:  # usually all of them, in order
+            for i in range(n):
+                if (<RequestedOutput>r.outputs[i]).name != self.served_names[i]:
+                    break
+            else:
                 return self.served
         found = set(self.states)
         for k in members:
@@ -458,8 +468,11 @@ cdef class OnnxBuilder:
                     if len(members) > 1:
                         dims[0] = rows
                 given.n_pieces = n_pieces - given.first_piece
-                key.append(dims[0] if given.feed.rank else 0)
-                key.append(t.shape[1:])
+                if len(members) == 1:
+                    key.append(t.shape)
+                else:
+                    key.append(dims[0])
+                    key.append(t.shape[1:])
                 dims += given.feed.rank
             run.n_inputs = n_inputs - run.first_input
             run.first_output = n_outputs

@@ -8,19 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neptrio._cext.batch import Batch
-from neptrio._cext.native import run_inline
-from neptrio._cext.request import InferRequest, ModelCore, RequestedOutput
+from neptrio._cext.request import Tensor, alias
+from onnx import helper
 
 from neptrio import datatypes
 from neptrio.backends import onnx_python
-from neptrio.backends.base import LoadContext
-from neptrio.backends.onnx import OnnxBackend, OnnxInstance
-from neptrio.codec.numpy_tensor import from_numpy, to_numpy
-from neptrio.errors import Internal, TritonError
-from neptrio.model import config as model_config
-from neptrio.settings import Settings
-from tests.support import onnx_models
+from neptrio.backends.onnx import OnnxInstance
+from neptrio.codec.numpy_tensor import to_numpy
+from neptrio.errors import Internal, InvalidArgument
+from tests.support import onnx_instances, onnx_models
+from tests.support.onnx_instances import execute, request, run
 
 Make = Callable[..., OnnxInstance]
 
@@ -31,51 +28,12 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     made: list[OnnxInstance] = []
 
     def make(content: bytes, config: str = "max_batch_size: 8") -> OnnxInstance:
-        folder = tmp_path / str(len(made))
-        (folder / "1").mkdir(parents=True)
-        (folder / "1" / "model.onnx").write_bytes(content)
-        parsed = model_config.parse_text(config, "config.pbtxt")
-        parsed.parameters["session_api"].string_value = request.param
-        context = LoadContext("m", 1, folder, folder / "1", parsed, Settings(), None)
-        OnnxBackend.auto_complete(context)
-        instance = OnnxBackend(context).create_instance("m_0_0", "CPU", 0)
-        assert isinstance(instance, OnnxInstance)
-        instance.initialize()
-        made.append(instance)
-        return instance
+        made.append(onnx_instances.instance(tmp_path / str(len(made)), content, config, request.param))
+        return made[-1]
 
     yield make
     for one in made:
         one.finalize()
-
-
-def request(outputs: list[str] | None = None, **arrays: np.ndarray) -> InferRequest:
-    made = InferRequest()
-    made.inputs = [from_numpy(name, array) for name, array in arrays.items()]
-    made.outputs = None if outputs is None else [RequestedOutput(name) for name in outputs]
-    made.batch_size = next(iter(arrays.values())).shape[0]
-    return made
-
-
-def run(backend: OnnxInstance, *requests: InferRequest) -> Any:
-    """The batch as it is before it is delivered."""
-    batch: Any = backend.prepare(Batch(ModelCore("m", "1"), list(requests)))
-    if backend.native:
-        run_inline(batch)
-        batch.conclude()
-    else:
-        try:
-            backend.execute(batch)
-        except TritonError as error:
-            batch.error = error
-    return batch
-
-
-def execute(backend: OnnxInstance, *requests: InferRequest) -> list[dict[str, np.ndarray] | None]:
-    batch = run(backend, *requests)
-    if batch.error is not None:
-        raise batch.error
-    return [None if r.error else {t.name: to_numpy(t) for t in r.outputs} for r in batch.responses]
 
 
 def test_rows_go_back_to_their_requests(instance: Make) -> None:
@@ -130,8 +88,6 @@ def test_models_without_batching_run_one_by_one(instance: Make) -> None:
 
 
 def test_a_lost_batch_dimension_is_the_models_failure(instance: Make) -> None:
-    from onnx import helper
-
     content = onnx_models.model(
         [helper.make_node("Slice", ["X", "zero", "one"], ["Y"])],
         [onnx_models.tensor("X", "FP32", ["N", 2])],
@@ -175,3 +131,137 @@ def test_bf16_bits_are_kept(instance: Make) -> None:
     answers = execute(backend, request(X=array), request(X=-array))
     assert answers[1] is not None
     np.testing.assert_array_equal(answers[1]["Y"].view(np.uint16), (-array).view(np.uint16))
+
+
+def through() -> bytes:
+    """X itself is an output, beside Y = -X."""
+    return onnx_models.model(
+        [helper.make_node("Neg", ["X"], ["Y"])],
+        [onnx_models.tensor("X", "FP32", ["N", 4])],
+        [onnx_models.tensor("X", "FP32", ["N", 4]), onnx_models.tensor("Y", "FP32", ["N", 4])],
+    )
+
+
+def test_an_input_handed_through_keeps_its_values(instance: Make) -> None:
+    """Its memory is the request's, or the one that the next batch is gathered in."""
+    backend = instance(through())
+    first = np.arange(4, dtype=np.float32).reshape(1, 4)
+    array = first.copy()
+    single = run(backend, request(X=array))
+    pair = run(backend, request(X=array + 1), request(X=array + 2))
+    array[:] = 99
+    run(backend, request(X=array), request(X=array), request(X=array))
+    for k, response in enumerate((*single.responses, *pair.responses)):
+        x, y = response.outputs
+        np.testing.assert_array_equal(to_numpy(x), first + k)
+        np.testing.assert_array_equal(to_numpy(y), -first - k)
+
+
+def test_inputs_may_begin_at_any_byte(instance: Make) -> None:
+    backend = instance(onnx_models.add_sub(("N", 4)))
+    a = np.arange(4, dtype=np.int32).reshape(1, 4)
+    for at in range(1, 9):
+        r = request(A=a, B=a)
+        for i, tensor in enumerate(r.inputs):
+            body = memoryview(bytes(at) + tensor.tobytes())[at:]
+            r.inputs[i] = Tensor(tensor.name, tensor.dtype, tensor.shape, body)
+        (answer,) = execute(backend, r)
+        assert answer is not None
+        np.testing.assert_array_equal(answer["SUM"], 2 * a)
+
+
+def test_answers_outlive_the_session(instance: Make) -> None:
+    backend = instance(onnx_models.identity("FP32", ("N", 4)))
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    batch = run(backend, request(X=x), request(X=-x))
+    backend.finalize()
+    outputs = [to_numpy(r.outputs[0]) for r in batch.responses]
+    del batch
+    np.testing.assert_array_equal(outputs[0], x)
+    np.testing.assert_array_equal(outputs[1], -x)
+
+
+def fails() -> bytes:
+    """Y = X as COUNT rows: fails for a COUNT that does not divide X."""
+    return onnx_models.model(
+        [helper.make_node("Reshape", ["X", "COUNT"], ["Y"])],
+        [onnx_models.tensor("X", "FP32", [None]), onnx_models.tensor("COUNT", "INT64", [2])],
+        [onnx_models.tensor("Y", "FP32", [None, None])],
+    )
+
+
+def test_a_failing_run(instance: Make) -> None:
+    """Says what ONNX Runtime says and which model it was; the next run is fine."""
+    backend = instance(fails(), "")
+    x, good, bad = np.zeros(6, np.float32), np.array([2, 3]), np.array([4, 3])
+    for _ in range(2):
+        with pytest.raises(Internal) as caught:
+            execute(backend, request(X=x, COUNT=bad))
+        text = str(caught.value)
+        assert text.startswith("onnx runtime error: Non-zero status code returned while running Reshape node")
+        assert "Input shape:{6}, requested shape:{4,3}" in text and text.endswith("(model 'm')")
+        (answer,) = execute(backend, request(X=x, COUNT=good))
+        assert answer is not None and answer["Y"].shape == (2, 3)
+    answers = execute(backend, request(X=x, COUNT=good), request(X=x, COUNT=bad), request(X=x, COUNT=good))
+    assert [answer is None for answer in answers] == [False, True, False]
+
+
+def test_an_input_that_is_not_given(instance: Make) -> None:
+    backend = instance(onnx_models.add_sub(("N", 2)))
+    with pytest.raises(Internal, match=r"onnx runtime error: .*Missing Input: B.* \(model 'm'\)"):
+        execute(backend, request(A=np.ones((1, 2), np.int32)))
+
+
+def test_inputs_in_any_order_and_unknown_ones(instance: Make) -> None:
+    backend = instance(onnx_models.add_sub(("N", 2)))
+    one = np.ones((1, 2), np.int32)
+    answers = execute(backend, request(B=one, A=2 * one), request(A=3 * one, B=one))
+    assert answers[0] is not None and answers[1] is not None
+    np.testing.assert_array_equal(answers[0]["DIFF"], one)
+    np.testing.assert_array_equal(answers[1]["DIFF"], 2 * one)
+
+
+def test_scalars_and_empty_tensors(instance: Make) -> None:
+    backend = instance(onnx_models.identity("FP32", ()), "")
+    made = request(X=np.zeros(1, np.float32))
+    made.inputs[0] = alias(made.inputs[0], "X", ())
+    (answer,) = execute(backend, made)
+    assert answer is not None and answer["Y"].shape == ()
+    backend = instance(onnx_models.identity("INT64", (None, None)), "")
+    (answer,) = execute(backend, request(X=np.empty((0, 3), np.int64)))
+    assert answer is not None and answer["Y"].shape == (0, 3)
+
+
+def test_times_are_in_order(instance: Make) -> None:
+    backend = instance(onnx_models.add_sub(("N", 2)))
+    one = np.ones((1, 2), np.int32)
+    batch = run(backend, request(A=one, B=one), request(A=one, B=one))
+    if backend.native:
+        assert 0 < batch.compute_start <= batch.input_end <= batch.output_start <= batch.compute_end
+    else:
+        assert 0 < batch.input_end <= batch.output_start
+
+
+LISTED = (
+    'input { name: "X" data_type: TYPE_FP32 dims: [4] } output { name: "Y" data_type: TYPE_FP32 dims: [4] }'
+)
+
+
+def test_types_that_the_protocol_cannot_carry(instance: Make) -> None:
+    content = onnx_models.model(
+        [helper.make_node("SequenceConstruct", ["X", "X"], ["Y"])],
+        [onnx_models.tensor("X", "FP32", ["N", 4])],
+        [helper.make_tensor_sequence_value_info("Y", onnx_models.TYPES["FP32"], None)],
+    )
+    with pytest.raises(
+        InvalidArgument, match=r"output 'Y' is a seq\(tensor\(float\)\), which the protocol cannot carry"
+    ):
+        instance(content, f"max_batch_size: 8 {LISTED}")
+
+
+def test_a_library_of_operators_that_is_not_there(instance: Make) -> None:
+    library = 'model_operations { op_library_filename: "none.so" }'
+    with pytest.raises(
+        InvalidArgument, match=r"model_operations of model 'm': cannot load '.*none.so': .*none.so"
+    ):
+        instance(onnx_models.identity(), f"max_batch_size: 8 {LISTED} {library}")
