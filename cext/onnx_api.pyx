@@ -19,6 +19,7 @@ Rules:
     puts the message aside. messages() takes them out. At most MESSAGES wait; what comes then is
     counted.
 """
+import os
 import threading
 
 from libc.stdint cimport int64_t, uint32_t
@@ -265,8 +266,11 @@ cdef str _open(str path):
     cdef void* symbol
     cdef void** table
     cdef ApiBase* base
-    encoded = path.encode()
-    handle = dlopen(encoded, RTLD_NOW | RTLD_LOCAL)
+    cdef Status status
+    cdef bytes encoded = os.fsencode(path)
+    cdef const char* file = encoded
+    with nogil:  # reads tens of megabytes
+        handle = dlopen(file, RTLD_NOW | RTLD_LOCAL)
     if handle == NULL:
         raise Unusable(f"it cannot be opened: {dlerror().decode(errors='replace')}")
     symbol = dlsym(handle, b"OrtGetApiBase")
@@ -279,7 +283,9 @@ cdef str _open(str path):
         raise Unusable(f"version {version} does not have version {API_VERSION} of the C API")
     _take(table)
     try:
-        check(ort.create_env(log, NULL, WARNING, b"neptrio", &env))
+        with nogil:
+            status = ort.create_env(log, NULL, WARNING, b"neptrio", &env)
+        check(status)
         check(ort.create_memory_info(ARENA, DEFAULT_MEMORY, &cpu_memory))
         check(ort.default_allocator(&allocator))
         probe()

@@ -42,7 +42,7 @@ cdef struct OnnxWork:
     int64_t times[4]
 
 cdef class Timing:           # of executions with the same shapes and outputs
-    cdef double mean_ns
+    cdef readonly double mean_ns
 
 cdef class OnnxBatch(Batch):
     cdef OnnxSession session

@@ -339,6 +339,10 @@ cdef class OnnxBuilder:
         self.served = tuple([known.index(n) for n in served])
         self.states = tuple([known.index(n) for n in states])
 
+    def statistics(self) -> dict:
+        """What executions take: {(shapes..., outputs): mean nanoseconds}, without those not measured."""
+        return {key: timing.mean_ns for key, timing in self.timings.items() if timing.mean_ns}
+
     cdef tuple wanted(self, list requests, list members):
         """The outputs to compute, in the model's order."""
         cdef RequestedOutput o

@@ -60,6 +60,14 @@ BATCH_DETECTOR = onnx_models.model(
 )
 
 
+ACCUMULATE = onnx_models.model(
+    # Y = X + STATE, which is the next STATE
+    [helper.make_node("Add", ["X", "STATE"], ["Y"]), helper.make_node("Identity", ["Y"], ["NEXT"])],
+    [onnx_models.tensor("X", "INT32", ["N", 1]), onnx_models.tensor("STATE", "INT32", ["N", 1])],
+    [onnx_models.tensor("Y", "INT32", ["N", 1]), onnx_models.tensor("NEXT", "INT32", ["N", 1])],
+)
+
+
 @pytest.fixture(scope="module", params=["c", "python"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -96,6 +104,9 @@ def server(
         'input { name: "X" data_type: TYPE_FP32 dims: [6] reshape { shape: [2, 3] } } '
         'output { name: "Y" data_type: TYPE_FP32 dims: [6] reshape { shape: [2, 3] } }')  # fmt: skip
     add("counter", BATCH_DETECTOR)
+    add("accumulate", ACCUMULATE, 'backend: "onnxruntime" max_batch_size: 4 '
+        'input { name: "X" data_type: TYPE_INT32 dims: [1] } output { name: "Y" data_type: TYPE_INT32 dims: [1] } '
+        'sequence_batching { state { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [1] } }')  # fmt: skip
     with ServerProcess(repository, f"--backend-config=onnxruntime,session_api={request.param}") as process:
         yield process
 
@@ -272,6 +283,29 @@ def test_many_clients_get_their_own_rows(server: ServerProcess) -> None:
     for thread in threads:
         thread.join(60)
     assert wrong == []
+
+
+@pytest.mark.parametrize("wanted", [None, ["Y"]])
+def test_the_state_of_sequences(server: ServerProcess, wanted: list[str] | None) -> None:
+    """It is computed whether or not the client lists outputs, and kept by sequence."""
+    outputs = [grpcclient.InferRequestedOutput(name) for name in wanted] if wanted else None
+    got: dict[int, list[int]] = {1: [], 2: []}
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for k in range(3):
+            for sequence in got:
+                tensor = grpcclient.InferInput("X", [1, 1], "INT32")
+                tensor.set_data_from_numpy(np.array([[10 * sequence + k]], np.int32))
+                result = client.infer(
+                    "accumulate",
+                    [tensor],
+                    outputs=outputs,
+                    sequence_id=sequence,
+                    sequence_start=k == 0,
+                    sequence_end=k == 2,
+                )
+                got[sequence].append(int(result.as_numpy("Y")[0, 0]))
+                assert result.as_numpy("NEXT") is None
+    assert got == {1: [10, 21, 33], 2: [20, 41, 63]}
 
 
 BAD = {

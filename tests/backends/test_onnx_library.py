@@ -181,6 +181,24 @@ def test_ragged_batches(tmp_path: Path, api: str) -> None:
         np.testing.assert_array_equal(answer["C"], [[a.size]])
 
 
+def test_where_batches_run(tmp_path: Path) -> None:
+    """On the instance's thread until executions of the same shapes were measured to take less than 20 us."""
+    backend: Any = instance(tmp_path, onnx_models.identity("FP32", ("N", None)), api="c")
+    small, large = np.ones((1, 4), np.float32), np.ones((1, 1 << 22), np.float32)
+    for x in (small, large):
+        assert run(backend, request(X=x)).off_loop
+        (mean,) = [t for key, t in backend._builder.statistics().items() if key[0] == x.shape]
+        assert run(backend, request(X=x)).off_loop == (mean > 20000)
+    assert mean > 20000  # 16 MiB were moved
+    assert run(backend, request(X=small), request(X=small)).off_loop  # rows of two: not measured yet
+    foreign = context(tmp_path, onnx_models.identity(), api="c")
+    foreign.config.model_operations.op_library_filename.append("some.so")
+    operators: Any = OnnxBackend(foreign).create_instance("m_0_0", "CPU", 0)
+    operators._builder.use(backend._session, ["Y"], [])
+    for _ in range(3):
+        assert run(operators, request(X=small)).off_loop  # they may call Python
+
+
 def resident() -> int:
     """Bytes of memory in use by this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

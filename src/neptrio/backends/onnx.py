@@ -57,8 +57,10 @@ class OnnxBackend(Backend):
         if config.input and config.output and all(onnx_model.complete(t) for t in tensors):
             return
         session = onnx_options.light_session(context)
-        onnx_model.auto_complete(config, session, context.settings.backend_settings("onnxruntime"))
-        session.close()
+        try:
+            onnx_model.auto_complete(config, session, context.settings.backend_settings("onnxruntime"))
+        finally:
+            session.close()
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:
@@ -87,6 +89,7 @@ class OnnxBackend(Backend):
     def load(self) -> None:
         """Checks that the file is there; sessions are made by the instances, in parallel."""
         onnx_options.model_path(self.context)
+        onnx_options.is_native(self.context, "CPU")  # opens the library here rather than on the trio thread
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
@@ -125,7 +128,11 @@ class OnnxInstance(BackendInstance):
         """Makes the session and compares it with the configuration. Raises InvalidArgument."""
         config = self._context.config
         self._session = onnx_options.session(self._context, self._kind, self._device_id)
-        onnx_model.compare(config, self._session)
+        try:
+            onnx_model.compare(config, self._session)
+        except InvalidArgument:
+            OnnxInstance.finalize(self)
+            raise
         wanted = {o.name for o in config.output} | self._states()
         self._outputs = [o.name for o in self._session.get_outputs() if o.name in wanted]
 
