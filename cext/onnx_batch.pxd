@@ -65,8 +65,10 @@ cdef class OnnxBuilder:
     cdef dict output_index   # name -> index, of those
     cdef tuple states        # indices of the outputs that hold a sequence's state
     cdef dict timings
+    cdef list last_parts     # the key of the run before, and what it found
+    cdef Timing last_timing
     cdef WorkMemory memory
     cdef tuple wanted(self, list requests, list members)
     cdef list tensors_of(self, InferRequest r)
-    cdef Timing timing_of(self, tuple key)
+    cdef Timing timing_of(self, list parts)
     cdef list sort(self, list tensors)

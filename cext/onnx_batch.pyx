@@ -93,7 +93,8 @@ cdef class OnnxBatch(Batch):
         self.c.outputs = <int*>at
 
     cpdef object deliver(self):
-        self.conclude()
+        if self.error is None:  # it was executed
+            self.conclude()
         return Batch.deliver(self)
 
     def times(self) -> tuple:
@@ -330,6 +331,7 @@ cdef class OnnxBuilder:
         cdef list known
         self.session = session
         self.timings = {}
+        self.last_parts = None
         if session is None:
             return
         known = session.output_names
@@ -395,8 +397,11 @@ cdef class OnnxBuilder:
         return mine
 
     def prepare(self, Batch batch not None):
-        """The batch as one that runs without the GIL; requests that don't fit fail on their own."""
-        cdef OnnxBatch made = OnnxBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
+        """The batch as one that runs without the GIL; requests that don't fit fail on their own.
+
+        An OnnxBatch is filled in, another one is replaced.
+        """
+        cdef OnnxBatch made
         cdef list requests = batch.requests
         cdef Py_ssize_t n = len(requests), slots = len(self.names), i, n_dims = 0
         cdef list tensors = []   # per request: its tensors by slot, or None when it has failed
@@ -414,7 +419,11 @@ cdef class OnnxBuilder:
         cdef int64_t rows
         cdef list members
         cdef tuple wanted
-        made.instance = batch.instance
+        if isinstance(batch, OnnxBatch):
+            made = batch
+        else:
+            made = OnnxBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
+            made.instance = batch.instance
         made.session = self.session
         made.builder = self
         made.work.run = run_onnx
@@ -487,7 +496,7 @@ cdef class OnnxBuilder:
                 n_outputs += 1
             run.n_outputs = n_outputs - run.first_output
             key.append(wanted)
-            timing = self.timing_of(tuple(key))
+            timing = self.timing_of(key)
             made.members.append(members)
             made.timings.append(timing)
             expected += timing.mean_ns if timing.mean_ns else 2 * QUICK_NS
@@ -495,12 +504,18 @@ cdef class OnnxBuilder:
         made.off_loop = self.on_thread or expected > QUICK_NS
         return made
 
-    cdef Timing timing_of(self, tuple key):
-        cdef Timing timing = self.timings.get(key)
+    cdef Timing timing_of(self, list parts):
+        cdef Timing timing
+        if parts == self.last_parts:  # usually the shapes of the run before
+            return self.last_timing
+        key = tuple(parts)
+        timing = self.timings.get(key)
         if timing is None:
             if len(self.timings) >= TIMINGS:
                 self.timings.clear()
             timing = self.timings[key] = Timing()
+        self.last_parts = parts
+        self.last_timing = timing
         return timing
 
     cdef list sort(self, list tensors):

@@ -30,7 +30,7 @@ from typing import Any
 from neptrio import accelerators, datatypes
 from neptrio._cext.batch import Batch
 from neptrio._cext.gather import gather, split
-from neptrio._cext.onnx_batch import OnnxBuilder, run_failure
+from neptrio._cext.onnx_batch import OnnxBatch, OnnxBuilder, run_failure
 from neptrio._cext.request import InferRequest, InferResponse, Tensor
 from neptrio.backends import onnx_model, onnx_options, onnx_signature
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
@@ -232,20 +232,19 @@ class NativeInstance(OnnxInstance):
     """One session of the C library, whose batches execute without the GIL."""
 
     native = True
+    batch_type = OnnxBatch
 
     def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
         super().__init__(context, name, kind, device_id)
         # operators of other people may call Python, which the trio thread would not let in
         foreign = bool(context.config.model_operations.op_library_filename)
         self._builder = OnnxBuilder(context.name, self._batching, foreign)
+        self.prepare = self._builder.prepare  # type: ignore[method-assign]
 
     def initialize(self) -> None:
         super().initialize()
         states = self._states()
         self._builder.use(self._session, self._outputs, [o for o in self._outputs if o in states])
-
-    def prepare(self, batch: Batch) -> Batch:
-        return self._builder.prepare(batch)
 
     def execute(self, batch: Batch) -> None:
         raise AssertionError("native instances do not execute in Python")
