@@ -36,6 +36,12 @@ def test_it_asks_a_server_and_tells_what_happened_so_far(tmp_path: Path) -> None
             tensor.set_data_from_numpy(np.zeros((1, 16), np.int32))
             client.infer("m", [tensor])
         status, out, _ = run("m", f"--url={server.http}")
-        assert status == 0 and "So far 1 batches were closed: idle 1 (100 %, mean size 1.0" in out
+        assert status == 0 and "So far 1 batch was closed: idle 1 (100 %, mean size 1.0" in out
         status, _, err = run("nope", f"--url={server.http}")
         assert status == 1 and "Request for unknown model: 'nope' is not found" in err
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    status, _, err = run("m", "--url=127.0.0.1:1")
+    assert status == 1 and "urlopen" not in err
+    assert "no answer from a server at 127.0.0.1:1: " in err and "--url=HOST:PORT" in err

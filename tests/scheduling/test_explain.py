@@ -69,7 +69,7 @@ def test_levels_and_their_policies() -> None:
     )
     assert "requests without priority are of level 2" in text
     assert (
-        "Level 1 has no size limit; requests that have waited 50 us, or sooner if they ask for it are refused."
+        "Level 1 has no size limit; requests that have waited 50 us are refused, sooner if they ask for it."
         in text
     )
     assert "Level 2 has no size limit; requests that have waited 70 us go behind the others." in text
@@ -77,9 +77,33 @@ def test_levels_and_their_policies() -> None:
 
 
 def test_sequences_and_ensembles() -> None:
-    assert "batches requests of different sequences (strategy oldest)" in said(
-        "max_batch_size: 8 sequence_batching { oldest { } }"
+    text = said(
+        "max_batch_size: 8 sequence_batching { oldest { max_candidate_sequences: 20 "
+        "preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 70 } }"
     )
+    assert "batches requests of different sequences (strategy oldest), up to 8" in text
+    assert "An instance has 20 slot(s)" in text and "idle for 1000000 us" in text
+    assert "a preferred one (2) goes at once" in text and "its oldest request has waited 70 us" in text
+    text = said(
+        "max_batch_size: 4 instance_group { count: 2 } sequence_batching { "
+        "direct { max_queue_delay_microseconds: 50 minimum_slot_utilization: 0.5 } }"
+    )
+    assert "(strategy direct), up to 4" in text and "An instance has 4 slot(s)" in text
+    assert "when 50 % of the slots have a request" in text and "its oldest request has waited 50 us" in text
+    assert "2 instances execute side by side." in text
+    assert "There is no delay" in said("max_batch_size: 4 sequence_batching { }")
     assert "each step batches as its model does" in said(
         'ensemble_scheduling { step [ { model_name: "a" } ] }'
     )
+
+
+@pytest.mark.parametrize(("size", "slots"), [("0", 1), ("1", 1)])
+def test_sequences_that_cannot_batch_are_not_said_to(size: str, slots: int) -> None:
+    text = said(f"max_batch_size: {size} sequence_batching {{ oldest {{ }} }}")
+    assert f"Nothing batches: max_batch_size of 'm' is {size}" in text and f"has {slots} slot(s)" in text
+    assert "batches requests" not in text and "preferred" not in text
+
+
+def test_one_is_not_many() -> None:
+    text = said("dynamic_batching { default_queue_policy { max_queue_size: 1 } }" + INPUT % ("4", ""))
+    assert "holds 1 waiting request and refuses more" in text

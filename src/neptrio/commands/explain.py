@@ -74,6 +74,11 @@ def _ask(url: str, name: str) -> tuple[Any, dict[str, Any]]:
         raise InvalidArgument(
             f"{url} says: {json.loads(text)['error'] if text[:1] == '{' else text}"
         ) from None
+    except urllib.error.URLError as error:
+        raise InvalidArgument(
+            f"no answer from a server at {url}: {error.reason} (--url=HOST:PORT names another, "
+            "--model-repository=DIR asks none)"
+        ) from None
     return config, stats.get("batches", {})
 
 
@@ -89,4 +94,4 @@ def _so_far(batches: dict[str, Any]) -> list[str]:
             f"{reason} {count} ({100 * count / total:.0f} %, mean size {row['size_sum'] / count:.1f}, oldest waited "
             f"{row['oldest_wait_ns'] / count / 1000:.0f} us on average)"
         )
-    return [f"So far {total} batches were closed: {'; '.join(parts)}."]
+    return [f"So far {total} batch{'es were' if total > 1 else ' was'} closed: {'; '.join(parts)}."]

@@ -23,11 +23,7 @@ def explain(config: Any) -> list[str]:
             ),
         ]
     if choice == "sequence_batching":
-        strategy = config.sequence_batching.WhichOneof("strategy_choice") or "direct"
-        return [
-            f"'{name}' batches requests of different sequences (strategy {strategy}); requests of one sequence run one "
-            "after the other and never share a batch."
-        ]
+        return [*_sequences(config), _instances(config)]
     if choice != "dynamic_batching":
         return [
             f"Nothing batches: '{name}' has no dynamic_batching, so every request is executed alone.",
@@ -49,6 +45,48 @@ def explain(config: Any) -> list[str]:
             *_when(policy),
         ]
     return [*lines, *_queues(policy), _ahead(policy), _instances(config), *_order(policy)]
+
+
+def _sequences(config: Any) -> list[str]:
+    batching = config.sequence_batching
+    direct = batching.WhichOneof("strategy_choice") != "oldest"
+    slots = max(1, config.max_batch_size)
+    if not direct and batching.oldest.max_candidate_sequences > 0:
+        slots = batching.oldest.max_candidate_sequences
+    if config.max_batch_size <= 1:
+        lines = [
+            f"Nothing batches: max_batch_size of '{config.name}' is {config.max_batch_size}, so every request of a "
+            "sequence is executed alone, those of one sequence one after the other."
+        ]
+    else:
+        lines = [
+            f"'{config.name}' batches requests of different sequences (strategy {'direct' if direct else 'oldest'}), "
+            f"up to {config.max_batch_size} (max_batch_size); requests of one sequence run one after the other and "
+            "never share a batch.",
+        ]
+    lines.append(
+        f"An instance has {slots} slot(s); a sequence keeps one from its START to its END, or until it was idle for "
+        f"{batching.max_sequence_idle_microseconds} us (max_sequence_idle_microseconds). Further sequences wait for "
+        "a slot, the oldest first."
+    )
+    if config.max_batch_size <= 1:
+        return lines
+    if direct:
+        lines.append(
+            "A slot below another that has a request is filled with an empty one (READY is 0) when it has none."
+        )
+        if batching.direct.max_queue_delay_microseconds and batching.direct.minimum_slot_utilization:
+            lines.append(
+                f"A batch goes when {100 * batching.direct.minimum_slot_utilization:.0f} % of the slots have a request "
+                "(minimum_slot_utilization), or its oldest request has waited "
+                f"{batching.direct.max_queue_delay_microseconds} us (max_queue_delay_microseconds)."
+            )
+        else:
+            lines.append("There is no delay: an idle instance takes what its slots have.")
+        return lines
+    preferred = tuple(batching.oldest.preferred_batch_size) or (config.max_batch_size,)
+    delay_ns = batching.oldest.max_queue_delay_microseconds * 1000
+    return lines + _when(BatchingPolicy(config.max_batch_size, preferred, delay_ns))
 
 
 def _tensors(config: Any) -> list[str]:
@@ -107,14 +145,17 @@ def _queues(policy: BatchingPolicy) -> list[str]:
 
 
 def _queue(level: QueuePolicy) -> str:
+    requests = "request" if level.max_size == 1 else "requests"
     size = (
-        f"holds {level.max_size} waiting requests and refuses more" if level.max_size else "has no size limit"
+        f"holds {level.max_size} waiting {requests} and refuses more"
+        if level.max_size
+        else "has no size limit"
     )
     if not level.timeout_us:
         return f"{size}; requests wait as long as it takes"
     action = "go behind the others" if level.delay else "are refused"
-    override = ", or sooner if they ask for it" if level.override else ""
-    return f"{size}; requests that have waited {level.timeout_us} us{override} {action}"
+    override = ", sooner if they ask for it" if level.override else ""
+    return f"{size}; requests that have waited {level.timeout_us} us {action}{override}"
 
 
 def _ahead(policy: BatchingPolicy) -> str:
