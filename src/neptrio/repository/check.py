@@ -29,6 +29,7 @@ from neptrio.model import config as model_config
 from neptrio.model import config_problems, defaults, labels, sequence_config, validate_config
 from neptrio.model.config import ConfigSource
 from neptrio.model.config_problems import Lost
+from neptrio.model.no_effect import fields_without_effect
 from neptrio.model.problem import ERROR, WARNING, Problem
 from neptrio.observe.metrics_config import first_response_buckets
 from neptrio.repository import scan
@@ -234,6 +235,8 @@ class Checker:
         found = [p for p in validate_config.problems(source, own, folder) if p.field not in lost]
         for problem in found:
             checked.report(self._weighed(problem))
+        for at, text in fields_without_effect(own):
+            checked.report(source.problem(at, text, WARNING))
         self._contents(checked, source, own)
         if version:
             checked.configs[version] = own

@@ -29,6 +29,7 @@ from neptrio.model import config as model_config
 from neptrio.model import defaults, groups, validate_config
 from neptrio.model.config import ConfigSource
 from neptrio.model.model import Model, too_long
+from neptrio.model.no_effect import fields_without_effect
 from neptrio.model.regroup import Regrouping
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
@@ -186,6 +187,8 @@ class Loader:
                 backend_class.auto_complete(context)
             defaults.fill(own, backend_class)
             validate_config.check(found.source, own, found.model_dir)
+            for at, text in fields_without_effect(own):
+                log.warning("model '%s': %s", name, found.source.problem(at, text))
             backend = backend_class(context)
             backend.load()
             return backend
