@@ -11,6 +11,28 @@ import pytest
 from neptrio import cli, commands, flags
 
 REPOSITORY = "--model-repository=models"
+TRITONSERVER = """
+    id exit-timeout-secs exit-on-error strict-readiness disable-auto-complete-config strict-model-config
+    model-repository model-store model-control-mode repository-poll-secs load-model model-load-thread-count
+    model-load-retry-count model-load-gpu-limit model-namespacing model-config-name enable-peer-access
+    allow-http http-address http-port reuse-http-port http-thread-count http-max-input-size
+    http-header-forward-pattern http-restricted-api
+    allow-grpc grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern grpc-infer-thread-count
+    grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-use-ssl grpc-use-ssl-mutual
+    grpc-server-cert grpc-server-key grpc-root-cert grpc-infer-response-compression-level
+    grpc-keepalive-time grpc-keepalive-timeout grpc-keepalive-permit-without-calls
+    grpc-http2-max-pings-without-data grpc-http2-min-recv-ping-interval-without-data
+    grpc-http2-max-ping-strikes grpc-max-connection-age grpc-max-connection-age-grace grpc-restricted-protocol
+    allow-metrics allow-gpu-metrics allow-cpu-metrics metrics-address metrics-port metrics-interval-ms
+    metrics-config trace-config trace-file trace-level trace-rate trace-count trace-log-frequency
+    log-verbose log-info log-warning log-error log-format log-file
+    cache-config cache-directory response-cache-byte-size rate-limit rate-limit-resource
+    pinned-memory-pool-byte-size cuda-memory-pool-byte-size cuda-virtual-address-size
+    min-supported-compute-capability buffer-manager-thread-count allow-client-shm host-policy backend-config
+    backend-directory repoagent-directory
+    allow-sagemaker sagemaker-port sagemaker-safe-port-range sagemaker-thread-count
+    allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
+"""
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -121,6 +143,7 @@ def test_backend_config() -> None:
         (["--http-header-forward-pattern=("], ["--http-header-forward-pattern", "'(' is not a regular"]),
         (["--grpc-header-forward-pattern=*"], ["'*' is not a regular expression"]),
         (["--allow-sagemaker=true"], ["does not have the SageMaker endpoint yet"]),
+        (["--backend-directory=/no/such"], ["--backend-directory: there is no folder '/no/such'"]),
         (["--model-namespacing", "true"], ["does not have model namespaces yet"]),
     ],
 )
@@ -162,6 +185,22 @@ def test_off_values_of_missing_features_and_hints_are_accepted() -> None:
         [REPOSITORY, "--allow-sagemaker=off", "--model-namespacing", "false", "--http-thread-count=8"]
     )
     assert warnings == ["--http-thread-count has no effect: one thread serves all connections"]
+
+
+def test_resources_without_a_rate_limit_are_not_silent() -> None:
+    _, warnings = cli.settings_of([REPOSITORY, "--rate-limit-resource=R:4"])
+    assert warnings == ["--rate-limit-resource has no effect without --rate-limit=execution_count"]
+    assert cli.settings_of([REPOSITORY, "--rate-limit-resource=R:4", "--rate-limit=execution_count"])[1] == []
+
+
+def test_tritonservers_flags_are_served_refused_or_said_to_have_no_effect() -> None:
+    """Each in exactly one way (spec/features.md A8)."""
+    known = {flag for action in cli.parser()._actions for flag in action.option_strings}
+    assert not known & set(flags.NO_EFFECT) and not known & set(flags.MISSING)
+    assert not set(flags.NO_EFFECT) & set(flags.MISSING)
+    given = {f"--{name}" for name in TRITONSERVER.split()}
+    assert given - known - set(flags.NO_EFFECT) - set(flags.MISSING) == set()
+    assert set(flags.NO_EFFECT) | set(flags.MISSING) <= given
 
 
 def test_help_is_grouped_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,6 +253,8 @@ def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
     if strict is not None:
         warnings.append("--strict-model-config is deprecated, use --disable-auto-complete-config")
         values["disable_auto_complete_config"] = values["disable_auto_complete_config"] or strict
+    if values["rate_limit_resource"] and values["rate_limit"] == "off":
+        warnings.append("--rate-limit-resource has no effect without --rate-limit=execution_count")
     backends: dict[str, dict[str, str]] = {}
     for backend, key, value in values["backend_config"]:
         backends.setdefault(backend, {})[key] = value

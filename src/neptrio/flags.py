@@ -49,7 +49,6 @@ NO_EFFECT = {
     "--grpc-max-response-pool-size": "responses are not pooled by number",
     "--cache-directory": "the local cache is built in",
     "--buffer-manager-thread-count": "instances copy their own buffers",
-    "--pinned-memory-pool-byte-size": "pinned memory grows as models need it",
     "--min-supported-compute-capability": "the CUDA driver decides which devices can run a model",
     "--enable-peer-access": "devices do not exchange tensors",
 }

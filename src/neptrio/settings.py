@@ -104,6 +104,8 @@ class Settings:
             raise ValueError("--load-model belongs to --model-control-mode=explicit")
         if "*" in self.load_model and len(set(self.load_model)) > 1:
             raise ValueError("--load-model=* loads every model, other names beside it have no use")
+        if self.backend_directory is not None and not self.backend_directory.is_dir():
+            raise ValueError(f"--backend-directory: there is no folder '{self.backend_directory}'")
         if self.cache_config:
             parse_config(self.cache_config)
         for pattern in (self.http_header_forward_pattern, self.grpc_header_forward_pattern):
