@@ -1,6 +1,6 @@
 """Where somebody speaks in a WAV file: streams it in chunks of 32 ms to the model `speech_detection`.
 
-    python examples/speech_detection.py examples/audio/speech.wav [localhost:8001]
+    python examples/speech_detection.py [--url HOST:PORT] examples/audio/speech.wav
 
 Plain tritonclient on one ModelStreamInfer call. The model is recurrent, and its state stays in the
 server: the client sends samples and sequence flags, nothing else.
@@ -8,6 +8,7 @@ server: the client sends samples and sequence flags, nothing else.
 
 from __future__ import annotations
 
+import argparse
 import queue
 import sys
 import uuid
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 RATE = 16_000
 CHUNK = 512  # samples, 32 ms
@@ -85,8 +87,20 @@ def segments(found: list[float]) -> list[tuple[float, float]]:
     return made
 
 
-if __name__ == "__main__":
-    for begin, end in segments(
-        probabilities(sys.argv[2] if len(sys.argv) > 2 else "localhost:8001", read(sys.argv[1]))
-    ):
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Prints where somebody speaks in a WAV file.")
+    parser.add_argument("--url", default="localhost:8001", help="the server's gRPC address")
+    parser.add_argument("file", metavar="FILE", help="mono, 16 kHz, 16 bits a sample")
+    options = parser.parse_args()
+    try:
+        found = probabilities(options.url, read(options.file))
+    except (OSError, ValueError, EOFError, wave.Error, InferenceServerException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for begin, end in segments(found):
         print(f"speech from {begin:.2f} s to {end:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import pytest
 
 from tests.examples.test_examples import EXAMPLES, load
 from tests.support.server import ServerProcess
@@ -32,7 +33,7 @@ def test_speech_detection(tmp_path: Path) -> None:
         got = speech_detection.probabilities(server.grpc, samples)
         again = speech_detection.probabilities(server.grpc, samples)
         text = subprocess.run(
-            [sys.executable, str(EXAMPLES / "speech_detection.py"), str(AUDIO), server.grpc],
+            [sys.executable, str(EXAMPLES / "speech_detection.py"), f"--url={server.grpc}", str(AUDIO)],
             check=True,
             capture_output=True,
             text=True,
@@ -42,3 +43,11 @@ def test_speech_detection(tmp_path: Path) -> None:
     found = speech_detection.segments(got)
     assert len(found) == 2 and found[0][1] + 0.5 < found[1][0]
     assert text.splitlines() == [f"speech from {a:.2f} s to {b:.2f} s" for a, b in found]
+
+
+@pytest.mark.parametrize("wrong", ["no/such.wav", __file__])
+def test_a_file_that_is_none_is_named(wrong: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "speech_detection.py"), wrong], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
