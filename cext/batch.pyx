@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t
 
 from neptrio._cext.counters cimport ModelCounters
 from neptrio._cext.device_memory cimport fetch_inputs, in_use
-from neptrio._cext.mailbox cimport Work, WorkItem
+from neptrio._cext.mailbox cimport WorkItem
 from neptrio._cext.request cimport (
     COMPUTE_END,
     COMPUTE_INPUT_END,
@@ -30,22 +30,12 @@ from neptrio._cext.request cimport (
 )
 from neptrio._cext.trace cimport Trace
 
-import traceback
-
 from neptrio.errors import Cancelled, Code, Reason, TritonError
 
 cdef object CANCELED = Reason.CANCELED
 
 cdef enum:
     RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-
-observer = None  # called as observer(request, response, final); neptrio.observe sets it
-
-
-def set_observer(callback):
-    """Installs the one observer of responses (None removes it). It must not raise."""
-    global observer
-    observer = callback
 
 
 cpdef accept(InferRequest request):
@@ -127,8 +117,6 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
             (<ModelCounters>model.counters).answered(request, response)
         if request.cache_key is not None:
             model.scheduler.offer(request, response)
-    if observer is not None:
-        observer(request, response, final)
     if not response.null:
         request.responses += 1
     if request.trace is not None:
@@ -223,21 +211,3 @@ cdef class Batch(WorkItem):
                 if r.state != DONE and r.batch is self and not r.owed:
                     r.owed = True
                     self.instance.owed += 1
-
-
-cdef class ResponsePost(WorkItem):
-    """A response on its way from a model's thread to the trio thread (decoupled models)."""
-
-    cdef InferRequest request
-    cdef InferResponse response
-    cdef bint final
-
-    def __init__(self, InferRequest request, InferResponse response, bint final):
-        self.request = request
-        self.response = response
-        self.final = final
-        if not response.produced_ns:
-            response.produced_ns = now_ns()
-
-    cpdef object deliver(self):
-        complete(self.request, self.response, self.final)

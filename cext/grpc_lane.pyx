@@ -3,9 +3,6 @@
 The rules are those of neptrio/transport/grpc.py and grpc_infer.py, which have everything that is
 rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
 """
-from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int64_t
-
 from neptrio._cext.door cimport Door
 from neptrio._cext.grpc_stream cimport Account, GrpcStream, total_input
 from neptrio._cext.link cimport LinkCore, receive
@@ -18,7 +15,6 @@ from neptrio._cext.request cimport (
     Responder,
     now_ns,
 )
-from neptrio._cext.turn cimport TurnCore
 
 import logging
 from collections import deque

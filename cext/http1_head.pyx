@@ -5,7 +5,6 @@ parsing. The connection extends this class and adds what happens when the head a
 are complete. Headers the infer path needs are kept by name; all of them stay in `headers` as
 they came (names in their original case).
 """
-from libc.stdint cimport int64_t
 
 from neptrio._cext.request cimport now_ns
 

@@ -18,9 +18,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
-from neptrio._cext.door cimport Door
 from neptrio._cext.http1_head cimport RequestHead
-from neptrio._cext.link cimport LinkCore, receive, received_bytes
+from neptrio._cext.link cimport receive, received_bytes
 from neptrio._cext.number_text cimport print_int
 from neptrio._cext.request cimport (
     RECV_END,

@@ -19,7 +19,7 @@ Rules:
     once the output is flushed.
  6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY,
     WINDOW_UPDATE, empty DATA) are paid from a budget that work and time refill; who overdraws it
-    is sent away with ENHANCE_YOUR_CALM. See neptrio.transport.http2_session.Nuisance.
+    is sent away with ENHANCE_YOUR_CALM. See neptrio.transport.http2_limits.Nuisance.
  7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR): nobody sends
     the rest of a message that nobody reads.
 """

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -35,7 +35,7 @@ from neptrio._cext.kernel_plan cimport (
     new_block,
 )
 from neptrio._cext.mailbox cimport Work
-from neptrio._cext.request cimport InferRequest, InferResponse, Tensor, element_size, now_ns
+from neptrio._cext.request cimport InferRequest, InferResponse, Tensor, now_ns
 
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 

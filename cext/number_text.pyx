@@ -11,7 +11,7 @@ Rules:
  3. The layout of printed numbers is rapidjson's: 1.0, 0.001, 1e-7, up to 21 digits before the
     point (spec/observed.md 3). NaN and infinities are NaN, Infinity, -Infinity.
 """
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -194,7 +193,6 @@ class Client:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._ids = itertools.count(1)
 
     async def infer(self, model: str, inputs: Inputs, **options: Any) -> Result:
         """One unary inference (options as encode()). Raises InferenceError, ConnectionLost."""

@@ -8,7 +8,6 @@ through neptrio._cext.batch.complete.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +93,6 @@ class Scheduler(ABC):
             ),
             True,
         )
-
-
-SchedulerFactory = Callable[[Any, Any, LoopServices], Scheduler]
 
 
 def withdraw(request: InferRequest) -> bool:

@@ -29,7 +29,6 @@ Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # of a body
 FORWARDING = ("infer", "generate", "generate_stream")
-ENCODINGS = (b"accept-encoding", b"gzip, deflate")
 
 
 class TooSlow(Exception):

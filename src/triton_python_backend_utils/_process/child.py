@@ -115,7 +115,6 @@ class Child:
         self.name = ""
         self.model: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.folder = ""
 
     def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         """Sends; without a server there is nothing left to do."""

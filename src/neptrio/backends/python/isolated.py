@@ -89,7 +89,6 @@ class IsolatedInstance(BackendInstance):
         self._supervisor: threading.Thread | None = None
         self._started_at = 0.0
         self._pause = FIRST_PAUSE
-        self.restarts = 0
 
     # ------------------------------------------------------------ life
 
@@ -185,7 +184,6 @@ class IsolatedInstance(BackendInstance):
                 self._cause = f"the model instance '{self.name}' could not be restarted: {error}"
                 self.reason = self._cause
                 continue
-            self.restarts += 1
             log.warning("%s runs again", self.name)
             self._completions.post(OnLoop(self.on_health))
             return
