@@ -23,7 +23,8 @@ import neptrio._cext.device_memory as device_memory
 from neptrio import datatypes
 from neptrio._cext.request import Tensor, tensor_at
 from neptrio.backends.kernel import device
-from neptrio.errors import AlreadyExists, Internal, InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
 HANDLE_SIZE = 64  # bytes of a CUipcMemHandle
 GPU = 2  # Tensor.memory_kind
@@ -90,13 +91,15 @@ class CudaSharedMemoryStatistics:
     bytes: int
 
 
-class CudaSharedMemory:
+class CudaSharedMemory(SharedMemoryRegions[Any]):
     """Registered CUDA regions by name. Lives on the trio thread."""
+
+    kind = "cuda"
 
     def __init__(self, opened: Any = CudaRegion) -> None:
         """`opened(name, raw_handle, device_id, byte_size)` opens a region; tests give their own."""
+        super().__init__()
         self._open = opened
-        self._regions: dict[str, Any] = {}
 
     def statistics(self) -> CudaSharedMemoryStatistics:
         """How much is registered."""
@@ -104,16 +107,9 @@ class CudaSharedMemory:
             len(self._regions), sum(r.byte_size for r in self._regions.values())
         )
 
-    def has(self, name: str) -> bool:
-        """Whether a region of that name is registered."""
-        return name in self._regions
-
     def register(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Opens a region. Raises AlreadyExists or InvalidArgument."""
-        if not name:
-            raise InvalidArgument("'region name' is necessary to register cuda shared memory region")
-        if name in self._regions:
-            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        self.check_new(name)
         problem = ""
         if len(raw_handle) != HANDLE_SIZE:
             problem = f"the raw handle must have {HANDLE_SIZE} bytes, got {len(raw_handle)}"
@@ -127,22 +123,8 @@ class CudaSharedMemory:
                 problem = str(error)
         raise InvalidArgument(f"failed to register shared memory region: invalid args ({problem})")
 
-    def status(self, name: str = "") -> list[dict[str, Any]]:
-        """The regions, sorted by name. Raises NotFound for an unknown one."""
-        if name and name not in self._regions:
-            raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
-        return [
-            {"name": r.name, "device_id": r.device_id, "byte_size": r.byte_size}
-            for key, r in sorted(self._regions.items())
-            if not name or key == name
-        ]
-
-    def unregister(self, name: str = "") -> None:
-        """Forgets a region, or all of them; unknown names are fine. Memory in use stays until it is not."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+    def describe(self, region: Any) -> dict[str, Any]:
+        return {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
 
     def _place(self, region: str, offset: int, size: int) -> Any:
         found = self._regions.get(region)
@@ -152,10 +134,7 @@ class CudaSharedMemory:
             raise Unavailable(
                 f"shared memory region '{region}' was lost when GPU {found.device_id} was reset; register it again"
             )
-        if offset < 0 or offset > found.byte_size:
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{region}'")
-        if size <= 0 or offset + size > found.byte_size:
-            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{region}'")
+        check_part(region, found.byte_size, offset, size)
         return found
 
     def input_tensor(
@@ -172,11 +151,7 @@ class CudaSharedMemory:
         if region not in self._regions:
             return None
         found = self._place(region, offset, size)
-        if needed > size:
-            raise Internal(
-                f"shared memory size specified with the request for output '{output}' ({size} bytes) should be at "
-                f"least {needed} bytes to hold the results"
-            )
+        check_fits(output, needed, size)
         return found.address + offset, found
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from neptrio._cext.request import Tensor
-from neptrio.errors import AlreadyExists, Internal, InvalidArgument, NotFound
+from neptrio.errors import Internal, InvalidArgument
+from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 FOLDER = "/dev/shm"
@@ -53,30 +54,19 @@ class SystemRegion:
 
     def part(self, offset: int, byte_size: int) -> memoryview:
         """A writable view of a part. Raises InvalidArgument when it is not inside."""
-        if offset > self.byte_size:
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
-        if byte_size == 0 or offset + byte_size > self.byte_size:
-            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+        check_part(self.name, self.byte_size, offset, byte_size)
         begin = self.offset + offset
         return self.mapping.view[begin : begin + byte_size]
 
 
-class SystemSharedMemory:
+class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
     """Registered regions by name. Lives on the trio thread."""
 
-    def __init__(self) -> None:
-        self._regions: dict[str, SystemRegion] = {}
-
-    def has(self, name: str) -> bool:
-        """Whether a region of that name is registered."""
-        return name in self._regions
+    kind = "system"
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Maps a region. Raises AlreadyExists, InvalidArgument or Internal."""
-        if not name:
-            raise InvalidArgument("'region name' is necessary to register system shared memory region")
-        if name in self._regions:
-            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        self.check_new(name)
         invalid = InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         plain = key.removeprefix("/")
         if not plain or "/" in plain or plain in (".", "..") or "\0" in plain:
@@ -100,22 +90,13 @@ class SystemSharedMemory:
             os.close(fd)
         self._regions[name] = SystemRegion(name, key, offset, byte_size, mapping)
 
-    def status(self, name: str = "") -> list[dict[str, Any]]:
-        """The regions, sorted by name. Raises NotFound for an unknown one."""
-        if name and name not in self._regions:
-            raise NotFound(f"Unable to find system shared memory region: '{name}'")
-        return [
-            {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
-            for key, r in sorted(self._regions.items())
-            if not name or key == name
-        ]
-
-    def unregister(self, name: str = "") -> None:
-        """Forgets a region, all of them without a name. Unknown names are fine."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+    def describe(self, region: SystemRegion) -> dict[str, Any]:
+        return {
+            "name": region.name,
+            "key": region.key,
+            "offset": region.offset,
+            "byte_size": region.byte_size,
+        }
 
     def input_tensor(
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
@@ -126,9 +107,5 @@ class SystemSharedMemory:
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
         """Writes an output into its region. Raises InvalidArgument or Internal when it does not fit."""
         target = self._regions[region].part(offset, size)
-        if tensor.nbytes > size:
-            raise Internal(
-                f"shared memory size specified with the request for output '{tensor.name}' ({size} bytes) "
-                f"should be at least {tensor.nbytes} bytes to hold the results"
-            )
+        check_fits(tensor.name, tensor.nbytes, size)
         target[: tensor.nbytes] = memoryview(tensor)
