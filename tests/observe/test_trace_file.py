@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,31 @@ def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:
     writer.put(scope(tmp_path / "t"), [Part(1)])
     until((tmp_path / "t").exists, "nobody asks for it")
     assert ids(tmp_path / "t") == [1] and writer.statistics().written == 1
+
+
+def test_traces_are_on_disk_soon_also_when_more_come_all_the_time(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = scope(tmp_path / "t")
+    monkeypatch.setattr(trace_file, "SPILL_BYTES", 1 << 40)
+    numbers = itertools.count()
+    come = threading.Event()
+    text = trace_file.group_text
+
+    def one_more(parts: Any) -> bytes:
+        if not come.is_set():
+            writer.put(own, [Part(next(numbers))])
+        return text(parts)
+
+    monkeypatch.setattr(trace_file, "group_text", one_more)
+    writer.put(own, [Part(next(numbers))])
+    try:
+        until((tmp_path / "t").exists, "it does not wait for an end")
+    finally:
+        come.set()
+    writer.flush(own, False)
+    writer.settle()
+    assert ids(tmp_path / "t") == list(range(next(numbers)))
 
 
 def test_with_a_count_traces_grow_where_they_belong_once_it_is_used_up(

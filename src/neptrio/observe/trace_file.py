@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -206,7 +207,8 @@ class TraceWriter:
             self._urgent.clear()
             self._wake.clear()
             self._awake = False
-            while self._inbox:
+            until = time.monotonic() + GATHER_SECONDS  # more may come for ever; what is taken goes to disk
+            while self._inbox and (closing or time.monotonic() < until):
                 item = self._inbox.popleft()
                 if callable(item):
                     self._guarded(item)
@@ -214,6 +216,9 @@ class TraceWriter:
                     self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
             self._collect()
             self._guarded(self._grow)
+            if self._inbox and not closing:
+                self._urgent.set()
+                self._awaken()
         for file in self._files.values():
             file.rest()
 
