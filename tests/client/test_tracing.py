@@ -410,3 +410,14 @@ def test_errors_are_an_object_with_a_message(server: ServerProcess, model: str) 
     assert info.value.code == 400
     assert json.loads(info.value.read()) == {"error": "Unable to parse 'trace_rate', got: x"}
     info.value.close()
+
+
+@pytest.mark.parametrize("body", [b"5", b'"x"', b"[1]", b'[{"trace_rate": "5"}]', b"false"])
+def test_a_body_that_is_no_object_is_refused(server: ServerProcess, body: bytes) -> None:
+    asked = urllib.request.Request(f"http://{server.http}/v2/trace/setting", body)
+    with pytest.raises(urllib.error.HTTPError) as info:
+        urllib.request.urlopen(asked)
+    assert info.value.code == 400
+    text = json.loads(info.value.read())["error"]
+    assert text.startswith("attempt to get members for non-object, got: ")
+    info.value.close()

@@ -131,6 +131,7 @@ def test_index_and_states(server: ServerProcess, client: Any) -> None:
     infer(client)
     assert post(server, "index", {"ready": True}).body == b'[{"name":"m","version":"1","state":"READY"}]'
     assert "non-boolean" in refused(post(server, "index", {"ready": "x"}), 400)
+    assert refused(post(server, "index", b'"x"'), 400) == 'attempt to get members for non-object, got: "x"'
     for name in ("nope", "first"):
         assert post(server, f"models/{name}/unload").status == 200, "also of what is not loaded"
     assert refused(post(server, "x/models/m/load"), 501) == "'repository_name' specification is not supported"
@@ -207,7 +208,16 @@ def test_hostile_parameters(shared: ServerProcess, parameters: Any, status: int,
 
 
 def test_hostile_bodies(shared: ServerProcess) -> None:
-    for body in (b"{", b'{"parameters":[]}', b'{"parameters":null}', b"\xff\xfe"):
+    for body in (
+        b"{",
+        b'{"parameters":[]}',
+        b'{"parameters":null}',
+        b"\xff\xfe",
+        b"5",
+        b'"x"',
+        b"[1]",
+        b"true",
+    ):
         refused(post(shared, "models/m/load", body), 400)
         assert post(shared, "models/first/unload", body).status == 200
 

@@ -202,8 +202,7 @@ class RestApp:
     async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(self._services.logging.settings())]
-        document = load_json(await self._body(scope, receive))
-        changes = document if isinstance(document, dict) else {}
+        changes = members(load_json(await self._body(scope, receive)))
         return 200, JSON, [dump_json(self._services.logging.update(changes))]
 
     async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -247,8 +246,7 @@ class RestApp:
         trace = self._services.trace
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(trace.settings(route.model))]
-        document = load_json(await self._body(scope, receive))
-        given = document if isinstance(document, dict) else {}
+        given = members(load_json(await self._body(scope, receive)))
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -256,9 +254,9 @@ class RestApp:
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
-        document = load_json(body) if body else {}
+        document = members(load_json(body)) if body else {}
         asked = {"ready": False, "timings": b"timings=true" in scope["query_string"].split(b"&")}
-        for name in asked if isinstance(document, dict) else ():
+        for name in asked:
             if not isinstance(document.get(name, False), bool):
                 raise InvalidArgument(
                     f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
@@ -269,8 +267,7 @@ class RestApp:
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of a load, and the whole body."""
         body = await self._body(scope, receive)
-        document = load_json(body) if body else {}
-        document = document if isinstance(document, dict) else {}
+        document = members(load_json(body)) if body else {}
         parameters = document.get("parameters", {})
         if not isinstance(parameters, dict):
             raise InvalidArgument("attempt to get members for non-object")
@@ -300,6 +297,19 @@ class RestApp:
             dependents = False
         await self._services.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
+
+
+def members(document: Any) -> dict[str, Any]:
+    """The members of a control request's body; `[]` and `null` have none (spec/observed.md 11, 14).
+
+    Raises InvalidArgument for anything else that is no object.
+    """
+    if isinstance(document, dict):
+        return document
+    if document is None or document == []:
+        return {}
+    got = dump_json(document).decode()[:60]
+    raise InvalidArgument(f"attempt to get members for non-object, got: {got}")
 
 
 async def wait_or_cancel(

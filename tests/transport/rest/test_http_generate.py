@@ -105,6 +105,7 @@ def test_logging_settings(connect: Connect) -> None:
     ("body", "status", "error"),
     [
         (b"", 400, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        (b"[1]", 400, "attempt to get members for non-object, got: [1]"),
         (b'{"log_info":false,"log_file":"x"}', 501, "log file location can not be updated through network protocol"),
         (b'{"log_error":false,"log_info":1}', 400, "attempt to access JSON non-boolean as boolean"),
         (b'{"log_verbose_level":-1}', 400, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
