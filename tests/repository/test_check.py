@@ -143,16 +143,16 @@ def test_files_of_models(tmp_path: Path) -> None:
     write_model(
         tmp_path,
         "differs",
-        'backend: "onnxruntime" max_batch_size: 8 input { name: "A" data_type: TYPE_FP32 dims: [ 16 ] } '
-        'input { name: "B" data_type: TYPE_INT32 dims: [ 15 ] } output { name: "TOTAL" data_type: TYPE_INT32 '
-        "dims: [ 16 ] }",
+        'backend: "onnxruntime" max_batch_size: 8 input { name: "A" data_type: TYPE_FP32 dims: [ 16 ] }\n'
+        'input { name: "B" data_type: TYPE_INT32 dims: [ 15 ] }\n'
+        'output { name: "TOTAL" data_type: TYPE_INT32 dims: [ 16 ] }',
         {"1/model.onnx": onnx},
     )
     write_model(
         tmp_path, "syntax", PYTHON, {"1/model.py": "class TritonPythonModel:\n    def execute(self:\n"}
     )
     write_model(tmp_path, "classless", PYTHON, {"1/model.py": "import nosuchmodule\nX = 1\n"})
-    write_model(tmp_path, "lazy", PYTHON, {"1/model.py": "class TritonPythonModel:\n    pass\n"})
+    write_model(tmp_path, "lazy", PYTHON, {"1/model.py": "\nclass TritonPythonModel:\n    pass\n"})
     labels = PYTHON.replace(
         'name: "Y" data_type: TYPE_FP32', 'name: "Y" label_filename: "l.txt" data_type: TYPE_FP32'
     )
@@ -176,13 +176,16 @@ def test_files_of_models(tmp_path: Path) -> None:
     for said in (
         "error: missing: missing/1: unable to find '",
         "error: damaged: damaged/1/model.onnx: not an ONNX model, or a damaged one",
-        "error: differs: differs/1: unable to load model 'differs': unexpected datatype TYPE_FP32 for input 'A'",
-        "error: differs: differs/1: unable to load model 'differs': input 'B' has the shape",
-        "error: differs: differs/1: unable to load model 'differs': unexpected inference output 'TOTAL'",
+        "error: differs: differs/config.pbtxt:1: input[0].name: version 1: unable to load model 'differs': unexpected "
+        "datatype TYPE_FP32 for input 'A'",
+        "error: differs: differs/config.pbtxt:2: input[1].name: version 1: unable to load model 'differs': input 'B' "
+        "has the shape",
+        "error: differs: differs/config.pbtxt:3: output[0].name: version 1: unable to load model 'differs': unexpected "
+        "inference output 'TOTAL'",
         "error: syntax: syntax/1/model.py:2: ",
         "error: classless: classless/1/model.py: has no class TritonPythonModel",
         "error: classless: classless/1/model.py:1: imports 'nosuchmodule', which is not installed here",
-        "error: lazy: lazy/1/model.py: class TritonPythonModel has no method execute",
+        "error: lazy: lazy/1/model.py:2: class TritonPythonModel has no method execute",
         "warning: labelled: labelled/config.pbtxt:3: output[0].label_filename: 2 labels for the 4 elements",
         "error: warm: warm/config.pbtxt:4: model_warmup[0].inputs: warm-up input 'X' needs 16 bytes for its dims, 'x' has 3",
         "error: state: state/1: cannot read the initial state 'i' of state from",

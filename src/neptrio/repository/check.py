@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,7 +219,9 @@ class Checker:
         context = LoadContext(name, version, folder, folder / str(version), own, self._settings, None)
 
         def tell(error: Exception | str) -> None:
-            checked.report(_placed(source, str(error), str(context.version_dir)))
+            checked.report(
+                _at_its_tensor(source, version, _placed(source, str(error), str(context.version_dir)))
+            )
 
         named = validate_config.files(source, own, folder)
         files_told = bool(named)
@@ -336,6 +339,9 @@ class Checker:
             config.model_transaction_policy.decoupled = graph.decoupled
 
 
+_TENSOR = re.compile(r"\b(input|output) '([^']+)'")
+
+
 @dataclass(frozen=True)
 class _Child:
     config: Any
@@ -357,6 +363,18 @@ def _placed(source: ConfigSource, text: str, place: str = "") -> Problem:
                 return Problem(message, file, int(line), name)
             return Problem(rest, file, int(line))
     return Problem(text, place or source.path)
+
+
+def _at_its_tensor(source: ConfigSource, version: int, problem: Problem) -> Problem:
+    """A problem of a version's files that names a tensor of the configuration, with the line of that."""
+    named = None if problem.line else _TENSOR.search(problem.message)
+    if named is None:
+        return problem
+    kind, name = named.groups()
+    for i, tensor in enumerate(getattr(source.config, kind)):
+        if tensor.name == name:
+            return source.problem((kind, i, "name"), f"version {version}: {problem.message}")
+    return problem
 
 
 def _layout(checked: Checked, folder: Path) -> None:

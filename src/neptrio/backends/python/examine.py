@@ -20,6 +20,7 @@ class Outline:
     found: bool = False  # there is a TritonPythonModel, or it may come with an import
     executes: bool = True  # it has execute(), or may inherit it
     completes: bool = False  # it has auto_complete_config(), or may inherit it
+    line: int = 0  # of the class
 
 
 def read(path: Path) -> Outline:
@@ -45,6 +46,7 @@ def read(path: Path) -> Outline:
                 True,
                 "execute" in names | assigned or inherits,
                 "auto_complete_config" in names | assigned or inherits,
+                node.lineno,
             )
     indirect = any(
         isinstance(node, (ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)) and _names(node)
@@ -71,7 +73,7 @@ def problems(path: Path, imports: bool = True) -> Iterator[str]:
     if not outline.found:
         yield f"{path}: has no class {CLASS}"
     elif not outline.executes:
-        yield f"{path}: class {CLASS} has no method execute"
+        yield f"{path}:{outline.line}: class {CLASS} has no method execute"
     if imports:
         for name, line in _imported(outline.tree):
             if not _exists(name, path.parent):
