@@ -39,6 +39,7 @@ from neptrio._cext.nghttp2_headers cimport (
 
 import logging
 
+from neptrio.transport.grpc_status import OK_HEADERS
 from neptrio.transport.http2_limits import (
     CONNECTION_WINDOW,
     DEFAULT_WINDOW,
@@ -53,6 +54,7 @@ from neptrio.transport.http2_limits import (
 
 log = logging.getLogger("neptrio.http2")
 
+cdef list _OK_HEADERS = OK_HEADERS
 cdef Py_ssize_t _FRAMELESS_BYTES = FRAMELESS_BYTES
 cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
 
@@ -193,19 +195,19 @@ cdef class Session:
             stream.headers_sent = True
             headers = stream.reply_headers
             if headers is None:
-                headers = OK_HEADERS
+                headers = _OK_HEADERS
             if stream.trailers is not None and not stream.out_bytes and stream.reply_headers is None:
                 # trailers-only: one HEADERS frame ends the call; a refusal brings its own :status
                 if stream.trailers[0][0] == b":status":
                     headers = stream.trailers
                 else:
-                    headers = OK_HEADERS + stream.trailers
+                    headers = _OK_HEADERS + stream.trailers
                 n = reply_headers(nva, headers)
                 nghttp2_submit_response(self.session, stream.stream_id, nva, n, NULL)
                 return
             n = reply_headers(nva, headers)
             provider.source.ptr = <void*>stream
-            provider.read_callback = <nghttp2_data_source_read_callback>read_outbox
+            provider.read_callback = <nghttp2_data_source_read_callback><void*>read_outbox  # called with the GIL held
             nghttp2_submit_response(self.session, stream.stream_id, nva, n, &provider)
         else:
             nghttp2_session_resume_data(self.session, stream.stream_id)
@@ -282,13 +284,6 @@ cdef class Session:
             self.dead = True
             self.failure = nghttp2_strerror(rv).decode()
         return self.out.take()
-
-
-cdef list OK_HEADERS = [
-    (b":status", b"200"),
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-]
 
 
 # ---------------------------------------------------------------- nghttp2 callbacks

@@ -19,11 +19,6 @@ from neptrio._cext.request import InferRequest
 from neptrio.errors import TritonError
 from neptrio.transport.grpc_status import error_trailers, problem_headers, status_trailers, timeout_ns
 
-HEADERS = [
-    (b":status", b"200"),
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-]
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
 

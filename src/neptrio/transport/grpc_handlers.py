@@ -21,8 +21,9 @@ from neptrio._cext.grpc_stream import GrpcStream
 from neptrio._cext.protobuf import well_formed
 from neptrio.errors import TritonError
 from neptrio.transport import grpc_compression as compression
-from neptrio.transport.grpc_calls import HEADERS, SHUTTING_DOWN, Call
+from neptrio.transport.grpc_calls import SHUTTING_DOWN, Call
 from neptrio.transport.grpc_status import (
+    OK_HEADERS,
     OK_TRAILERS,
     decode_metadata,
     error_trailers,
@@ -144,7 +145,7 @@ class HandlerCall(Call):
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:
         """Headers of the reply, sent with its first message or end."""
-        self.send_headers([*HEADERS, *_encoded(metadata)])
+        self.send_headers([*OK_HEADERS, *_encoded(metadata)])
 
     async def send_message(self, message: Any) -> None:
         """Queues a reply message; waits while the client does not read what was sent before."""

@@ -21,8 +21,8 @@ from neptrio.errors import TritonError, Unsupported
 from neptrio.observe.propagation import asked
 from neptrio.stamps import Stamp
 from neptrio.transport import grpc_compression as compression
-from neptrio.transport.grpc_calls import HEADERS, Call, forward_metadata, framed_size
-from neptrio.transport.grpc_status import OK_TRAILERS, error_trailers
+from neptrio.transport.grpc_calls import Call, forward_metadata, framed_size
+from neptrio.transport.grpc_status import OK_HEADERS, OK_TRAILERS, error_trailers
 
 RECV_START = int(Stamp.RECV_START)
 RECV_END = int(Stamp.RECV_END)
@@ -107,7 +107,7 @@ class UnaryInfer(UnaryCore, Call):
         """The request's answer, compressed or with headers of its own."""
         connection = self._connection
         if request.trace is not None and request.trace.headers:
-            self.send_headers([*HEADERS, *request.trace.headers])
+            self.send_headers([*OK_HEADERS, *request.trace.headers])
         try:
             if response.error is not None:
                 raise response.error
@@ -127,7 +127,7 @@ class UnaryInfer(UnaryCore, Call):
         encoding = compression.choose(connection.compression, self.headers.get(b"grpc-accept-encoding"))
         if encoding is None:
             return False
-        self.send_headers([*(self.reply_headers or HEADERS), (b"grpc-encoding", encoding)])
+        self.send_headers([*(self.reply_headers or OK_HEADERS), (b"grpc-encoding", encoding)])
         level = compression.LEVELS[connection.compression]
         if framed_size(segments) <= compression.INLINE_BYTES:
             self.reply(compression.deflate(segments, encoding, level), OK_TRAILERS)

@@ -1,4 +1,4 @@
-"""Small words of the gRPC wire: status trailers, timeouts, metadata."""
+"""Small words of the gRPC wire: the headers and trailers of replies, timeouts, metadata."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from neptrio._cext.grpc_stream import percent_encode
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.transport.http2_limits import CONTENT_TYPE, HEADERS_TOO_LARGE, METHOD, TE
 
+OK_HEADERS = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+]
 OK_TRAILERS = [(b"grpc-status", b"0")]
 UNITS_NS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
 NOT_METADATA = ("te", "content-type", "user-agent")

@@ -28,8 +28,8 @@ from neptrio.errors import TritonError, Unavailable
 from neptrio.observe.propagation import asked
 from neptrio.stamps import Stamp
 from neptrio.transport import grpc_compression as compression
-from neptrio.transport.grpc_calls import HEADERS, SHUTTING_DOWN, Call, forward_metadata, framed_size
-from neptrio.transport.grpc_status import OK_TRAILERS
+from neptrio.transport.grpc_calls import SHUTTING_DOWN, Call, forward_metadata, framed_size
+from neptrio.transport.grpc_status import OK_HEADERS, OK_TRAILERS
 
 log = logging.getLogger("neptrio.grpc")
 
@@ -101,7 +101,7 @@ class StreamInfer(Call):
             accepted = headers.get(b"grpc-accept-encoding")
             self._encoding = compression.choose(connection.compression, accepted)
             if self._encoding is not None:
-                self.send_headers([*HEADERS, (b"grpc-encoding", self._encoding)])
+                self.send_headers([*OK_HEADERS, (b"grpc-encoding", self._encoding)])
 
     # ------------------------------------------------------------ requests
 

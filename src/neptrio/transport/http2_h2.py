@@ -32,6 +32,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from neptrio._cext.grpc_stream import Account
+from neptrio.transport.grpc_status import OK_HEADERS
 from neptrio.transport.http2_limits import (
     CANCEL,
     CONNECTION_WINDOW,
@@ -60,11 +61,6 @@ LAST_STREAM = 0x7FFFFFFF
 USUAL_HEADERS = (b"content-type", b"te", b"user-agent")
 PSEUDO = (b":method", b":scheme", b":path", b":authority")
 HOP_BY_HOP = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
-OK_HEADERS = [
-    (b":status", b"200"),
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-]
 
 
 def malformed(headers: list[tuple[bytes, bytes]]) -> bool:
