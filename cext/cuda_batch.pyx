@@ -10,8 +10,8 @@ Rules:
     copied on the device. It is copied, too, when its address is not a multiple of 256 (kernels may rely
     on that, and a misaligned access ends the context), or when it is small and the plan has several
     launches: a graph is then worth more than the copy. From another GPU it is copied by the driver.
- 2. The same holds for outputs that go to a registered region; and kernels never write directly to
-    memory that one of their inputs overlaps.
+ 2. The same holds for outputs that go to a registered region of this GPU; and kernels never write directly
+    to memory that one of their inputs overlaps.
  3. An output stays on the device when the next step of an ensemble will read it there, and when it is a
     sequence's state that no client sees. Each request has memory of its own, so that nothing keeps a
     neighbour's alive.
@@ -259,7 +259,8 @@ cdef class DeviceBuilder:
                     if asked.keep_on_device:
                         return True if r.cache_key is None else None
                     if asked.shm_region is not None and self.regions is not None and not asked.class_count:
-                        return self.regions(asked.shm_region, asked.shm_offset, asked.shm_byte_size, nbytes, name)
+                        place = self.regions(asked.shm_region, asked.shm_offset, asked.shm_byte_size, nbytes, name)
+                        return place if place is not None and place[1].device_id == self.device else None
         if model is not None and r.collect_statistics and model.output_names:
             states = getattr(model, "state_outputs", None)
             if states and name in states and name not in model.output_names:

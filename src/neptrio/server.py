@@ -106,6 +106,7 @@ class Server:
                     item.deliver()
                 except Exception:
                     log.exception("a completion failed")
+            item = None  # or the last batch, and its tensors' memory, would stay until the next one
             self.loop.turn.end()
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:

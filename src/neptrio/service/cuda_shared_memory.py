@@ -16,6 +16,7 @@ Source: spec/features.md A6, spec/observed.md 13.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,8 @@ class CudaRegion:
         assert gpu is not None
         driver = gpu._driver
         handle = driver.CUipcMemHandle()
-        handle.reserved = raw_handle
+        # its bytes have no name in every release of cuda-bindings
+        ctypes.memmove(int(handle.getPtr()), raw_handle, HANDLE_SIZE)
         with gpu.current():
             lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
             opened = device.call(driver.cuIpcOpenMemHandle(handle, lazily), "opening the memory handle")

@@ -6,7 +6,6 @@ for and what it gives back. What a GPU makes of it, `make test-gpu` proves on a 
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import subprocess
@@ -19,75 +18,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.backends.kernel.family import FAMILY, Case, kernel_config, parameter, tensors
+from tests.backends.kernel.family import FAMILY, Case
 from tests.backends.kernel.test_family import check, infer
 from tests.support.gpu import FakeGpu, needs_fake_gpu
+from tests.support.gpu_models import ADD, add, add_config, get, held, post, reason
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 pytestmark = needs_fake_gpu
-
-ADD = """
-extern "C" __global__ void add(const int* x, int* y, int n)
-{
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = x[i] + 1;
-}
-"""
-
-
-def add_config(extra: str = "", max_batch_size: int = 8) -> str:
-    """y = x + 1 over INT32[n]."""
-    shape = "[batch, X.shape[1]]" if max_batch_size else "[X.shape[0]]"
-    return (
-        kernel_config(
-            max_batch_size,
-            tensors("input", ("X", "INT32", "-1")),
-            tensors("output", ("Y", "INT32", "-1")),
-            parameter("kernels", "add<<<ceil_div(X.size, 64), 64>>>(X, Y, X.size)"),
-            parameter("shapes", f"Y = {shape}"),
-        )
-        + extra
-    )
-
-
-def post(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(server.http, timeout=60)
-    try:
-        connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        text = response.read()
-        return response.status, json.loads(text) if text else None
-    finally:
-        connection.close()
-
-
-def get(address: str, path: str) -> str:
-    connection = http.client.HTTPConnection(address, timeout=60)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
-
-
-def add(server: ServerProcess, model: str, *values: int) -> tuple[int, Any]:
-    """The answer's data, or the error."""
-    tensor = {"name": "X", "datatype": "INT32", "shape": [1, len(values)], "data": list(values)}
-    status, body = post(server, f"/v2/models/{model}/infer", {"inputs": [tensor]})
-    return status, body["outputs"][0]["data"] if status == 200 else body["error"]
-
-
-def reason(server: ServerProcess, model: str) -> tuple[str, str]:
-    _, index = post(server, "/v2/repository/index")
-    row = next(row for row in index if row["name"] == model)
-    return row["state"], row.get("reason", "")
-
-
-def held(server: ServerProcess, model: str) -> dict[tuple[str, int], int]:
-    """memory_usage of a model by type and id."""
-    stats = json.loads(get(server.http, f"/v2/models/{model}/stats"))["model_stats"][0]
-    return {(u["type"], int(u["id"])): int(u["byte_size"]) for u in stats["memory_usage"]}
 
 
 # ---------------------------------------------------------------- the GPU's own tests, and the family
@@ -211,26 +150,20 @@ def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
                     assert seen[f'neptrio_gpu_pool_used_bytes{{gpu_uuid="{uuid}"}}'] == usage["GPU", 0]
                     assert not any(key.startswith("nv_gpu_utilization{") for key in seen), "no NVML here"
                 assert post(server, "/v2/repository/models/add/unload")[0] == 200
-                wait_until_gone(server, "add")
+                until(lambda: reason(server, "add") == ("UNAVAILABLE", "unloaded"), "the unload's end")
                 assert gpu.live() == {}
 
 
 def metrics_with(server: ServerProcess, name: str) -> dict[str, float]:
     """The samples of /metrics, once one with that beginning is there (the sampler has its own pace)."""
-    for _ in range(600):
+
+    def scrape() -> str:
         text = get(server.metrics, "/metrics")
-        if name in text:
-            break
+        return text if name in text else ""
+
+    text = until(scrape, name)
     lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
     return {key: float(value) for key, value in lines}
-
-
-def wait_until_gone(server: ServerProcess, model: str) -> None:
-    """Until an unload has ended: the index says so."""
-    for _ in range(600):
-        if reason(server, model) == ("UNAVAILABLE", "unloaded"):
-            return
-    raise AssertionError(f"{model} is still there")
 
 
 # ---------------------------------------------------------------- errors

@@ -367,7 +367,10 @@ def _declared(config: Any, model: str, batching: bool) -> tuple[tuple[TensorSpec
             inputs.append(TensorSpec(control.name, "input", c.data_type or false_true[0], (1,), batching))
     for state in config.sequence_batching.state:
         inputs.append(TensorSpec(state.input_name, "input", state.data_type, tuple(state.dims), batching))
-        outputs.append(TensorSpec(state.output_name, "output", state.data_type, tuple(state.dims), batching))
+        if all(spec.name != state.output_name for spec in outputs):  # else clients may see it as well
+            outputs.append(
+                TensorSpec(state.output_name, "output", state.data_type, tuple(state.dims), batching)
+            )
     for spec in (*inputs, *outputs):
         if spec.dtype not in OF_DATATYPE:
             raise InvalidArgument(

@@ -140,6 +140,19 @@ def translate(source: Source) -> str:
     return head + text + '\n#line 1 "entry points"\n' + "\n".join(entries) + "\n"
 
 
+_OTHER_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|[^"<\s])', re.MULTILINE)
+
+
+def place(source: Source) -> str:
+    """What of the source's folder belongs in a cache key: nothing, unless files are included from it
+    whose content is not known here. The same source then compiles once, wherever it lies."""
+    for file in source.files:
+        for match in _OTHER_INCLUDE.finditer(file.text):
+            if match.group(1) is None or (source.path.parent / match.group(1)).exists():
+                return str(source.path.parent)
+    return ""
+
+
 def _fingerprint(parts: list[bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
@@ -181,7 +194,7 @@ def compile_source(source: Source, compile_options: tuple[str, ...], model: str)
             text.encode(),
             *own,
             *headers,
-            " ".join([*command, *flags]).encode(),
+            " ".join([*command, *flags]).replace(f"-I{source.path.parent} ", place(source), 1).encode(),
             _version(command),
             _processor(),
         ]

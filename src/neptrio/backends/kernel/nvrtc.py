@@ -117,11 +117,12 @@ def compile_source(
     nvrtc = library()
     _, major, minor = nvrtc.nvrtcVersion()
     main = source.files[0]
+    here = f"--include-path={source.path.parent}"
     options = [
         f"--gpu-architecture={architecture}",
         "--std=c++17",
         "-default-device",
-        f"--include-path={source.path.parent}",
+        here,
         *(f"--include-path={folder}" for folder in include_folders()),
     ]
     given = list(compile_options)
@@ -134,7 +135,8 @@ def compile_source(
         [
             text.encode(),
             *(f.text.encode() for f in source.files),
-            "\0".join(options).encode(),
+            "\0".join(o for o in options if o != here).encode(),
+            host.place(source).encode(),
             json.dumps([names, HEADERS, major, minor]).encode(),
         ]
     )
