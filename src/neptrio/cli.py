@@ -62,6 +62,12 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="folder of Python-based backends: <name>/model.py",
     )
     add("--model-load-thread-count", type=flags.positive, default=4, help="threads that load models")
+    add(
+        "--model-load-retry-count",
+        type=flags.not_negative,
+        default=0,
+        help="how often a load that failed is tried again",
+    )
     add("--model-config-name", default="", help="use configs/NAME.pbtxt of a model where it exists")
     add("--follow-external-links", type=flags.boolean, nargs="?", const=True, default=False,
         help="serve models whose symbolic links lead out of the repositories")  # fmt: skip

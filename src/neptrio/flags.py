@@ -23,7 +23,6 @@ FALSE = ("false", "0", "off")
 
 # flag -> (what it would do, the value that means "off" and is therefore accepted, or None)
 MISSING: dict[str, tuple[str, str | None]] = {
-    "--model-load-retry-count": ("retrying a failed load", "0"),
     "--model-load-gpu-limit": ("limiting GPU memory used by models", None),
     "--model-namespacing": ("model namespaces", "false"),
     "--cuda-memory-pool-byte-size": ("a CUDA memory pool", None),

@@ -25,6 +25,7 @@ class Settings:
     exit_timeout_secs: float = 30.0
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
     model_config_name: str = ""
     follow_external_links: bool = False  # symbolic links that lead out of the repositories
     cache_config: str = ""

@@ -169,7 +169,21 @@ class Loader:
         self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
     ) -> Model:
         """A started model, not serving yet. It is in `made` from the moment it holds anything;
-        `tell` hears of each phase."""
+        `tell` hears of each phase. A failure is final once --model-load-retry-count attempts more
+        have failed, or when a thread of the model does not come back. Raises TritonError."""
+        for left in range(self._settings.model_load_retry_count, -1, -1):
+            try:
+                return await self._build(name, version, found, made, tell)
+            except TritonError as error:
+                held = [b for b in made if isinstance(b, Model) and b.version == str(version)]
+                if not left or held:
+                    raise
+                log.warning("loading '%s' version %d is tried again, it failed: %s", name, version, error)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _build(
+        self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
+    ) -> Model:
         own = model_config.new_config()
         own.CopyFrom(found.source.config)
         context = LoadContext(
