@@ -133,6 +133,16 @@ def test_two_servers_share_a_port_when_asked(tmp_path: Path) -> None:
             assert (second.http, second.grpc) == (first.http, first.grpc)
 
 
+@pytest.mark.parametrize(("off", "on"), [("http", "grpc"), ("grpc", "http")])
+def test_a_front_that_is_off_has_no_address(tmp_path: Path, off: str, on: str) -> None:
+    write_model(tmp_path, "good", identity_config())
+    module = {"http": httpclient, "grpc": grpcclient}[on]
+    with ServerProcess(tmp_path, f"--allow-{off}=false") as server:
+        assert getattr(server, off) == "" and {"http": "REST ", "grpc": "gRPC "}[off] not in server.log()
+        with module.InferenceServerClient(getattr(server, on)) as client:
+            assert client.is_model_ready("good")
+
+
 @pytest.mark.parametrize(("protocol", "sig"), [("http", signal.SIGTERM), ("grpc", signal.SIGINT)])
 def test_open_requests_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, sig: signal.Signals

@@ -304,6 +304,17 @@ def test_delay_scheduler_holds_until_that_many_wait_once(monkeypatch: pytest.Mon
     assert bench.batches()[1:] == [(["3"], "idle")]
 
 
+@pytest.mark.parametrize("text", ["x", "-1", "1.5"])
+def test_a_delay_scheduler_that_is_no_number_holds_nothing(
+    text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", text)
+    bench = batcher(8)
+    assert f"TRITONSERVER_DELAY_SCHEDULER: expected a number of requests, got '{text}'" in caplog.text
+    bench.send("0")
+    assert bench.batches() == [(["0"], "idle")]
+
+
 def test_statistics_and_the_log_say_why_batches_closed(caplog: pytest.LogCaptureFixture) -> None:
     bench = batcher(2, delay_ns=3 * MS)
     with caplog.at_level(logging.DEBUG, "neptrio.batcher"):

@@ -7,6 +7,8 @@ through neptrio._cext.batch.complete.
 
 from __future__ import annotations
 
+import logging
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,16 @@ from neptrio.errors import Internal, Reason
 from neptrio.scheduling.rate_limiter import RateLimiter
 from neptrio.timers import Timers
 from neptrio.turn import Turn
+
+log = logging.getLogger("neptrio.batcher")
+
+
+def held_requests(variable: str) -> int:
+    """N of a Triton server's `TRITONSERVER_*DELAY_SCHEDULER=N`; 0 = hold nothing."""
+    text = os.environ.get(variable, "")
+    if text and not text.isdecimal():
+        log.warning("%s: expected a number of requests, got '%s'; nothing is held", variable, text)
+    return int(text) if text.isdecimal() else 0
 
 
 @dataclass(frozen=True)

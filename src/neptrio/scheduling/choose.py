@@ -32,6 +32,8 @@ def make_scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
             kind = "a decoupled model" if model.decoupled else "a sequence model"
             raise InvalidArgument(f"response cache is not available for {kind}: '{model.name}'")
         return CachingScheduler(model, scheduler, cache)
+    if model.config.response_cache.enable and model.context.services is not None:
+        log.warning("response_cache of model '%s' has no effect without --cache-config", model.name)
     return scheduler
 
 

@@ -22,7 +22,6 @@ Source: spec/rules.md E2, spec/observed.md 9; docs/batching.md.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ from neptrio._cext.batch_queue import REASONS, BatchQueue
 from neptrio._cext.request import InferRequest, InferResponse, ModelCore, monotonic_ns
 from neptrio.errors import Cancelled, Reason, TritonError, Unavailable
 from neptrio.model.instance import InstancePool
-from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, withdraw
+from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, held_requests, withdraw
 from neptrio.scheduling.ordering import ArrivalOrder
 from neptrio.scheduling.policy import BatchingPolicy
 from neptrio.stamps import Stamp
@@ -65,11 +64,6 @@ FULL_WITHOUT_ID = "[request id: <id_unknown>] Exceeds maximum queue size"
 FULL_ANSWERS: dict[Any, Any] = {}  # that text as the transports have encoded it
 
 
-def _held_requests() -> int:
-    text = os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "")
-    return int(text) if text.isdigit() else 0
-
-
 class DynamicScheduler(Scheduler):
     """Serves models whose configuration has dynamic_batching."""
 
@@ -96,7 +90,7 @@ class DynamicScheduler(Scheduler):
         self._noted = False
         self._flushing = False
         self._last_count = 1
-        self._hold = _held_requests()
+        self._hold = held_requests("TRITONSERVER_DELAY_SCHEDULER")
         if self._hold:
             log.warning(
                 "TRITONSERVER_DELAY_SCHEDULER: model '%s' starts once %d requests wait",

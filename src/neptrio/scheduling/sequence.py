@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from neptrio.model.instance import Instance, InstancePool
 from neptrio.model.sequence_config import SequenceConfig
 from neptrio.scheduling import sequence_slots as slots
 from neptrio.scheduling import sequence_transitions as transitions
-from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
+from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, held_requests
 from neptrio.scheduling.sequence_slots import Sequence, SlotTable, SlotTableStatistics, StartMissing
 from neptrio.scheduling.sequence_state import ImplicitState
 from neptrio.scheduling.sequence_tensors import Controls
@@ -60,11 +59,6 @@ class SequenceRow:
     executing: int
 
 
-def _from_environment(name: str) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else 0
-
-
 class SequenceScheduler(Scheduler):
     """Base of both strategies; subclasses form batches in `form(index, instance, now_ns)`."""
 
@@ -90,9 +84,9 @@ class SequenceScheduler(Scheduler):
         self._timer: Any = None
         self._timer_ns = 0
         # debugging aids of a Triton server: every instance waits until so many requests wait
-        hold = _from_environment("TRITONSERVER_DELAY_SCHEDULER")
+        hold = held_requests("TRITONSERVER_DELAY_SCHEDULER")
         self._holds = [hold] * len(self._instances)
-        self._backlog_hold = _from_environment("TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
+        self._backlog_hold = held_requests("TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
         pool.on_finished = self._finished
         pool.on_free = self._freed
         pool.on_added = self._added
