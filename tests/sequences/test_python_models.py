@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,21 +208,40 @@ sequence_batching {{ max_sequence_idle_microseconds: 3600000000 oldest {{ max_ca
 """
 
 
+def state_model(size: int, same_buffer: bool, from_file: bool) -> str:
+    return f"state_{size}_{'same' if same_buffer else 'own'}_{'file' if from_file else 'zeros'}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The models whose tests disturb nobody."""
+    repository = tmp_path_factory.mktemp("python")
+    for size, same_buffer, from_file in itertools.product([0, 4], [False, True], [False, True]):
+        initial = "use_same_buffer_for_input_output: true " if same_buffer else ""
+        if from_file:
+            initial += 'initial_state { data_type: TYPE_INT32 dims: [ 2 ] data_file: "two" name: "two" }'
+        files = {"1/model.py": GROWING, "initial_state/two": np.array([7, 8], np.int32).tobytes()}
+        write_model(repository, state_model(size, same_buffer, from_file), growing(size, initial), files)
+    for corrid, _, again in WARMED:
+        files = {"1/model.py": WARM, "initial_state/seven": (7).to_bytes(4, "little")}
+        write_model(repository, f"warm_{corrid}", warm(corrid, again), files)
+    with ServerProcess(repository) as process:
+        yield process
+
+
 @pytest.mark.parametrize("size", [0, 4])
 @pytest.mark.parametrize("same_buffer", [False, True])
 @pytest.mark.parametrize("from_file", [False, True])
-def test_states_of_variable_shape(tmp_path: Path, size: int, same_buffer: bool, from_file: bool) -> None:
+def test_states_of_variable_shape(
+    server: ServerProcess, size: int, same_buffer: bool, from_file: bool
+) -> None:
     """The state grows with every request; zeros of 1 element, or a file of 2, stand at its beginning."""
-    initial = "use_same_buffer_for_input_output: true " if same_buffer else ""
-    if from_file:
-        initial += 'initial_state { data_type: TYPE_INT32 dims: [ 2 ] data_file: "two" name: "two" }'
     first = [7, 8] if from_file else [0]
-    files = {"1/model.py": GROWING, "initial_state/two": np.array([7, 8], np.int32).tobytes()}
-    write_model(tmp_path, "m", growing(size, initial), files)
-    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+    model = state_model(size, same_buffer, from_file)
+    with Stream(server) as stream:
 
         def send(sequence: int, text: str, value: Any) -> Any:
-            stream.send("m", sequence, text, value, size > 0)
+            stream.send(model, sequence, text, value, size > 0)
             return stream.receive()["OUTPUT"]
 
         for sequence in (1, 2):
@@ -299,23 +320,24 @@ model_warmup [ {samples} ]
 """
 
 
-@pytest.mark.parametrize(
-    ("corrid", "ids", "again"),
-    [("TYPE_UINT64", [1, 2], False), ("TYPE_STRING", ["1", "2"], False), ("TYPE_INT32", [1, 2], True)],
-)
-def test_warm_up_samples_are_sequences(tmp_path: Path, corrid: str, ids: list[Any], again: bool) -> None:
+WARMED = [("TYPE_UINT64", [1, 2], False), ("TYPE_STRING", ["1", "2"], False), ("TYPE_INT32", [1, 2], True)]
+
+
+@pytest.mark.parametrize(("corrid", "ids", "again"), WARMED)
+def test_warm_up_samples_are_sequences(
+    server: ServerProcess, corrid: str, ids: list[Any], again: bool
+) -> None:
     """What a sample does not give is made: START, END, READY, an id per place, the initial state."""
-    files = {"1/model.py": WARM, "initial_state/seven": (7).to_bytes(4, "little")}
-    write_model(tmp_path, "m", warm(corrid, again), files)
-    with ServerProcess(tmp_path) as server, Stream(server) as stream:
-        assert listing(server, "m")["slots_used"] == listing(server, "m")["null_requests"] == 0
-        stream.send("m", ids[0], "s", 5)
+    model = f"warm_{corrid}"
+    with Stream(server) as stream:
+        assert listing(server, model)["slots_used"] == listing(server, model)["null_requests"] == 0
+        stream.send(model, ids[0], "s", 5)
         seen, ended = json.loads(stream.receive()["OUTPUT"])
         assert seen[0] == [[0, 7, 1, 1, 1, ids[0]], [0, 7, 1, 1, 1, ids[1]]]
         assert seen[1] == [[0, 0, 0, 1, 1, ids[0]]], "what the sample gives counts"
         assert seen[2:] == ([[[0, 7, 1, 1, 1, ids[0]]]] if again else [])
         assert ended == []
         if not again:
-            stream.send("m", ids[0], "e", 6)
+            stream.send(model, ids[0], "e", 6)
             seen, _ = json.loads(stream.receive()["OUTPUT"])
             assert seen[2] == [[5, 7, 1, 0, 1, ids[0]]], "the warm-up left something behind"
