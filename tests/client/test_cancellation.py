@@ -6,136 +6,22 @@ A gated model holds its instance until the test lets it go on, so nothing here d
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.support.gate import Gate
+from tests.support.bench import Bench, tensor
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
-
-
-def tensor(value: int = 0) -> list[Any]:
-    made = grpcclient.InferInput("INPUT0", [1, 2], "INT32")
-    made.set_data_from_numpy(np.full((1, 2), value, np.int32))
-    return [made]
-
-
-class Bench:
-    """A server with one gated model `gate`, and calls that can be cancelled."""
-
-    def __init__(self, folder: Path, size: int = 8, extra: str = "dynamic_batching { }") -> None:
-        repository = folder / "repository"
-        self.gate = Gate(repository, folder / "gate", extra=extra, size=size)
-        self.server = ServerProcess(repository, "--metrics-port=0", "--allow-metrics=true")
-        self.client = grpcclient.InferenceServerClient(self.server.grpc)
-        self.calls: dict[str, Any] = {}
-        self.outcomes: dict[str, Any] = {}
-        self._news = threading.Condition()
-        self._before = {"success": 0, "fail": 0, "cancelled": 0}
-
-    def fresh(self) -> None:
-        """Counts from here."""
-        self._before = {"success": 0, "fail": 0}
-        self._before = {what: self.count(what) for what in self._before}
-        self._before["cancelled"] = self.cancelled()
-        self.calls, self.outcomes = {}, {}
-        self.gate.forget()
-
-    def send(self, *ids: str, **options: Any) -> None:
-        """Sends gRPC requests, one after the other: each is accepted before the next is sent."""
-        for id in ids:
-            before = self.total()
-            self.calls[id] = self.client.async_infer(
-                "gate", tensor(number(id)), self._callback(id), request_id=id, **options
-            )
-            until(lambda: self.total() > before, f"'{id}' is accepted")  # noqa: B023
-
-    def _callback(self, id: str) -> Any:
-        def called(result: Any, error: Any) -> None:
-            with self._news:
-                self.outcomes[id] = error or result
-                self._news.notify_all()
-
-        return called
-
-    def stats(self) -> dict[str, Any]:
-        url = f"http://{self.server.http}/v2/models/gate/stats?live=true"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
-        return found
-
-    def total(self) -> int:
-        """Requests accepted so far, whatever became of them."""
-        stats = self.stats()
-        done = stats["inference_stats"]
-        return int(stats["live"]["accepted"] + done["success"]["count"] + done["fail"]["count"])
-
-    def live(self, what: str) -> int:
-        return int(self.stats()["live"][what])
-
-    def count(self, what: str) -> int:
-        return int(self.stats()["inference_stats"][what]["count"]) - self._before[what]
-
-    def cancelled(self) -> int:
-        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        pattern = r'^nv_inference_request_failure{model="gate",reason="CANCELED",version="1"} (\d+)'
-        found = re.search(pattern, text, re.M)
-        assert found is not None, text
-        return int(found.group(1))
-
-    def cancel(self, id: str) -> None:
-        """Cancels a call that waits; returns when the server has let go of it."""
-        before = self.count("fail")
-        self.calls[id].cancel()
-        until(lambda: self.count("fail") == before + 1, f"'{id}' is cancelled")
-
-    def cancel_executing(self, id: str) -> None:
-        """Cancels a call that executes; returns when the server has read the cancel."""
-        self.calls[id].cancel()
-        self.client.get_inference_statistics("gate")  # behind it on the same connection
-
-    def result(self, id: str) -> Any:
-        with self._news:
-            assert self._news.wait_for(lambda: id in self.outcomes, 30), f"no answer for '{id}'"
-            return self.outcomes[id]
-
-    def assert_answered(self, *ids: str) -> None:
-        """Each of them has its own correct answer."""
-        for id in ids:
-            outcome = self.result(id)
-            assert isinstance(outcome, grpcclient.InferResult), f"{id}: {outcome}"
-            np.testing.assert_array_equal(outcome.as_numpy("OUTPUT0"), np.full((1, 2), number(id)))
-
-    def assert_nothing_left(self, success: int, cancelled: int) -> None:
-        until(lambda: self.live("accepted") == 0, "every request is answered")
-        stats = self.stats()
-        assert stats["live"] == dict.fromkeys(stats["live"], 0)
-        assert (self.count("success"), self.count("fail")) == (success, cancelled)
-        assert self.cancelled() - self._before["cancelled"] == cancelled
-
-    def close(self) -> None:
-        self.client.close()
-        self.server.stop()
-        self.gate.close()
-
-
-def number(id: str) -> int:
-    return int(re.sub(r"\D", "", id) or 0)
 
 
 @pytest.fixture(scope="module")

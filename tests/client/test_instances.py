@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.test_cancellation import Bench
+from tests.support.bench import Bench
 
 
 @pytest.mark.parametrize("batching", ["", "dynamic_batching { }"])

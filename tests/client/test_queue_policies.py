@@ -22,8 +22,8 @@ import tritonclient.http as httpclient
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import InferenceServerException
 
-from tests.client.test_cancellation import Bench, tensor
 from tests.support import onnx_models
+from tests.support.bench import Bench, tensor
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess

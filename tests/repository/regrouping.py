@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.repository.test_control import load
+from tests.support.control import load
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until

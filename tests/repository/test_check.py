@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.client.test_ensembles import ENSEMBLE
-from tests.repository.test_control import CONFIG, load, post, refused
 from tests.support import onnx_models
+from tests.support.control import CONFIG, load, post, refused
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 

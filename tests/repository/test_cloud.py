@@ -23,8 +23,8 @@ import tritonclient.http as httpclient
 from neptrio.errors import Unavailable
 from neptrio.repository.cloud import CloudRepository
 from tests.repository.test_check import check
-from tests.repository.test_control import infer, load, refused, rows
 from tests.support import onnx_models
+from tests.support.control import infer, load, refused, rows
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess

@@ -9,24 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.client.test_ensembles import ENSEMBLE
-from tests.support.http import Http1, Reply
+from tests.support.control import CONFIG, infer, load, post, progress, refused, rows, settled
+from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
-from tests.support.waiting import until
-
-CONFIG = {
-    "backend": "identity",
-    "max_batch_size": 8,
-    "input": [{"name": f"INPUT{i}", "data_type": "TYPE_INT32", "dims": [16]} for i in range(2)],
-    "output": [{"name": f"OUTPUT{i}", "data_type": "TYPE_INT32", "dims": [16]} for i in range(2)],
-}
 
 
 @pytest.fixture
@@ -60,56 +52,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def client(server: ServerProcess) -> Iterator[Any]:
     with httpclient.InferenceServerClient(server.http) as made:
         yield made
-
-
-def post(server: ServerProcess, path: str, body: Any = b"") -> Reply:
-    with Http1(server.http) as http:
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return http.request("POST", f"/v2/repository/{path}", raw)
-
-
-def load(server: ServerProcess, name: str, **parameters: Any) -> Reply:
-    return post(server, f"models/{name}/load", {"parameters": parameters})
-
-
-def refused(reply: Reply, status: int) -> str:
-    assert reply.status == status, reply.body
-    text: str = json.loads(reply.body)["error"]
-    return text
-
-
-def rows(client: Any, name: str) -> list[tuple[str, str, str]]:
-    return [
-        (row.get("version", ""), row.get("state", ""), row.get("reason", ""))
-        for row in client.get_model_repository_index()
-        if row["name"] == name
-    ]
-
-
-def settled(client: Any, name: str) -> list[tuple[str, str, str]]:
-    """rows() once nothing is UNLOADING."""
-    until(
-        lambda: all(state != "UNLOADING" for _, state, _ in rows(client, name)),
-        lambda: rows(client, name),
-    )
-    return rows(client, name)
-
-
-def progress(server: ServerProcess, name: str) -> Any:
-    with Http1(server.http) as http:
-        return json.loads(http.request("GET", f"/v2/repository/models/{name}").body)
-
-
-def infer(
-    client: Any, name: str = "m", names: tuple[str, str] = ("INPUT0", "INPUT1"), version: str = ""
-) -> Any:
-    module = httpclient if isinstance(client, httpclient.InferenceServerClient) else grpcclient
-    tensors = []
-    for tensor_name in names:
-        tensor = module.InferInput(tensor_name, [1, 16], "INT32")
-        tensor.set_data_from_numpy(np.ones((1, 16), dtype=np.int32))
-        tensors.append(tensor)
-    return client.infer(name, tensors, model_version=version)
 
 
 def count(client: Any, name: str = "m") -> int:

@@ -28,9 +28,9 @@ from neptrio.repository.loader import Loader
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.places import Places
 from neptrio.settings import Settings
-from tests.repository.test_control import CONFIG, infer, load, post, refused, rows
 from tests.support import onnx_models
 from tests.support.configs import configurations
+from tests.support.control import CONFIG, infer, load, post, refused, rows
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess

@@ -7,26 +7,17 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2
 
-from tests.repository.test_control import infer, load, post, refused
 from tests.repository.test_hostile import PYTHON, WAITING, writer
-from tests.support.http import Http1
+from tests.support.control import infer, load, post, progress, refused
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
-
-
-def progress(server: ServerProcess, name: str) -> Any:
-    with Http1(server.http) as http:
-        reply = http.request("GET", f"/v2/repository/models/{name}")
-        assert reply.status == 200, reply.body
-        return json.loads(reply.body)
 
 
 def load_at_once(server: ServerProcess, name: str, kind: str) -> None:

@@ -29,9 +29,9 @@ from tests.repository.regrouping import (
     threads_of,
     witness,
 )
-from tests.repository.test_control import load, post, refused, rows
 from tests.sequences.models import rest
 from tests.support import onnx_models
+from tests.support.control import load, post, refused, rows
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until

@@ -20,8 +20,8 @@ from tests.repository.regrouping import (
     stats,
     threads_of,
 )
-from tests.repository.test_control import post
-from tests.sequences.models import Caller, rest, sequence_config
+from tests.sequences.models import Caller, listing, rest, sequence_config
+from tests.support.control import post
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -34,12 +34,6 @@ def sums(server: ServerProcess, model: str) -> tuple[Caller, Callable[..., int]]
         return int(caller(model, sequence, flags, value)["OUTPUT"])
 
     return caller, call
-
-
-def listing(server: ServerProcess, model: str) -> dict[str, Any]:
-    status, found = rest(server, "GET", f"/v2/models/{model}/sequences")
-    assert status == 200
-    return dict(found)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.repository.test_control import settled
+from tests.support.control import settled
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until

@@ -15,8 +15,8 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2
 
 from tests.client.test_ensembles import ENSEMBLE
-from tests.repository.test_control import CONFIG, infer, post, refused, rows, settled
 from tests.support import onnx_models
+from tests.support.control import CONFIG, infer, post, refused, rows, settled
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 

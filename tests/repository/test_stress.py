@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.repository.lifecycle import OUTDATED
 from tests.client.test_ensembles import ENSEMBLE
-from tests.repository.test_control import CONFIG, infer, rows, settled
 from tests.repository.test_swap import EXPLICIT, Storm, touch
+from tests.support.control import CONFIG, infer, rows, settled
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.client.test_ensembles import ENSEMBLE
-from tests.repository.test_control import infer, load, post, refused, rows, settled
+from tests.support.control import infer, load, post, refused, rows, settled
 from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model

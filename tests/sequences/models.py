@@ -187,3 +187,10 @@ def rest(server: Any, method: str, path: str, body: Any = None) -> tuple[int, An
         with error:
             raw = error.read()
             return error.code, json.loads(raw) if raw else None
+
+
+def listing(server: Any, model: str) -> dict[str, Any]:
+    """What the model says of its sequences."""
+    status, answer = rest(server, "GET", f"/v2/models/{model}/sequences")
+    assert status == 200
+    return dict(answer)

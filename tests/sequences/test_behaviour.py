@@ -13,17 +13,20 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.sequences.models import LATCHED, LATCHED_CONFIG, Caller, Stream, rest, sequence_config, tensors
+from tests.sequences.models import (
+    LATCHED,
+    LATCHED_CONFIG,
+    Caller,
+    Stream,
+    listing,
+    rest,
+    sequence_config,
+    tensors,
+)
 from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
-
-
-def listing(server: ServerProcess, model: str) -> dict[str, Any]:
-    status, answer = rest(server, "GET", f"/v2/models/{model}/sequences")
-    assert status == 200
-    return dict(answer)
 
 
 def fails(server: ServerProcess, model: str) -> int:

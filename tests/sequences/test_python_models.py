@@ -13,8 +13,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.sequences.models import Stream, rest, tensors
-from tests.sequences.test_behaviour import listing
+from tests.sequences.models import Stream, listing, rest, tensors
 from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess

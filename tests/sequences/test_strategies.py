@@ -13,8 +13,7 @@ import tritonclient.grpc as grpcclient
 from neptrio.model import sequence_config as configuration
 from neptrio.model.config import new_config
 from neptrio.scheduling.sequence_direct import delay_left
-from tests.sequences.models import LATCHED, Caller, Stream, rest, sequence_config, tensors
-from tests.sequences.test_behaviour import listing
+from tests.sequences.models import LATCHED, Caller, Stream, listing, rest, sequence_config, tensors
 from tests.support.latch import Latch
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
