@@ -95,6 +95,7 @@ SLEEPERS = {
     "tests/support/gate.py": "a model asks whether it is cancelled, which only can be asked",
     "tests/service/test_statistics_python.py": "a model asks whether it is cancelled",
     "tests/backends/python/test_bls.py": "a model asks whether it is cancelled",
+    "tests/backends/python/test_decoupled.py": "a model asks whether it is cancelled",
     "tests/client/test_asked_traces.py": "a model is slow: the time of a request is what is tested",
     "tests/soak/test_soak.py": "measures the memory every second",
 }

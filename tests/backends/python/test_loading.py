@@ -238,7 +238,7 @@ def test_is_ready_is_asked(tmp_path: Path) -> None:
     python_model(tmp_path, "moody", READY)
     flag = tmp_path / "moody/flag"
     flag.write_text("no")
-    with ServerProcess(tmp_path) as server:
+    with ServerProcess(tmp_path, failures="is_ready of model 'moody' failed") as server:
         with (
             httpclient.InferenceServerClient(server.http) as http,
             grpcclient.InferenceServerClient(server.grpc) as grpc,
