@@ -64,7 +64,8 @@ class Server:
         limiter = None
         if settings.rate_limit == "execution_count":
             limiter = RateLimiter(turn, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
-        self.loop = LoopServices(turn, Timers(turn), limiter, Poller(turn))
+        timers = Timers(turn)
+        self.loop = LoopServices(turn, timers, limiter, Poller(turn, timers))
         self.completions = CompletionQueue()
         self.repository = RepositoryManager(settings, self.loop, self.completions)
         inference = InferenceService(self.repository)
@@ -97,17 +98,16 @@ class Server:
 
     async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Delivers what instance threads have finished: many per wake-up."""
-        queue = self.completions
         task_status.started()
-        while True:
-            await trio.lowlevel.wait_readable(queue.read_fd)
-            for item in queue.drain():
-                try:
-                    item.deliver()
-                except Exception:
-                    log.exception("a completion failed")
-            item = None  # or the last batch, and its tensors' memory, would stay until the next one
-            self.loop.turn.end()
+        await self.loop.poller.read(self.completions.read_fd, self._deliver)
+
+    def _deliver(self) -> bool:
+        for item in self.completions.drain():
+            try:
+                item.deliver()
+            except Exception:
+                log.exception("a completion failed")
+        return True
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
         """Loads the models, serves until stop() is called, drains and unloads."""

@@ -2,7 +2,9 @@
 
 A scheduler asks for a callback at a time on the monotonic clock; thousands of queue deadlines
 cost a heap entry each, not a task. Cancelling leaves a dead entry that is dropped when it comes
-up, or when dead entries are the larger part of the heap. Callbacks run on the trio thread, must not block, and are followed by the end of a turn.
+up, or when dead entries are the larger part of the heap. Callbacks run on the trio thread, must not
+block, and are followed by the end of a turn. While the poller waits in trio's stead
+(transport/poller.py) it looks after the heap, and the task sleeps.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable
+from math import inf
 
 import trio
 
@@ -46,12 +49,24 @@ class Timers:
         self._order = itertools.count()
         self._dead = 0
         self._scope: trio.CancelScope | None = None
+        self._hosted = False
+
+    @property
+    def next_ns(self) -> float:
+        """When the next callback is due, cancelled or not; infinite when there is none."""
+        return self._heap[0][0] if self._heap else inf
+
+    def host(self, hosted: bool) -> None:
+        """Whether somebody else calls fire_due() in time, instead of the task."""
+        self._hosted = hosted
+        if self._scope is not None:
+            self._scope.deadline = self._deadline()
 
     def at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
         """Calls `callback` once at `when_ns` (monotonic nanoseconds) or right after."""
         timer = Timer(when_ns, callback, self)
         heapq.heappush(self._heap, (when_ns, next(self._order), timer))
-        if self._scope is not None and self._heap[0][2] is timer:
+        if self._scope is not None and not self._hosted and self._heap[0][2] is timer:
             self._scope.deadline = self._deadline()
         return timer
 
@@ -63,9 +78,14 @@ class Timers:
             self._dead = 0
 
     def _deadline(self) -> float:
-        if not self._heap:
-            return float("inf")
+        if not self._heap or self._hosted:
+            return inf
         return trio.current_time() + max(0, self._heap[0][0] - monotonic_ns()) / 1e9
+
+    def fire_due(self, now_ns: int) -> int:
+        """fire(), where that is worth a call."""
+        heap = self._heap
+        return self.fire(now_ns) if heap and heap[0][0] <= now_ns else 0
 
     def fire(self, now_ns: int) -> int:
         """Runs what is due at `now_ns`; returns how many callbacks ran."""

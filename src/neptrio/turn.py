@@ -46,10 +46,31 @@ class Turn(TurnCore):
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
         self._asleep = False
+        self._held = False
+        self.asked = False  # something was to be done soon, while the task was held
+
+    def hold(self) -> None:
+        """Until release(), the caller looks after what is to be done soon (transport/poller.py)."""
+        self._held = True
+
+    def take_asked(self) -> None:
+        """Does what was to be done soon."""
+        self.asked = False
+        self.take_later()
+        self.end()
+
+    def release(self) -> None:
+        """The task does what is to be done soon, and what was left of it."""
+        self._held = False
+        if self.asked:
+            self.asked = False
+            self.soon()
 
     def soon(self) -> None:
         """Has end() called by the turn's own task once the runnable tasks have run."""
-        if self._asleep and self._task is not None:
+        if self._held:
+            self.asked = True
+        elif self._asleep and self._task is not None:
             self._asleep = False
             trio.lowlevel.reschedule(self._task)
 

@@ -1,10 +1,10 @@
-"""What is waited for without a task: the connections' sockets, and the queue of completions.
+"""What is waited for without a task: the connections' sockets, completions, and the next timer.
 
 The problem: with a task per connection every request costs a wake-up of its own: a registration
 with the kernel, a scheduling of the task, a pass of trio's loop. That is half of a small request's
 time with many connections, and most of it with one. The choice: the sockets are registered once
-with an epoll of our own. Where trio would wait, Poller waits in its stead: for the sockets and for
-whatever trio itself waits for. Every readable socket's bytes are taken, then the turn ends for all
+with an epoll of our own. Where trio would wait, Poller waits in its stead: for the sockets, for the
+next timer and for whatever trio itself waits for. Every readable socket's bytes are taken, then the turn ends for all
 of them: requests that arrived together are decided together, and answered with one send per
 connection. trio's loop passes only when there is something for a task to do.
 
@@ -23,7 +23,9 @@ Rules:
  3. Sockets and tasks take turns: one round over the ready sockets before each pass of trio's loop,
     and a pass as soon as a task can run, a deadline is near or trio's descriptors are ready.
  4. trio must not wait behind our back: where it would, it is woken before we return.
- 5. Where there is no epoll, read() waits for its own socket.
+ 5. While we wait in trio's stead, the timers and what the turn was asked to do later are ours too:
+    later is after one more round over the sockets.
+ 6. Where there is no epoll, read() waits for its own socket.
 """
 
 from __future__ import annotations
@@ -32,12 +34,13 @@ import logging
 import os
 import select
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
 import trio
 
+from neptrio._cext.request import monotonic_ns
+from neptrio.timers import Timers
 from neptrio.turn import Turn
 
 log = logging.getLogger("neptrio.poller")
@@ -89,8 +92,9 @@ class _Watch:
 class Poller(trio.abc.Instrument):
     """The shared reader."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, timers: Timers) -> None:
         self._turn = turn
+        self._timers = timers
         self._watches: dict[int, _Watch] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._running = False
@@ -153,21 +157,33 @@ class Poller(trio.abc.Instrument):
             self._wake()
 
     def _wait(self, timeout: float) -> None:
-        epoll, inside = self._epoll, self._inside
+        epoll, inside, turn, timers = self._epoll, self._inside, self._turn, self._timers
         assert epoll is not None and inside is not None
         if timeout <= 0:
             self._take(epoll.poll(0, READY_AT_ONCE))
+            if timers.fire_due(monotonic_ns()):
+                turn.end()
             return
-        timeout = min(timeout, LONGEST_WAIT)
-        end, deadline = time.monotonic() + timeout, inside.next_deadline()
-        while True:
-            ready = epoll.poll(timeout, READY_AT_ONCE)
-            if self._take(ready):
-                return
-            timeout = end - time.monotonic()
-            if not ready or timeout <= 0 or inside.runnable or inside.next_deadline() < deadline:
-                self._wake()
-                return
+        now = monotonic_ns()
+        end, deadline = now + int(min(timeout, LONGEST_WAIT) * 1e9), inside.next_deadline()
+        turn.hold()
+        try:
+            while True:
+                wait = min(end, timers.next_ns) - now
+                trios = self._take(epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE))
+                if turn.asked and not trios and not inside.runnable:
+                    trios = self._take(epoll.poll(0, READY_AT_ONCE))
+                    turn.take_asked()
+                now = monotonic_ns()
+                if timers.fire_due(now):
+                    turn.end()
+                if trios:
+                    return
+                if now >= end or inside.runnable or turn.asked or inside.next_deadline() < deadline:
+                    self._wake()
+                    return
+        finally:
+            turn.release()
 
     def _wake(self) -> None:
         """trio's wait is over at once."""
@@ -191,11 +207,13 @@ class Poller(trio.abc.Instrument):
             self._token = trio.lowlevel.current_trio_token()
             self._epoll.register(inside.fd, select.EPOLLIN)
             _taken.set(True)
+            self._timers.host(True)
             trio.lowlevel.add_instrument(self)
             try:
                 await trio.sleep_forever()
             finally:
                 trio.lowlevel.remove_instrument(self)
+                self._timers.host(False)
                 _taken.set(False)
         finally:
             self._running = False
