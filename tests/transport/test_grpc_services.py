@@ -62,9 +62,10 @@ def test_health_watch_follows_readiness(server: EmbeddedServer) -> None:
         client.until(lambda: reply.messages[2:] == [b"\x08\x01"], "SERVING again")
 
         model = server.ask(server.server.repository.lookup, "identity")
-        for fault, status in (("ill", b"\x08\x02"), ("", b"\x08\x01")):
-            server.ask(setattr, model, "fault", fault)
-            server.ask(model._health_changed)
+        backend = model.pool.instances[0].backend
+        for healthy, status in ((False, b"\x08\x02"), (True, b"\x08\x01")):
+            server.ask(setattr, backend, "healthy", healthy)
+            server.ask(backend.on_health)
             count = len(reply.messages) + 1
             client.until(lambda n=count: len(reply.messages) == n, "the model's health")  # type: ignore[misc]
             assert reply.messages[-1] == status
