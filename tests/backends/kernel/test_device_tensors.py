@@ -152,6 +152,48 @@ def test_sequences_batched_together_keep_their_own_states(tmp_path: Path) -> Non
         assert gpu.live() == {}
 
 
+TWO = """
+extern "C" __global__ void sum(const int* x, const int* before, int* after, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) after[i] = before[i] + x[i];
+}
+extern "C" __global__ void show(const int* after, int* y, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 2 * after[i];
+}
+"""
+
+
+def test_small_states_do_not_keep_a_plan_from_becoming_a_graph(tmp_path: Path) -> None:
+    launches = "sum<<<1, 64>>>(X, BEFORE, AFTER, X.size); show<<<1, 64>>>(AFTER, Y, X.size)"
+    config = (
+        kernel_config(
+            4,
+            tensors("input", ("X", "INT32", "4")),
+            tensors("output", ("Y", "INT32", "4")),
+            parameter("kernels", launches),
+        )
+        + CONTROLS
+        + "oldest { max_candidate_sequences: 4 } } instance_group { kind: KIND_GPU }"
+    )
+    write_model(tmp_path, "sum", config, {"1/model.cu": TWO})
+    with FakeGpu(mode=7) as gpu:
+        with (
+            ServerProcess(tmp_path, env=gpu.env) as server,
+            grpcclient.InferenceServerClient(server.grpc) as client,
+        ):
+            total = 0
+            for i in range(30):
+                total += i
+                assert step(client, "sum", 1, i, start=i == 0) == [2 * total] * 4
+            assert gpu["graph_launches"] >= 10
+            assert gpu["dtod"] >= 30, "the state is copied on the device, to and from the graph's memory"
+            assert gpu["dtoh"] == 30, "Y alone comes to the host"
+        assert gpu.live() == {}
+
+
 # ---------------------------------------------------------------- ensembles
 
 
