@@ -197,6 +197,15 @@ class ModelSpec:
 
     def check(self, signatures: Mapping[str, Signature], where: str) -> None:
         """Kernels, argument counts and types against the source. Raises InvalidArgument."""
+        written = {
+            argument.tensor
+            for launch in self.launches
+            if launch.kernel in signatures
+            for argument, parameter in zip(
+                launch.arguments, signatures[launch.kernel].parameters, strict=False
+            )
+            if parameter.pointer and not parameter.const
+        }
         for launch in self.launches:
             signature = signatures.get(launch.kernel)
             if signature is None:
@@ -218,7 +227,7 @@ class ModelSpec:
             for i, (argument, parameter) in enumerate(
                 zip(launch.arguments, signature.parameters, strict=True)
             ):
-                problem = self._mismatch(argument, parameter)
+                problem = self._mismatch(argument, parameter, written)
                 if problem:
                     raise InvalidArgument(
                         f"kernel '{launch.kernel}' ({where}:{signature.line}), argument {i} "
@@ -230,7 +239,7 @@ class ModelSpec:
                 shapes = [((batch,) if t.batched else ()) + t.dims for t in self.inputs]
                 self.plan(shapes, batch, order, signatures)
 
-    def _mismatch(self, argument: Argument, parameter: Parameter) -> str:
+    def _mismatch(self, argument: Argument, parameter: Parameter, written: set[str | None]) -> str:
         if argument.tensor is None:
             assert argument.scalar is not None
             if parameter.pointer:
@@ -247,7 +256,9 @@ class ModelSpec:
             return f"expected a scalar, got the tensor '{spec.name}' ({name}), which needs a pointer '{expected}*'"
         if parameter.type is None:
             return f"the pointer's type is not known to the checker; {spec.role} '{spec.name}' is {name}, use '{expected}*'"
-        if parameter.const and spec.role == "output":
+        if (
+            parameter.const and spec.role == "output" and spec.name not in written
+        ):  # a later kernel may read it
             return f"output '{spec.name}' can't be written through a const pointer"
         declared = parameter.type
         raw = declared.size == size and declared.kind in "iu" and kind in "bhB"
