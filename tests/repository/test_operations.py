@@ -40,6 +40,7 @@ class FakeModel:
     def __init__(self, version: int) -> None:
         self.version = str(version)
         self.ready = True
+        self.lost = False
         self.stopped = False
         self.counters: Any = type("Counters", (), {"memory_usage": None})()
         self.load_duration_secs = 0.0
