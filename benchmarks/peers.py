@@ -78,6 +78,29 @@ class Server:
                 continue
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def held_up(self) -> tuple[float, int]:
+        """(ms that threads of the tree could run and had no core, times they were preempted) so far."""
+        waited, preempted = 0.0, 0
+        for pid in self.tree():
+            for task in Path(f"/proc/{pid}/task").glob("*"):
+                try:
+                    waited += int((task / "schedstat").read_text().split()[1]) / 1e6
+                    status = (task / "status").read_text()
+                except OSError:
+                    continue
+                preempted += int(status.split("nonvoluntary_ctxt_switches:")[1].split()[0])
+        return waited, preempted
+
+    def real_time(self, on: bool) -> None:
+        """Puts every thread of the tree before all ordinary processes, or back. Raises PermissionError."""
+        policy, priority = (os.SCHED_FIFO, 20) if on else (os.SCHED_OTHER, 0)
+        for pid in self.tree():
+            for task in Path(f"/proc/{pid}/task").glob("*"):
+                try:
+                    os.sched_setscheduler(int(task.name), policy, os.sched_param(priority))
+                except ProcessLookupError:
+                    continue
+
     def settle(self, limit_s: float = 10) -> None:
         """Waits until the server, ready and without load, uses no CPU time for a quarter of a second."""
         end, used = time.monotonic() + limit_s, -1.0

@@ -57,12 +57,16 @@ int next_body(slot *s) {
     return kind;
 }
 
+uint64_t in_flight, room_since;
+
 void push_start(slot *s, uint64_t start) {
+    in_flight++;
     s->starts[(s->head + s->flying) % opt.depth] = start;
     s->flying++;
 }
 
 uint64_t pop_start(slot *s) {
+    if (in_flight-- == (uint64_t)opt.connections * opt.streams * opt.depth) room_since = now_ns();
     uint64_t start = s->starts[s->head];
     s->head = (s->head + 1) % opt.depth;
     s->flying--;

@@ -79,7 +79,7 @@ static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const ui
         else answer(start, s->in + 5, length);
         memmove(s->in, s->in + length + 5, s->in_n - length - 5);
         s->in_n -= length + 5;
-        if (may_start(&start)) grpc_send(s, start);
+        if (may_start(s, &start)) grpc_send(s, start);
     }
 }
 
@@ -105,7 +105,7 @@ static int on_close(nghttp2_session *session, int32_t id, uint32_t code, void *u
     start = pop_start(s);
     if (!s->ok) failed("a call failed", "", 0);
     else answer(start, s->in + 5, s->in_n > 5 ? s->in_n - 5 : 0);
-    if (may_start(&start)) grpc_send(s, start);
+    if (may_start(s, &start)) grpc_send(s, start);
     return 0;
 }
 

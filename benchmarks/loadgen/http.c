@@ -76,7 +76,7 @@ void http_input(conn *c) {
         else failed("HTTP status", c->in, c->in_n < 400 ? c->in_n : 400);
         memmove(c->in, c->in + head + length, c->in_n - head - length);
         c->in_n -= head + length;
-        if (may_start(&start)) http_send(s, start);
+        if (may_start(s, &start)) http_send(s, start);
         if (!c->in_n) return;
     }
 }

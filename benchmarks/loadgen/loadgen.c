@@ -7,7 +7,9 @@
  *   open loop    --rate R   requests are due at fixed times; latency counts from the due time, so a
  *                           server that stalls is charged for everything that was due meanwhile, sent
  *                           or not: what was due before the end is sent and waited for after it, and
- *                           what is never answered counts with the time waited, and as a failure
+ *                           what is never answered counts with the time waited, and as a failure;
+ *                           late_* says how much of that is ours: the time from when a request was
+ *                           due and there was room for it to when we sent it
  *
  * --idle N connections answer one request each before the measurement and are then kept open without
  * another; "idle N" is printed when they are, so that the server's memory can be looked at.
@@ -42,15 +44,27 @@ void die(const char *format, ...) {
 static uint64_t due_count;      /* requests that have been started */
 static double interval_ns;
 
-int may_start(uint64_t *start) {
+int may_start(slot *s, uint64_t *start) {
     uint64_t t = now_ns();
     if (preparing) return 0;
+    if (t >= t_end && s->step) { *start = t; return 1; } /* sequences are ended, or their slots stay taken */
     if (opt.rate <= 0) { *start = t; return t < t_end; }
     uint64_t due = t_begin + (uint64_t)(due_count * interval_ns);
     if (due > t || due >= t_end) return 0;
     due_count++;
+    record_late(t - (due > room_since ? due : room_since));
     *start = due;
     return 1;
+}
+
+/* how long we could run and did not, in ms so far: other processes had our core */
+static double waited_ms(void) {
+    char text[128] = "";
+    unsigned long long ran, waited = 0;
+    FILE *file = fopen("/proc/self/schedstat", "r");
+    if (file && fgets(text, sizeof text, file)) sscanf(text, "%llu %llu", &ran, &waited);
+    if (file) fclose(file);
+    return waited / 1e6;
 }
 
 /* ------------------------------------------------------------------ the loop */
@@ -58,7 +72,7 @@ int may_start(uint64_t *start) {
 static void start_idle(conn *c) {
     uint64_t start;
     for (int i = 0; i < opt.streams; i++)
-        while (c->slots[i].flying < opt.depth && may_start(&start)) {
+        while (c->slots[i].flying < opt.depth && may_start(&c->slots[i], &start)) {
             if (opt.mode == HTTP) http_send(&c->slots[i], start);
             else grpc_send(&c->slots[i], start);
         }
@@ -234,6 +248,7 @@ int main(int argc, char **argv) {
     t_end = t_measure + (uint64_t)(opt.duration * 1e9);
     for (int i = 0; i < opt.connections; i++) start_idle(&conns[i]);
     struct rusage usage;
+    double waited = waited_ms();
     uint64_t grace = t_end + 10000000000ull;
     int turn = 0;
     for (;;) {
@@ -258,5 +273,5 @@ int main(int argc, char **argv) {
     if (opt.mode == STREAM) end_streams();
     getrusage(RUSAGE_SELF, &usage);
     double cpu = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-    return report(cpu);
+    return report(&(generator_use){cpu, waited_ms() - waited, usage.ru_nivcsw});
 }

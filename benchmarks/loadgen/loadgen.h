@@ -39,11 +39,9 @@ extern int preparing;                               /* idle connections take the
 void record(uint64_t start);                        /* an answer, by when its request started */
 void answer(uint64_t start, const char *data, size_t n);    /* the same, once it is what was expected */
 void failed(const char *what, const char *detail, size_t n);
-int report(double generator_cpu_seconds);           /* prints the JSON object; the exit status */
-
-/* ------------------------------------------------------------------ pacing: loadgen.c */
-
-int may_start(uint64_t *start);                     /* whether a request is due, and since when */
+void record_late(uint64_t ns);                      /* how long after it was due a request was sent, by our own fault */
+typedef struct { double cpu_s, waited_ms; long preempted; } generator_use;
+int report(const generator_use *use);               /* prints the JSON object; the exit status */
 
 /* ------------------------------------------------------------------ connections: connection.c */
 
@@ -82,6 +80,11 @@ void open_connection(conn *c, int number);
 int next_body(slot *s);
 void push_start(slot *s, uint64_t start);
 uint64_t pop_start(slot *s);
+extern uint64_t in_flight, room_since;              /* requests under way; since when a slot is free */
+
+/* ------------------------------------------------------------------ pacing: loadgen.c */
+
+int may_start(slot *s, uint64_t *start);            /* whether a request of this slot is due, and since when */
 
 /* ------------------------------------------------------------------ protocols: http.c, grpc.c */
 

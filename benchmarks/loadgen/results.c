@@ -3,6 +3,7 @@
 
 #define BUCKETS (64 * 64)
 static uint64_t histogram[BUCKETS], counted, sum_ns, max_ns, failures, mismatches;
+static uint64_t late[BUCKETS], late_counted, late_max;
 static char first_failure[512];
 uint64_t t_begin, t_measure, t_end, unanswered;
 int preparing;
@@ -50,20 +51,29 @@ void answer(uint64_t start, const char *data, size_t n) {
     }
 }
 
-static uint64_t percentile(double q) {
-    uint64_t want = (uint64_t)(q * counted), seen = 0;
-    for (int i = 0; i < BUCKETS; i++)
-        if ((seen += histogram[i]) > want) return bucket_value(i);
-    return max_ns;
+void record_late(uint64_t ns) {
+    late[bucket(ns)]++;
+    late_counted++;
+    if (ns > late_max) late_max = ns;
 }
 
-int report(double generator_cpu_seconds) {
+static uint64_t quantile(double q, const uint64_t *in, uint64_t n, uint64_t max) {
+    uint64_t want = (uint64_t)(q * n), seen = 0;
+    for (int i = 0; i < BUCKETS; i++)
+        if ((seen += in[i]) > want) return bucket_value(i);
+    return max;
+}
+
+static uint64_t percentile(double q) { return quantile(q, histogram, counted, max_ns); }
+
+int report(const generator_use *use) {
     printf("{\"requests\": %llu, \"seconds\": %.3f, \"per_second\": %.1f, \"failures\": %llu, \"mismatches\": %llu, \"unanswered\": %llu, "
            "\"mean_us\": %.2f, \"p50_us\": %.2f, \"p90_us\": %.2f, \"p99_us\": %.2f, \"p999_us\": %.2f, \"max_us\": %.2f, "
-           "\"generator_cpu_s\": %.3f}\n",
+           "\"generator_cpu_s\": %.3f, \"generator_waited_ms\": %.2f, \"generator_preempted\": %ld, \"late_p99_us\": %.2f, \"late_max_us\": %.2f}\n",
            (unsigned long long)counted, opt.duration, counted / opt.duration, (unsigned long long)failures,
            (unsigned long long)mismatches, (unsigned long long)unanswered, counted ? sum_ns / 1e3 / counted : 0.0, percentile(.5) / 1e3, percentile(.9) / 1e3,
-           percentile(.99) / 1e3, percentile(.999) / 1e3, max_ns / 1e3, generator_cpu_seconds);
+           percentile(.99) / 1e3, percentile(.999) / 1e3, max_ns / 1e3, use->cpu_s, use->waited_ms,
+           use->preempted, quantile(.99, late, late_counted, late_max) / 1e3, late_max / 1e3);
     if (first_failure[0]) fprintf(stderr, "first failure: %s\n", first_failure);
     return failures || mismatches || !counted;
 }
