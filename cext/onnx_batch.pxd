@@ -1,9 +1,9 @@
 # Batches of ONNX models that execute without the GIL.
 from libc.stdint cimport int64_t
 from neptrio._cext.batch cimport Batch
+from neptrio._cext.mailbox cimport Work
 from neptrio._cext.onnx_api cimport Feed, Status
 from neptrio._cext.onnx_session cimport OnnxSession
-from neptrio._cext.request cimport InferRequest
 
 cdef struct Piece:           # one request's part of one input
     const char* source
@@ -46,7 +46,7 @@ cdef class Timing:           # of executions with the same shapes and outputs
 
 cdef class OnnxBatch(Batch):
     cdef OnnxSession session
-    cdef OnnxBuilder builder
+    cdef object builder      # whose work memory it uses
     cdef list members        # of each run: [index of a request]
     cdef list timings        # of each run
     cdef OnnxWork c
@@ -54,21 +54,4 @@ cdef class OnnxBatch(Batch):
     cpdef conclude(self)
     cdef int answer(self, Run* run, list members) except -1
 
-cdef class OnnxBuilder:
-    cdef str name
-    cdef bint batching
-    cdef bint on_thread
-    cdef OnnxSession session
-    cdef list names          # of the inputs a request may give
-    cdef list served_names   # of the outputs in the configuration, and of states
-    cdef tuple served        # indices of the outputs that are served
-    cdef dict output_index   # name -> index, of those
-    cdef tuple states        # indices of the outputs that hold a sequence's state
-    cdef dict timings
-    cdef list last_parts     # the key of the run before, and what it found
-    cdef Timing last_timing
-    cdef WorkMemory memory
-    cdef tuple wanted(self, list requests, list members)
-    cdef list tensors_of(self, InferRequest r)
-    cdef Timing timing_of(self, list parts)
-    cdef list sort(self, list tensors)
+cdef void run_onnx(Work* work) noexcept nogil

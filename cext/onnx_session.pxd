@@ -18,7 +18,7 @@ cdef class OnnxSession:
     cdef int* feed_types         # of ONNX
     cdef const char** c_output_names
     cdef int* output_types       # of the protocol
-    cdef int describe(self) except -1
+    cdef int read_signature(self) except -1
     cdef const char* kept(self, str name) except NULL
     cdef object value_info(self, int which, size_t i)
 

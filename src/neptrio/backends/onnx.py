@@ -30,7 +30,8 @@ from typing import Any
 from neptrio import accelerators, datatypes
 from neptrio._cext.batch import Batch
 from neptrio._cext.gather import gather, split
-from neptrio._cext.onnx_batch import OnnxBatch, OnnxBuilder, run_failure
+from neptrio._cext.onnx_batch import OnnxBatch, run_failure
+from neptrio._cext.onnx_builder import OnnxBuilder
 from neptrio._cext.request import InferRequest, InferResponse, Tensor
 from neptrio.backends import onnx_model, onnx_options, onnx_signature
 from neptrio.backends.base import Backend, BackendInstance, LoadContext
