@@ -141,6 +141,7 @@ class Server:
                 with trio.CancelScope(shield=True) as scope:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
+                    self.services.shared_memory.close()
                     await self.tracer.close()
                 self.timed_out = self.timed_out or scope.cancelled_caught
                 self.abandoned = self.abandoned or self.repository.left_behind > 0

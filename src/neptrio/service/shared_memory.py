@@ -21,6 +21,11 @@ class SharedMemoryService:
         self.system = SystemSharedMemory()
         self.cuda = CudaSharedMemory()
 
+    def close(self) -> None:
+        """Forgets every region: the server is about to end."""
+        self.system.unregister()
+        self.cuda.unregister()
+
     def check_allowed(self) -> None:
         """Raises Unsupported when the server does not take regions from clients."""
         if not self._allowed:

@@ -396,7 +396,7 @@ def test_a_region_is_lost_with_its_context(region_server: Any) -> None:
         client.register_cuda_shared_memory("r", base64.b64encode(handle), 0, 4096)
         client.infer("a", **request())
         assert device.read(address + 1024, 16) == np.ones(4, np.int32).tobytes()
-        client.unregister_cuda_shared_memory("r")
+        # it is left registered: the server closes it when it ends
 
 
 # ---------------------------------------------------------------- Python models

@@ -126,6 +126,17 @@ def test_a_driver_without_devices(tmp_path: Path) -> None:
         assert add(server, "auto", 1) == (200, [2])
 
 
+def test_warm_up_runs_on_the_device(tmp_path: Path) -> None:
+    sample = 'model_warmup { name: "w" batch_size: 2 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 9 ] random_data: true } } }'
+    group = " instance_group { kind: KIND_GPU count: 2 }"
+    write_model(tmp_path, "add", add_config(group + sample), {"1/model.cu": ADD})
+    with FakeGpu() as gpu:
+        with ServerProcess(tmp_path, env=gpu.env) as server:
+            assert gpu["launches"] == 2, "each instance once"
+            assert held(server, "add")["GPU", 0] == 4 * 65536, "what it took is told from the start"
+        assert gpu.live() == {}
+
+
 # ---------------------------------------------------------------- memory
 
 

@@ -185,6 +185,8 @@ void progress(void);                     /* what MODE lets run now */
 int synchronize(Context* context);
 void forget_streams(Context* context);
 int push(Stream* stream, Op op);
+void drop(Op* op);
+int usable(Stream* stream);              /* 0, or the error of a call with that stream */
 void pause_ns(int64_t ns);
 
 int run_function(Function* function, Op* op);

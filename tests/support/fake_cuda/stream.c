@@ -1,4 +1,4 @@
-/* Streams, events, copies and graphs: queued work, and when it runs. */
+/* Streams, events and copies: queued work, and when it runs. */
 #include "fake.h"
 
 static Stream* streams;
@@ -19,7 +19,7 @@ static double clock_ns(void) {
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-static void drop(Op* op) {
+void drop(Op* op) {
     free(op->owned);
     free(op);
 }
@@ -174,7 +174,7 @@ void forget_streams(Context* context) {
         }
 }
 
-static int usable(Stream* stream) {
+int usable(Stream* stream) {
     if (!stream || !stream->context) return violation(INVALID_HANDLE, "a stream that is gone was used");
     if (stream->context != current())
         return violation(INVALID_CONTEXT, "a stream was used while another context was current");
@@ -396,99 +396,5 @@ int cuMemcpyDtoH(void* to, Ptr from, size_t size) {
     if (!at) return violation(INVALID_VALUE, "copy from %llx: its stream is not so far", from);
     numbers[DTOH]++;
     memcpy(to, at, size);
-    return OK;
-}
-
-/* ---------------------------------------------------------------- graphs */
-
-static Op* copied(const Op* op) {
-    Op* made = malloc(sizeof *made);
-    *made = *op;
-    if (op->owned) {
-        made->owned = malloc(op->size ? op->size : 1);
-        memcpy(made->owned, op->owned, op->size);
-    }
-    made->next = NULL;
-    return made;
-}
-
-static Graph* new_graph(Context* context, const Graph* from) {
-    Graph* graph = calloc(1, sizeof *graph);
-    graph->context = context;
-    for (const Op* op = from ? from->head : NULL; op; op = op->next) {
-        Op* made = copied(op);
-        *(graph->tail ? &graph->tail->next : &graph->head) = made;
-        graph->tail = made;
-    }
-    return graph;
-}
-
-static void drop_graph(Graph* graph) {
-    for (Op *op = graph->head, *next; op; op = next) {
-        next = op->next;
-        drop(op);
-    }
-    free(graph);
-}
-
-int cuStreamBeginCapture(Stream* stream, int mode) {
-    ENTER;
-    (void)mode;
-    const int result = usable(stream);
-    if (result) return result;
-    if (stream->capturing) return violation(CAPTURE_UNSUPPORTED, "a graph is being recorded already");
-    stream->capturing = new_graph(stream->context, NULL);
-    stream->capturer = pthread_self();
-    numbers[LIVE_GRAPHS]++;
-    return OK;
-}
-
-int cuStreamEndCapture(Stream* stream, Graph** graph) {
-    ENTER;
-    const int result = usable(stream);
-    *graph = stream->capturing;
-    stream->capturing = NULL;
-    return result;
-}
-
-int cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long flags) {
-    ENTER;
-    (void)flags;
-    const int result = ready(graph->context);
-    if (result) return result;
-    *executable = new_graph(graph->context, graph);
-    numbers[LIVE_EXECS]++;
-    return OK;
-}
-
-int cuGraphInstantiate(Graph** executable, Graph* graph, unsigned long long flags) {
-    return cuGraphInstantiateWithFlags(executable, graph, flags);
-}
-
-int cuGraphLaunch(Graph* executable, Stream* stream) {
-    ENTER;
-    const int result = usable(stream);
-    if (result) return result;
-    if (due(FAIL_LAUNCH)) return (int)numbers[FAIL_LAUNCH_WITH];
-    numbers[GRAPH_LAUNCHES]++;
-    for (const Op* op = executable->head; op; op = op->next) {
-        Op* made = copied(op);
-        push(stream, *made);
-        free(made);
-    }
-    return OK;
-}
-
-int cuGraphDestroy(Graph* graph) {
-    ENTER;
-    drop_graph(graph);
-    numbers[LIVE_GRAPHS]--;
-    return OK;
-}
-
-int cuGraphExecDestroy(Graph* executable) {
-    ENTER;
-    drop_graph(executable);
-    numbers[LIVE_EXECS]--;
     return OK;
 }

@@ -226,21 +226,25 @@ class Device:
             raise InvalidArgument(f"GPU {ordinal} was asked for and {have}")
         with cls._lock:
             device = cls._open.get(ordinal)
-            if device is not None and device.pool.broken:
-                device._reset()
-                device = None
+            if device is not None:
+                device.users += 1  # before anything that may free a block, and with it the last user
+                if device.pool.broken:
+                    device._reset()
+                    device = None
             if device is None:
-                device = cls._open[ordinal] = cls(ordinal)
+                device = cls(ordinal)
+                device.users += 1
+                cls._open[ordinal] = device
                 device_memory.pools[ordinal] = device.pool
-            device.users += 1
             if pinned_limit is not None:
                 device.pinned.limit = pinned_limit
             return device
 
     def release(self) -> None:
         """One user less."""
-        self.users -= 1
-        self._settle()
+        with self._lock:
+            self.users -= 1
+            self._settle()
 
     def _settle(self) -> None:
         """Gives the device back when nothing uses it any more (rule 1)."""
