@@ -37,6 +37,7 @@ cdef class Http1Lane(RequestHead):
     cdef public int64_t since_ns     # of the last answer, or of the connection's start
     cdef public int64_t requests
     cdef readonly int64_t passed     # of those, the ones that did not meet the parser
+    cdef public bytes later          # received, and to be parsed when there is room; None: nothing
     cdef public object direct        # the buffer of a body that is received past the parser
     cdef public object room          # Event of whoever waits for room, or None
     cdef public object idle          # Event of whoever waits for the last answer, or None

@@ -308,7 +308,7 @@ cdef class Http1Lane(RequestHead):
                     self.feed(VIEW[at:n] if at else VIEW[:n])
             elif n == 0:
                 self.end_of_input()
-        return not self.closing and not self.ended and self.has_room()
+        return self.later is None and not self.closing and not self.ended and self.has_room()
 
     def pass_on(self, bytes data not None):
         """Takes bytes that were received elsewhere."""

@@ -53,6 +53,8 @@ log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
 MAX_HEAD_BYTES = 64 << 10
+FEW_BYTES = 1 << 10  # parsed at once: they cannot hold many pipelined requests
+PIECE_BYTES = 4 << 10  # in which the end of a head is looked for
 MIN_BYTES_PER_SECOND = 16 << 10
 CLOSE_SECONDS = 5.0
 PREFACE = b"PRI * HTTP/2.0"
@@ -92,6 +94,7 @@ class Http1Connection(Http1Lane):
     closing: bool
     ended: bool
     direct: Any
+    later: bytes | None
     room: trio.Event | None
     idle: trio.Event | None
 
@@ -309,6 +312,11 @@ class Http1Connection(Http1Lane):
                         await self.room.wait()
                         self.room = None
                         continue
+                    if self.later is not None:
+                        data, self.later = self.later, None
+                        self.pass_on(data)
+                        self.turn.end()
+                        continue
                     await self._poller.read(self.sock, self.take)
                 await self._last_answers()
         except HandOver as signal:
@@ -360,8 +368,31 @@ class Http1Connection(Http1Lane):
             self._request(method, version, keep_alive, buffer)
 
     def feed(self, data: Any) -> None:
-        if not data:
-            return
+        """Parses bytes as far as there is room for the requests in them; the rest waits in `later`."""
+        at, size = 0, len(data)
+        while at < size and not self.closing:
+            if not self.has_room():
+                self.later = bytes(data[at:])
+                return
+            end = at + self._piece(data, at)
+            self._parse(data[at:end] if end - at < size else data)
+            at = end
+        if size and not self.closing:
+            self._parsed(size)
+
+    def _piece(self, data: Any, at: int) -> int:
+        """How much to parse before the next look for room: a head or a body, of many bytes."""
+        left = len(data) - at
+        if left <= FEW_BYTES:
+            return left
+        if not self.in_message or not self.head_complete:
+            end = bytes(data[at : at + PIECE_BYTES]).find(b"\r\n\r\n")
+            return end + 4 if end >= 0 else min(left, PIECE_BYTES)
+        if self.chunked:
+            return min(left, PIECE_BYTES)
+        return min(left, max(self.content_length - self._received, 1))
+
+    def _parse(self, data: Any) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -369,7 +400,7 @@ class Http1Connection(Http1Lane):
             if self._parser.get_method() == b"CONNECT":
                 self.closing = True
             else:
-                self.feed(data[upgrade.args[0] :])
+                self._parse(data[upgrade.args[0] :])
             return
         except httptools.HttpParserCallbackError as error:
             self._parser_refused(error.__context__ or error)
@@ -379,13 +410,15 @@ class Http1Connection(Http1Lane):
             return
         except httptools.HttpParserError as error:
             self._refuse(TritonError(f"malformed HTTP request: {error}"))
-            return
+
+    def _parsed(self, size: int) -> None:
+        """Looks at what is under way once `size` received bytes have been parsed."""
         if not self.in_message:
             self._head_seen = 0
             return
         if not self.head_complete:
             # a header that does not end is not seen by the callbacks
-            self._head_seen += len(data)
+            self._head_seen += size
             if self._head_seen > RECEIVE_BYTES + MAX_HEAD_BYTES:
                 self._head_too_large()
             return

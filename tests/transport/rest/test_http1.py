@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.support.http import Http1
+from tests.support.latch import Latch
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -82,6 +83,46 @@ def test_a_thousand_pipelined_requests(client: Http1) -> None:
     for _ in range(1000):
         assert client.read().status == 200
     sender.join()
+
+
+LATCHED = """
+import pathlib
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pathlib.Path({!r}).read_bytes()
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())])
+            for request in requests
+        ]
+"""
+
+
+@pytest.mark.parametrize("header", ["", "Accept-Encoding: identity"])  # past the parser, and through it
+def test_pipelined_requests_are_begun_as_far_as_there_is_room(tmp_path: Path, header: str) -> None:
+    """300 in one piece: 64 are under way, those behind them wait in the connection."""
+    text = (
+        'backend: "python" input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } '
+        'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
+    )
+    with Latch(tmp_path / "latch") as latch:
+        write_model(
+            tmp_path / "models", "held", text, {"1/model.py": LATCHED.format(str(tmp_path / "latch"))}
+        )
+        with ServerProcess(tmp_path / "models") as server, Http1(server.http) as client:
+            body = '{"id":"%d","inputs":[{"name":"IN","datatype":"INT32","shape":[1],"data":[1]}]}'
+            bodies = [(body % number).encode() for number in range(300)]
+            client.send(
+                b"".join(post("held", body, *([header.encode()] if header else [])) for body in bodies)
+            )
+            until(lambda: accepted(server, "held") >= 64, "64 are under way")
+            assert accepted(server, "held") < 64 + 8  # the last KiB of what was read is not looked at
+            latch.open()
+            assert [json.loads(client.read().body)["id"] for _ in bodies] == [str(n) for n in range(300)]
+            assert client.request("GET", "/v2/health/live").status == 200
 
 
 def test_connection_close_is_echoed(client: Http1) -> None:
