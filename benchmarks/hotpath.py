@@ -2,7 +2,7 @@
 
 A connection object is fed request bytes over and over; what it answers is read from the other end
 of a socket pair. Prints microseconds of CPU per request; benchmarks/instructions.py counts
-instructions of the same.
+instructions of the same. A form that ends in `+trace` has every request traced (level TIMESTAMPS).
 """
 
 from __future__ import annotations
@@ -177,6 +177,8 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
 
 async def measure(server: Server, form: str, count: int, meter: Meter) -> float:
     """Microseconds of CPU per request."""
+    form, _, traced = form.partition("+")
+    await server.services.trace.update({"trace_level": ["TIMESTAMPS" if traced else "OFF"]})
     async with trio.open_nursery() as nursery:
         if form == "unary":
             await unary(server, nursery, grpc_message(WORK), count, meter)
@@ -194,7 +196,13 @@ async def run(forms: list[str], count: int, rounds: int, meter: Meter) -> None:
         (folder / "1").mkdir(parents=True)
         (folder / "config.pbtxt").write_text(CONFIG)
         server = Server(
-            Settings(model_repository=(Path(tmp),), allow_http=False, allow_grpc=False, allow_metrics=False)
+            Settings(
+                model_repository=(Path(tmp),),
+                allow_http=False,
+                allow_grpc=False,
+                allow_metrics=False,
+                trace_config=(f"triton,file={tmp}/trace.json", "triton,log-frequency=1000", "rate=1"),
+            )
         )
         ready = trio.Event()
         async with trio.open_nursery() as nursery:

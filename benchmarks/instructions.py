@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "benchmarks" / "instructions.json"
 TOLERANCE = 0.03
-FORMS = ("binary", "json", "unary")
+FORMS = ("binary", "json", "unary", "binary+trace", "unary+trace")
 STEPS = {
     "HTTP/1.1 head to answer due": r"9Http1Lane_pass_by",
     "HTTP/2 frames in": r"nghttp2_session_mem_recv",
@@ -40,6 +40,10 @@ STEPS = {
     "complete": r"5batch_complete",
     "encode JSON or binary": r"json_response\S*encode_response",
     "encode protobuf": r"wire_response\S*encode_response",
+    "begin a trace": r"5trace_7Sampler_begin",
+    "note an answer": r"5trace_5Trace_answering",
+    "note that it was sent": r"5trace_5Trace_sent",
+    "finish a trace": r"5trace_7Sampler_finish",
 }
 COST = re.compile(r"^\s*([\d,]+) \([^)]*\)\s+(\S.*)$")
 

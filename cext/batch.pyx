@@ -121,7 +121,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         request.responses += 1
     if request.trace is not None:
         trace = <Trace>request.trace
-        trace.answering(response, final)
+        trace.answering(response, final, now)
         request.responder.respond(request, response, final)
         trace.answered(final)
     else:

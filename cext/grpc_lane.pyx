@@ -15,6 +15,7 @@ from neptrio._cext.request cimport (
     Responder,
     now_ns,
 )
+from neptrio._cext.trace cimport Trace
 
 import logging
 from collections import deque
@@ -176,7 +177,7 @@ cdef class UnaryCore(GrpcStream):
             self.give_back()
         if self.ended:
             return 0
-        if (request.trace is not None and request.trace.headers) or connection.compression != "none":
+        if (request.trace is not None and (<Trace>request.trace).headers) or connection.compression != "none":
             self.answer_generally(request, response)
             return 0
         if response.error is not None:

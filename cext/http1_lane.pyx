@@ -32,6 +32,7 @@ from neptrio._cext.request cimport (
     Tensor,
     now_ns,
 )
+from neptrio._cext.trace cimport Trace
 
 import logging
 from collections import deque
@@ -178,8 +179,8 @@ cdef class LaneExchange(ExchangeCore):
             log.exception("encoding a response of model '%s' failed", request.model_name)
             self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         else:
-            if request.trace is not None and request.trace.headers:
-                self.connection.reply_with(self, request.trace.headers, head, blobs)
+            if request.trace is not None and (<Trace>request.trace).headers:
+                self.connection.reply_with(self, (<Trace>request.trace).headers, head, blobs)
             else:
                 self.reply(head, blobs, binary_bytes)
             self.complete = True

@@ -2,155 +2,83 @@
 
 The problem: a trace must show true times, and tracing every request must cost next to nothing. The
 choice: times are read from the request's own timestamp array when it is done; what the array cannot
-hold (responses of decoupled models) is noted as it happens; the text of a trace file is written here,
-into blocks of memory that the writer's thread takes a few times a second, without an object per trace
-beside the trace's own.
+hold (responses of decoupled models) is noted as it happens; a finished trace becomes a record of some
+hundred bytes in a block of its scope (cext/trace_block), which the writer's thread takes a few times
+a second. The object of the trace is then free for the next request.
 
 Rules:
  1. A root request with all its ensemble steps and BLS calls is one trace, for sampling and for files.
     It is finished when every part has ended.
  2. Ids grow from parent to child.
  3. A part ends with its final response; a root with a front when that response has been sent.
- 4. Timestamps of a part are in time order.
- 5. A part that is closed does not change any more.
- 6. A scope's block is filled and taken without a step in between at which another thread could run.
+ 4. A part that is closed does not change any more, and holds no model.
+ 5. A scope's block is filled and taken without a step in between at which another thread could run.
 Source: spec/trace-file.md, spec/observed.md 11, the trace guide.
 """
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, strlen
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import json
 
 from neptrio._cext.grpc_stream cimport GrpcStream
 from neptrio._cext.request cimport (
-    COMPUTE_END,
-    COMPUTE_INPUT_END,
-    COMPUTE_OUTPUT_START,
     COMPUTE_START,
-    QUEUE_START,
     RECV_END,
     RECV_START,
     REQUEST_END,
     REQUEST_START,
     SEND_START,
-    STAMPS,
     InferRequest,
     InferResponse,
     ModelCore,
     now_ns,
 )
+from neptrio._cext.trace_block cimport (
+    GRPC,
+    HTTP,
+    NOBODY,
+    PLAIN,
+    Point,
+    Record,
+    TraceBlock,
+    collect,
+    record_size,
+)
 
+from neptrio._cext.trace_block import TEXTS
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
 from neptrio._cext.device_memory import readable
 from neptrio.observe.trace_record import Copied, parameters_of, tensor_document
 
-cdef enum:
-    HTTP = 1
-    GRPC = 2
-
-cdef enum Name:
-    HTTP_RECV_START
-    HTTP_RECV_END
-    GRPC_WAITREAD_START
-    GRPC_WAITREAD_END
-    N_REQUEST_START
-    N_QUEUE_START
-    N_COMPUTE_START
-    N_COMPUTE_INPUT_END
-    N_COMPUTE_OUTPUT_START
-    N_COMPUTE_END
-    N_REQUEST_END
-    INFER_RESPONSE_COMPLETE
-    HTTP_SEND_START
-    HTTP_SEND_END
-    GRPC_SEND_START
-    GRPC_SEND_END
-    NAMES
-
-TEXTS = (
-    "HTTP_RECV_START", "HTTP_RECV_END", "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START",
-    "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
-    "REQUEST_END", "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "GRPC_SEND_START",
-    "GRPC_SEND_END",
-)
-# each name as it stands in a file, in front of its number
-_heads = [b'{"name":"%s","ns":' % text.encode() for text in TEXTS]
-cdef const char* HEADS[16]
-cdef Py_ssize_t HEAD_SIZES[16]
-for _i in range(NAMES):
-    HEADS[_i] = PyBytes_AS_STRING(_heads[_i])
-    HEAD_SIZES[_i] = PyBytes_GET_SIZE(_heads[_i])
+RECENT = RECENT_TRACES
 
 cdef enum:
-    POINT_BYTES = 64        # no head with its number and brackets is longer
-    PLAIN = 16              # points of a part with one response, at most
     BLOCK_BYTES = 1048576   # a block that holds as much goes to the writer's thread at once
 
 cdef int64_t last_id = 0
-cdef char PAIRS[200]        # "00" "01" ... "99"
-for _i in range(100):
-    PAIRS[2 * _i] = 48 + _i // 10
-    PAIRS[2 * _i + 1] = 48 + _i % 10
-
-
-cdef class TextBlock:
-    """The text of finished traces; a buffer for whoever writes it."""
-
-    def __cinit__(self):
-        self.most = 1 << 62
-
-    def __dealloc__(self):
-        free(self.data)
-
-    def __len__(self):
-        return self.size
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, self.size, True, flags)
-
-    def clear(self):
-        """Empties it; its memory is kept."""
-        self.size = 0
-        self.traces = 0
-
-    cdef int reserve(self, Py_ssize_t n) except -1:
-        cdef Py_ssize_t room
-        cdef char* data
-        if self.size + n > self.room:
-            room = max(2 * self.room, self.size + n, 16384)
-            data = <char*>realloc(self.data, room)
-            if data == NULL:
-                raise MemoryError()
-            self.data = data
-            self.room = room
-        return 0
-
-    cdef int add(self, Trace root) except -1:
-        cdef Trace part
-        cdef char* at
-        self.reserve(root.room() + 2)
-        at = self.data + self.size
-        if self.traces:
-            at = chars(at, b",\n")
-        self.size = root.write(at) - self.data
-        if root.children is not None:
-            for part in root.children:
-                self.reserve(part.room() + 2)
-                at = chars(self.data + self.size, b",\n")
-                self.size = part.write(at) - self.data
-        self.traces += 1
-        return 0
 
 
 cdef class Sampling:
     """What sampling counts in a scope of settings (observe.trace_settings.Scope)."""
 
+    @property
+    def level(self) -> tuple:
+        """What is traced: (), or some of TIMESTAMPS and TENSORS."""
+        return self.levels
+
+    @level.setter
+    def level(self, tuple levels):
+        self.levels = levels
+        self.timestamps = "TIMESTAMPS" in levels
+        self.with_tensors = "TENSORS" in levels
+
     cpdef bint sample(self):
         """Counts a request; True when it is one to trace (the rate-th, 2 * rate-th, ...)."""
-        if not self.left or not self.rate or not self.level:
+        if not self.left or not self.rate or not (self.timestamps or self.with_tensors):
             return False
         self.seen += 1
         if self.seen < self.rate:
@@ -162,8 +90,8 @@ cdef class Sampling:
         return True
 
     def take_block(self):
-        """The block, which the scope then has no more (rule 6)."""
-        cdef TextBlock block = self.block
+        """The block, which the scope then has no more (rule 5)."""
+        cdef TraceBlock block = self.block
         self.block = None
         return block
 
@@ -178,10 +106,67 @@ cdef class Sampling:
         return True
 
 
+cdef class Recent:
+    """The last finished traces, in a ring: as their records where these are small."""
+
+    def __cinit__(self):
+        self.data = <char*>malloc(RECENT_TRACES * RECENT_BYTES)
+        if self.data == NULL:
+            raise MemoryError()
+        memset(self.sizes, 0, sizeof(self.sizes))
+        self.whole = [None] * RECENT_TRACES
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int add(self, Trace root, const char* records, Py_ssize_t size) except -1:
+        """`records` are those of the root and its parts, NULL when they were not made."""
+        cdef Py_ssize_t place = self.count % RECENT_TRACES
+        cdef Py_ssize_t was = self.sizes[place]
+        self.count += 1
+        if records != NULL and size <= RECENT_BYTES:
+            memcpy(self.data + place * RECENT_BYTES, records, size)
+            self.sizes[place] = size
+            if not was:
+                self.whole[place] = None
+        else:
+            self.sizes[place] = 0
+            self.whole[place] = root
+        return 0
+
+    def __len__(self):
+        return min(self.count, RECENT_TRACES)
+
+    def last(self, int64_t count) -> list:
+        """The objects of the last traces, oldest first, without tensors."""
+        cdef int64_t i
+        cdef Py_ssize_t place
+        cdef TraceBlock block
+        cdef Trace root
+        cdef list found = []
+        for i in range(self.count - min(count, len(self)), self.count):
+            place = i % RECENT_TRACES
+            if self.sizes[place]:
+                block = TraceBlock()
+                memcpy(block.reserve(self.sizes[place]), self.data + place * RECENT_BYTES, self.sizes[place])
+                block.records.size = self.sizes[place]
+                found += json.loads(b"[%s]" % block.text())
+            else:
+                root = self.whole[place]
+                found += [part.document()[0] for part in root.parts]
+        return found
+
+
 cdef class Sampler:
     """The part of observe.tracer.Tracer that every traced request passes through."""
 
-    cpdef object begin(self, InferRequest request):
+    def attach(self, TurnCore turn):
+        """Takes the turn at whose end traces hear that their answers are sent."""
+        self.turn = turn
+        turn.follower = Trace
+        turn.follow = follow
+
+    cdef object begin(self, InferRequest request):
         """A validated request is about to be queued: traces it if it is its turn, or asked for.
 
         Raises InvalidArgument when the request asks for something that is no trace level.
@@ -193,7 +178,8 @@ cdef class Sampler:
             if above is not None and above.top().open:
                 request.trace = trace = made(self, request)
                 trace.root = above.top()
-                trace.parent = above.id
+                trace.record.parent = above.record.id
+                trace.record.timestamps = trace.root.timestamps
                 if trace.root.children is None:
                     trace.root.children = []
                 trace.root.children.append(trace)
@@ -210,23 +196,31 @@ cdef class Sampler:
                 level = self.asked_level(request, scope)
                 if level:
                     scope.open += 1
-                    self.root(request, scope, level, True)
+                    trace = self.begin_root(request, scope, True)
+                    self.prepare_root(trace, request, "TIMESTAMPS" in level, "TENSORS" in level)
                     return
             if not self.disabled and scope.sample():
-                self.root(request, scope, scope.level, False)
+                trace = self.begin_root(request, scope, False)
+                if scope.with_tensors or self.spans:
+                    self.prepare_root(trace, request, scope.timestamps, scope.with_tensors)
 
-    def root(self, InferRequest request, Sampling scope, tuple level, bint asked):
-        """Begins a trace."""
+    cdef Trace begin_root(self, InferRequest request, Sampling scope, bint asked):
+        """Begins a trace at the level of its scope."""
         cdef Trace trace = made(self, request)
         request.trace = trace
         trace.scope = scope
         trace.asked = asked
-        trace.timestamps = "TIMESTAMPS" in level
-        trace.with_tensors = "TENSORS" in level
+        trace.timestamps = trace.record.timestamps = scope.timestamps
         trace.open = 1
-        trace.front = GRPC if isinstance(request.context, GrpcStream) else HTTP
+        trace.record.front = GRPC if isinstance(request.context, GrpcStream) else HTTP
         self.open += 1
-        if trace.with_tensors:
+        return trace
+
+    def prepare_root(self, Trace trace, InferRequest request, bint timestamps, bint with_tensors):
+        """What a new root needs beyond its timestamps."""
+        trace.timestamps = trace.record.timestamps = timestamps
+        trace.with_tensors = with_tensors
+        if with_tensors:
             trace.copy("TENSOR_QUEUE_INPUT", request.inputs)
             trace.parameters = parameters_of(request)
         if self.spans:
@@ -235,22 +229,24 @@ cdef class Sampler:
     cdef object finish(self, Trace root):
         """Every part of a trace has ended."""
         cdef Sampling scope = root.scope
-        cdef TextBlock block
+        cdef TraceBlock block
+        cdef Py_ssize_t size
         self.open -= 1
         scope.open -= 1
         if root.asked or not scope.tail_us or scope.keep(root.slow_or_failed()):
-            self.recent.append(root)
-            if self.spans or root.with_tensors or not scope.file:
+            if self.spans or root.with_tensors or not scope.to_file:
+                self.recent.add(root, NULL, 0)
                 self.kept(root)
             else:
                 block = scope.block
                 if block is None:
                     block = scope.block = self.writer.block(scope)
-                    block.add(root)
+                    size = root.pack_into(block)
                     self.writer.opened(scope)
                 else:
-                    block.add(root)
-                if block.size >= BLOCK_BYTES or block.traces >= block.most:
+                    size = root.pack_into(block)
+                self.recent.add(root, block.records.data + block.records.size - size, size)
+                if block.records.size >= BLOCK_BYTES or block.traces >= block.most:
                     self.writer.full(scope)
         if not scope.open and (scope.retired or not scope.left):
             self.drained(scope)
@@ -258,14 +254,18 @@ cdef class Sampler:
             self.activate()
 
 
-cdef Trace made(Sampler sampler, InferRequest request):
+cdef int follow(object trace) except -1:
+    (<Trace>trace).follow()
+    return 0
+
+
+cdef inline Trace made(Sampler sampler, InferRequest request):
     global last_id
     cdef Trace trace = Trace.__new__(Trace)
     last_id += 1
-    trace.id = last_id
+    trace.record.id = last_id
     trace.sampler = sampler
     trace.request = request
-    trace.turn = sampler.turn
     return trace
 
 
@@ -278,6 +278,17 @@ cdef class Trace:
         self.headers = ()
         self.span_id = 0
         self.trace_id = 0
+        memset(&self.record, 0, sizeof(Record))
+
+    @property
+    def id(self) -> int:
+        """Its number, greater than its parent's."""
+        return self.record.id
+
+    @property
+    def parent(self) -> int:
+        """The number of the part above, 0 of a root."""
+        return self.record.parent
 
     cdef Trace top(self):
         return self if self.root is None else self.root
@@ -299,8 +310,11 @@ cdef class Trace:
         limit = self.sampler.tensor_bytes
         self.tensors += [Copied(activity, tensor, limit, response) for tensor in readable(tensors or ())]
 
-    cpdef object answering(self, InferResponse response, bint final):
-        """The request is being answered; called by complete() before the responder is."""
+    cdef object answering(self, InferResponse response, bint final, int64_t now):
+        """The request is being answered; called by complete() before the responder is.
+
+        `now` is 0 when it has not been asked for.
+        """
         cdef InferRequest request = self.request
         if request is None:
             return
@@ -312,28 +326,29 @@ cdef class Trace:
             if response.outputs:
                 self.copy("TENSOR_BACKEND_OUTPUT", response.outputs, self.answers)
                 self.answers += 1
-        if self.front and not request.cancelled and not response.null and not self.told_by_front:
-            self.note(now_ns())
+        if (self.record.front != NOBODY and not request.cancelled and not response.null
+                and not self.record.told_by_front):
+            self.note(now if now else now_ns())
 
     cdef int note(self, int64_t now) except -1:
-        if not self.made:
-            self.made = now
+        if not self.record.made:
+            self.record.made = now
         elif self.waiting is None:
             self.waiting = [now]
         else:
             self.waiting.append(now)
         return 0
 
-    cpdef object answered(self, bint final):
+    cdef object answered(self, bint final):
         """The responder has been called; the rest follows when the turn has sent its output."""
         if final:
             self.ended = True
-            if not self.front:
+            if self.record.front == NOBODY:
                 self.close()
                 return
         if not self.deferred and not self.flushing:
             self.flushing = True  # so it is there once
-            self.turn.connections.append(self)
+            self.sampler.turn.connections.append(self)
 
     def defer(self):
         """The front sends later than this turn and calls left() when it has, or never will."""
@@ -344,16 +359,16 @@ cdef class Trace:
         self.has_left, self.deferred = True, False
         self.sent()
 
-    def flush(self):
+    cdef object follow(self):
         """Called by the turn after the connection that the answer went to."""
         if self.again:
             self.again = False
-            self.turn.want_flush(self)
+            self.sampler.turn.connections.append(self)
             return
         self.flushing = False
         self.sent()
 
-    cpdef object sent(self):
+    cdef object sent(self):
         """What was answered so far has been handed to the network."""
         cdef InferRequest request = self.request
         cdef int64_t now, start
@@ -361,9 +376,9 @@ cdef class Trace:
             return
         now = now_ns()
         start = request.stamps[<int>SEND_START]
-        if self.made and not self.send_end:
-            self.send_start = start if self.made <= start <= now else self.made
-            self.send_end = now
+        if self.record.made and not self.record.send_end:
+            self.record.send_start = start if self.record.made <= start <= now else self.record.made
+            self.record.send_end = now
         if self.waiting is not None:
             if self.more is None:
                 self.more = []
@@ -381,35 +396,42 @@ cdef class Trace:
         self.error = str(error)
         request.stamps[<int>REQUEST_END] = now_ns()
         self.ended = True
-        if self.front:
+        if self.record.front != NOBODY:
             self.told()
         else:
             self.close()
 
     def told(self):
         """The front itself answers for the request: refused, or its deadline is over while it goes on."""
-        if self.request is None or not self.front or self.made:
+        if self.request is None or self.record.front == NOBODY or self.record.made:
             return
-        self.told_by_front = True
+        self.record.told_by_front = True
         self.note(now_ns())
         self.again = True  # the connection asks for its flush after this
         if not self.flushing:
             self.flushing = True
-            self.turn.want_flush(self)
-            self.turn.soon()
+            self.sampler.turn.connections.append(self)
+            self.sampler.turn.soon()
 
-    cpdef object close(self):
+    cdef object close(self):
         """Reads the request's timestamps and lets go of it."""
         cdef InferRequest request = self.request
-        cdef Trace root = self.top()
+        cdef Trace root = self if self.root is None else self.root
+        cdef ModelCore model
         if request is None:
             return
         self.request = None
-        self.turn = None
-        self.model = request.model
+        model = request.model
+        if model.trace_head is None:
+            model.trace_head = b'{"model_name":%s,"model_version":%s,"id":' % (
+                dump_json(model.name), model.version.encode()
+            )
+        self.head = model.trace_head
+        self.model_name = model.name
+        self.model_version = model.version
         self.request_id = request.id
-        self.composing = request.composing
-        memcpy(self.stamps, request.stamps, sizeof(self.stamps))
+        self.record.composing = request.composing
+        memcpy(self.record.stamps, request.stamps, sizeof(self.record.stamps))
         root.open -= 1
         if not root.open:
             self.sampler.finish(root)
@@ -419,18 +441,19 @@ cdef class Trace:
     @property
     def identity(self):
         """(model name, model version, request id)"""
-        return self.model.name, int(self.model.version), self.request_id
+        return self.model_name, int(self.model_version), self.request_id
 
     @property
     def protocol(self) -> str:
         """HTTP or GRPC of a request that came over the network, "" of steps and calls."""
-        return ("", "HTTP", "GRPC")[self.front]
+        return ("", "HTTP", "GRPC")[<int>self.record.front]
 
     @property
     def duration_ns(self) -> int:
         """From the moment the request was complete (or was made) until its last response was sent."""
-        cdef int64_t end = max(self.stamps[<int>REQUEST_END], self.send_end)
-        cdef int64_t begin = self.stamps[<int>RECV_END] if self.front else self.stamps[<int>REQUEST_START]
+        cdef int64_t* stamps = self.record.stamps
+        cdef int64_t end = max(stamps[<int>REQUEST_END], self.record.send_end)
+        cdef int64_t begin = stamps[<int>REQUEST_START if self.record.front == NOBODY else <int>RECV_END]
         if self.more:
             end = max(end, <int64_t>self.more[len(self.more) - 1][2])
         return end - begin
@@ -445,79 +468,77 @@ cdef class Trace:
                 return True
         return False
 
-    cdef int64_t most(self) except -1:
-        return PLAIN + (3 * len(self.more) if self.more is not None else 0)
+    cdef Py_ssize_t size(self) except -1:
+        """Bytes of its record with all that follows it."""
+        if self.rest is None:
+            self.rest = b""
+            if self.request_id:
+                self.rest = b',"request_id":' + dump_json(self.request_id)
+            if self.error:
+                self.rest += b',"error":' + dump_json(self.error)
+            if self.parameters:
+                self.rest += b',"parameters":' + dump_json(self.parameters)
+        self.record.more = len(self.more) if self.more is not None else 0
+        self.record.head = PyBytes_GET_SIZE(self.head)
+        self.record.rest = PyBytes_GET_SIZE(self.rest)
+        return record_size(&self.record)
 
-    cdef int collect(self, Point* points) noexcept:
-        """The points in time order (stable); there is room for most()."""
-        cdef int n = 0, i, j
-        cdef int64_t* s = self.stamps
-        cdef Point p
-        if self.front == HTTP:
-            n = put(points, n, s[<int>RECV_START], HTTP_RECV_START)
-            n = put(points, n, s[<int>RECV_END], HTTP_RECV_END)
-        elif self.front == GRPC:
-            n = put(points, n, s[<int>RECV_START], GRPC_WAITREAD_START)
-            n = put(points, n, s[<int>RECV_END], GRPC_WAITREAD_END)
-        n = put(points, n, s[<int>REQUEST_START], N_REQUEST_START)
-        n = put(points, n, s[<int>QUEUE_START], N_QUEUE_START)
-        if not self.composing:
-            n = put(points, n, s[<int>COMPUTE_START], N_COMPUTE_START)
-            n = put(points, n, s[<int>COMPUTE_INPUT_END], N_COMPUTE_INPUT_END)
-            n = put(points, n, s[<int>COMPUTE_OUTPUT_START], N_COMPUTE_OUTPUT_START)
-            n = put(points, n, s[<int>COMPUTE_END], N_COMPUTE_END)
-        n = put(points, n, s[<int>REQUEST_END], N_REQUEST_END)
-        if self.send_end:
-            n = self.response(points, n, self.made, self.send_start, self.send_end)
+    cdef char* pack(self, char* at) except NULL:
+        """Copies the record to where there is room for size(); returns the end of it."""
+        cdef char* end = at + record_size(&self.record)
+        cdef int64_t* more
+        memcpy(at, &self.record, sizeof(Record))
+        at += sizeof(Record)
         if self.more is not None:
-            for made, start, end in self.more:
-                n = self.response(points, n, made, start, end)
-        for i in range(1, n):  # nearly sorted
-            p = points[i]
-            j = i
-            while j and points[j - 1].ns > p.ns:
-                points[j] = points[j - 1]
-                j -= 1
-            points[j] = p
-        return n
+            more = <int64_t*>at
+            for one in self.more:
+                more[0], more[1], more[2] = one
+                more += 3
+            at = <char*>more
+        memcpy(at, PyBytes_AS_STRING(self.head), self.record.head)
+        memcpy(at + self.record.head, PyBytes_AS_STRING(self.rest), self.record.rest)
+        return end
 
-    cdef int response(self, Point* points, int n, int64_t made, int64_t start, int64_t end) noexcept:
-        if not self.told_by_front:
-            n = put(points, n, made, INFER_RESPONSE_COMPLETE)
-        n = put(points, n, start, HTTP_SEND_START if self.front == HTTP else GRPC_SEND_START)
-        return put(points, n, end, HTTP_SEND_END if self.front == HTTP else GRPC_SEND_END)
+    cdef Py_ssize_t pack_into(self, TraceBlock block) except -1:
+        """Adds a root and its parts as a trace; returns their size. All of them, or none."""
+        cdef Py_ssize_t size = self.size()
+        cdef Trace part
+        cdef char* at
+        if self.children is None:
+            self.pack(block.reserve(size))
+        else:
+            for part in self.children:
+                size += part.size()
+            at = self.pack(block.reserve(size))
+            for part in self.children:
+                at = part.pack(at)
+        block.records.size += size
+        block.traces += 1
+        return size
 
     @property
     def times(self) -> list:
         """[(nanoseconds, name)] in time order, [] when timestamps are not traced."""
+        cdef Py_ssize_t n, i
         cdef Point* points
-        cdef int n, i
-        if not self.top().timestamps:
+        cdef char* copy
+        if not self.record.timestamps:
             return []
-        points = <Point*>malloc(self.most() * sizeof(Point))
-        if points == NULL:
-            raise MemoryError()
-        n = self.collect(points)
-        found = [(points[i].ns, TEXTS[points[i].name]) for i in range(n)]
-        free(points)
-        return found
+        copy = <char*>malloc(self.size())
+        points = <Point*>malloc((PLAIN + 1 + 3 * self.record.more) * sizeof(Point))
+        try:
+            if copy == NULL or points == NULL:
+                raise MemoryError()
+            self.pack(copy)
+            n = collect(<Record*>copy, <int64_t*>(copy + sizeof(Record)), points)
+            return [(points[i].ns, TEXTS[points[i].name]) for i in range(n)]
+        finally:
+            free(points)
+            free(copy)
 
     def document(self) -> list:
         """The objects of the trace file, tensors included."""
-        name, version, request_id = self.identity
-        top = {"model_name": name, "model_version": version, "id": self.id}
-        if self.parent:
-            top["parent_id"] = self.parent
-        if request_id:
-            top["request_id"] = request_id
-        if self.error:
-            top["error"] = self.error
-        if self.parameters:
-            top["parameters"] = self.parameters
-        times = self.times
-        if times:
-            top["timestamps"] = [{"name": what, "ns": ns} for ns, what in times]
-        return [top, *self.activities()]
+        return [json.loads(self.text()), *self.activities()]
 
     def activities(self) -> list:
         """The objects of the tensors."""
@@ -530,58 +551,11 @@ cdef class Trace:
 
     def text(self) -> bytes:
         """The part's own object, as JSON."""
-        cdef char* made = <char*>malloc(self.room())
-        if made == NULL:
-            raise MemoryError()
-        try:
-            return PyBytes_FromStringAndSize(made, self.write(made) - made)
-        finally:
-            free(made)
-
-    cdef Py_ssize_t room(self) except -1:
-        """Bytes that write() needs at most."""
-        cdef ModelCore model = self.model
-        if model.trace_head is None:
-            model.trace_head = b'{"model_name":%s,"model_version":%s,"id":' % (
-                dump_json(model.name), model.version.encode()
-            )
-        # a character becomes 6 bytes at most
-        return (PyBytes_GET_SIZE(model.trace_head) + 160 + self.most() * POINT_BYTES
-                + 6 * 4 * (len(self.request_id) + len(self.error))
-                + (16 + len(dump_json(self.parameters)) if self.parameters else 0))
-
-    cdef char* write(self, char* at) except NULL:
-        cdef Point plain[PLAIN]
-        cdef Point* points = plain
-        cdef int64_t most
-        cdef int n, i
-        at = bytes_to(at, (<ModelCore>self.model).trace_head)
-        at = number(at, self.id)
-        if self.parent:
-            at = number(chars(at, b',"parent_id":'), self.parent)
-        if self.request_id:
-            at = bytes_to(chars(at, b',"request_id":'), dump_json(self.request_id))
-        if self.error:
-            at = bytes_to(chars(at, b',"error":'), dump_json(self.error))
-        if self.parameters:
-            at = bytes_to(chars(at, b',"parameters":'), dump_json(self.parameters))
-        if self.top().timestamps:
-            most = self.most()
-            if most > PLAIN:
-                points = <Point*>malloc(most * sizeof(Point))
-                if points == NULL:
-                    raise MemoryError()
-            n = self.collect(points)
-            if n:
-                at = chars(at, b',"timestamps":[')
-                for i in range(n):
-                    memcpy(at, HEADS[points[i].name], HEAD_SIZES[points[i].name])
-                    at = chars(number(at + HEAD_SIZES[points[i].name], points[i].ns), b"},")
-                (at - 1)[0] = 93  # ]
-            if points != plain:
-                free(points)
-        at[0] = 125  # }
-        return at + 1
+        cdef TraceBlock block = TraceBlock()
+        cdef Py_ssize_t size = self.size()
+        self.pack(block.reserve(size))
+        block.records.size = size
+        return block.text()
 
     # ------------------------------------------------------------ OpenTelemetry
 
@@ -593,53 +567,3 @@ cdef class Trace:
         if self.top().remote is not None and self.top().remote.tracestate:
             found["tracestate"] = self.top().remote.tracestate
         return dump_json(found).decode()
-
-
-cdef inline int put(Point* points, int n, int64_t ns, int name) noexcept:
-    if not ns:
-        return n
-    points[n].ns = ns
-    points[n].name = name
-    return n + 1
-
-
-cdef inline char* chars(char* at, const char* text) noexcept:
-    cdef size_t n = strlen(text)
-    memcpy(at, text, n)
-    return at + n
-
-
-cdef inline char* bytes_to(char* at, bytes text):
-    memcpy(at, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
-    return at + PyBytes_GET_SIZE(text)
-
-
-cdef inline char* number(char* at, int64_t value) noexcept:
-    """Decimal digits, two at a time."""
-    cdef char digits[20]
-    cdef int i = 20
-    cdef uint64_t left = <uint64_t>value
-    cdef uint32_t low
-    while left >= 100000000:  # eight digits in 32-bit arithmetic
-        low = <uint32_t>(left % 100000000)
-        left //= 100000000
-        i -= 8
-        memcpy(&digits[i + 6], &PAIRS[2 * (low % 100)], 2)
-        low //= 100
-        memcpy(&digits[i + 4], &PAIRS[2 * (low % 100)], 2)
-        low //= 100
-        memcpy(&digits[i + 2], &PAIRS[2 * (low % 100)], 2)
-        memcpy(&digits[i], &PAIRS[2 * (low // 100)], 2)
-    low = <uint32_t>left
-    while low >= 100:
-        i -= 2
-        memcpy(&digits[i], &PAIRS[2 * (low % 100)], 2)
-        low //= 100
-    if low >= 10:
-        i -= 2
-        memcpy(&digits[i], &PAIRS[2 * low], 2)
-    else:
-        i -= 1
-        digits[i] = <char>(48 + low)
-    memcpy(at, &digits[i], 20 - i)
-    return at + 20 - i

@@ -61,8 +61,11 @@ cdef class TurnCore:
                 taken = self.connections
                 self.connections = []
                 for connection in taken:
-                    self.flushing.discard(connection)
                     try:
+                        if type(connection) is self.follower:  # no look-up by name, no place in `flushing`
+                            self.follow(connection)
+                            continue
+                        self.flushing.discard(connection)
                         connection.flush()
                     except Exception:
                         log.exception("a connection failed to flush")

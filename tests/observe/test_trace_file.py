@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from neptrio._cext.request import Tensor
 
 from neptrio.codec.numpy_tensor import from_numpy
 from neptrio.datatypes import NUMBER, NUMPY
-from neptrio.observe import array_file, trace_file
+from neptrio.observe import trace_file
 from neptrio.observe.trace_file import TraceWriter
 from neptrio.observe.trace_record import Copied, tensor_document
 from neptrio.observe.trace_settings import DEFAULTS, Scope
@@ -131,24 +132,23 @@ def test_a_failure_is_told_once_and_ends_with_the_next_settings(
 
 
 def test_a_full_disk_leaves_the_old_file(
-    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    writer: TraceWriter, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = scope(tmp_path / "t")
     writer.put(own, [Part(1)])
     writer.flush(own, False)
     writer.settle()
-
-    def full(out: Any, content: bytes) -> None:
-        out.write(content[:3])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(array_file, "_write", full)
-    writer.put(own, [Part(2)])
-    writer.flush(own, False)
-    writer.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "t").stat().st_size + 2, hard))
+    try:
+        writer.put(own, [Part(2)])
+        writer.flush(own, False)
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in tmp_path.iterdir()] == ["t"] and ids(tmp_path / "t") == [1]
     assert writer.statistics().failed
-    assert f"No space left on device: '{tmp_path / 't'}'" in caplog.text
+    assert f"File too large: '{tmp_path / 't'}'" in caplog.text
 
 
 def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Trace files, written by a thread of their own.
 
 The problem: a trace file is read while the server runs and after it was killed, and a disk may be
-slow or full, and no request may notice any of it. The choice: the text of finished traces gathers in
-a block of its scope (cext/trace), and a thread that wakes up a few times a second takes the blocks
-and lets files grow (observe.array_file). Traces with tensors wait for the thread to make their text.
+slow or full, and no request may notice any of it. The choice: records of finished traces gather in a
+block of their scope (cext/trace_block), and a thread that wakes up a few times a second takes the
+blocks, makes their text and lets files grow (cext/array_file).
 
 Rules:
  1. On disk there is a complete JSON array at every moment, and a file exists only if something was
@@ -28,9 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from neptrio._cext.trace import TextBlock
+from neptrio._cext.array_file import ArrayFile, sweep
+from neptrio._cext.trace_block import TraceBlock
 from neptrio.codec.http_json import dump_json
-from neptrio.observe.array_file import ArrayFile
 from neptrio.observe.trace_settings import Scope
 
 log = logging.getLogger("neptrio.trace")
@@ -54,9 +54,9 @@ class TraceWriterStatistics:
 
 @dataclass
 class _Buffer:
-    texts: list[bytes | TextBlock] = field(default_factory=list)
+    pieces: list[bytes | TraceBlock] = field(default_factory=list)
     nbytes: int = 0
-    waiting: int = 0  # traces in `texts`
+    waiting: int = 0  # traces in `pieces`
     traces: int = 0  # since the last file was closed
     home: str = ""  # the indexed file that this scope's traces grow in, once there is one
 
@@ -89,7 +89,7 @@ class TraceWriter:
         self._refused = 0
         self._open: set[Scope] = set()  # those whose block the thread takes when it wakes up
         self._begun: dict[Scope, int] = {}  # with a log_frequency: traces in the file under way
-        self._free: list[TextBlock] = []  # blocks to be filled again: their memory is there already
+        self._free: list[TraceBlock] = []  # blocks to be filled again: their memory is there already
         self._written = 0
         self._dropped = 0
         self._failed = False
@@ -97,14 +97,15 @@ class TraceWriter:
         self._buffers: dict[Scope, _Buffer] = {}
         self._index: dict[str, int] = {}
         self._files: dict[str, ArrayFile] = {}
+        self._swept: set[str] = set()
 
     def statistics(self) -> TraceWriterStatistics:
         """What has become of the traces so far."""
         return TraceWriterStatistics(self._written, self._dropped + self._refused, self._failed)
 
-    def block(self, scope: Scope) -> TextBlock:
+    def block(self, scope: Scope) -> TraceBlock:
         """Where the text of finished traces of `scope` is to go until the thread takes it."""
-        block = self._free.pop() if self._free else TextBlock()
+        block = self._free.pop() if self._free else TraceBlock()
         block.most = scope.frequency - self._begun.get(scope, 0) if scope.frequency else UNLIMITED
         return block
 
@@ -250,10 +251,10 @@ class TraceWriter:
                 self._guarded(lambda scope=scope, block=block: self._take(scope, block, 0))  # type: ignore[misc]
 
     def _take(self, scope: Scope, made: Any, size: int) -> None:
-        block = isinstance(made, TextBlock)
+        block = isinstance(made, TraceBlock)
         count = made.traces if block else 1
         try:
-            text = made if block else group_text(made)
+            piece = made if block else group_text(made)
         finally:
             self._taken_bytes += size
         if self._failed:
@@ -262,8 +263,11 @@ class TraceWriter:
         buffer = self._buffers.get(scope)
         if buffer is None:
             buffer = self._buffers[scope] = _Buffer()
-        buffer.texts.append(text)
-        buffer.nbytes += len(text)
+            if scope.file not in self._swept:
+                self._swept.add(scope.file)
+                sweep(scope.file)
+        buffer.pieces.append(piece)
+        buffer.nbytes += len(piece)
         buffer.waiting += count
         buffer.traces += count
         if scope.frequency and buffer.traces >= scope.frequency:
@@ -274,7 +278,7 @@ class TraceWriter:
     def _grow(self) -> None:
         """Rule 2: what waits without a log_frequency goes to disk."""
         for scope, buffer in list(self._buffers.items()):
-            if buffer.texts and not scope.frequency:
+            if buffer.pieces and not scope.frequency:
                 self._append(self._home(scope, buffer), buffer)
 
     def _home(self, scope: Scope, buffer: _Buffer) -> str:
@@ -294,7 +298,7 @@ class TraceWriter:
         buffer = self._buffers.get(scope)
         if buffer is not None:
             if indexed or scope.frequency:
-                if buffer.texts or buffer.home:
+                if buffer.pieces or buffer.home:
                     target = buffer.home or self._next(scope.file)
                     self._append(target, buffer)
                     self._files.pop(target).rest()
@@ -323,17 +327,17 @@ class TraceWriter:
         return self._files[path]
 
     def _append(self, path: str, buffer: _Buffer) -> None:
-        if buffer.texts:
+        if buffer.pieces:
             try:
-                self._file(path).append(b",\n".join(buffer.texts))
+                self._file(path).append(*buffer.pieces)
             except OSError as error:
                 if not os.path.exists(path):
                     self._give_back(path)
                 raise OSError(error.errno, error.strerror, path) from None
             self._written += buffer.waiting
-            for text in buffer.texts:
-                if isinstance(text, TextBlock) and len(self._free) < FREE_BLOCKS:
-                    text.clear()
-                    self._free.append(text)
-            buffer.texts = []
+            for piece in buffer.pieces:
+                if isinstance(piece, TraceBlock) and len(self._free) < FREE_BLOCKS:
+                    piece.clear()
+                    self._free.append(piece)
+            buffer.pieces = []
             buffer.nbytes = buffer.waiting = 0

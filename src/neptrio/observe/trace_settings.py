@@ -80,6 +80,7 @@ class Scope(Sampling):
         self.tail_us = values["trace_tail"]
         self.frequency: int = values["log_frequency"]
         self.file: str = values["trace_file"]
+        self.to_file = bool(self.file)
         self.counted = self.left >= 0
 
     def values(self) -> dict[str, Any]:

@@ -15,9 +15,7 @@ Everything here runs on the trio thread; files and spans are the writer's.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping
-from itertools import islice
 from random import getrandbits
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ import trio
 
 from neptrio._cext.mailbox import WorkItem
 from neptrio._cext.request import InferRequest
-from neptrio._cext.trace import Sampler, Trace
+from neptrio._cext.trace import RECENT, Recent, Sampler, Trace
 from neptrio.errors import InvalidArgument
 from neptrio.observe.propagation import Asked, traceparent
 from neptrio.observe.trace_file import TraceWriter
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from neptrio.settings import Settings
 
 log = logging.getLogger("neptrio.trace")
-RECENT = 128
 PARAMETER = "neptrio_trace"  # of a request that forces its own trace; the header is neptrio-trace
 CLOSE_SECONDS = 5.0
 
@@ -57,10 +54,10 @@ class Tracer(Sampler):
         self.options = span_options(settings)
         self.spans = self.options is not None
         self.table = TraceTable(start_values(settings), "opentelemetry" if self.spans else "triton")
-        self.turn = turn
+        self.attach(turn)
         self.tensor_bytes = settings.trace_tensor_bytes
         self.may_force = settings.allow_forced_trace
-        self.recent: deque[Trace] = deque(maxlen=RECENT)
+        self.recent = Recent()
         self.writer: Any
         if self.options is None:
             self.writer = TraceWriter(lambda: completions.post(_Failed(self)))
@@ -149,8 +146,7 @@ class Tracer(Sampler):
 
     def last(self, count: int = RECENT) -> list[dict[str, Any]]:
         """The objects of the last finished traces, oldest first, without tensors."""
-        roots = list(islice(reversed(self.recent), count))
-        return [part.document()[0] for root in reversed(roots) for part in root.parts]
+        return self.recent.last(count)
 
     async def close(self) -> None:
         """Writes what is left; nothing is traced any more."""
