@@ -63,7 +63,8 @@ cdef class Trace:
     cdef str request_id
     cdef bytes head                  # how its object in a file begins
     cdef bytes rest                  # its further members there, made when first needed
-    cdef bint deferred, has_left, flushing, again, ended
+    cdef bint deferred, has_left, flushing, again, ended, abandoned
+    cdef int64_t sending             # one by one: when the front began to send, 0 = it does not
     cdef list waiting                # further responses that are not sent: when they were there
     cdef list more                   # further responses: (made, send start, send end)
     # of a root, for itself and its children
@@ -83,6 +84,7 @@ cdef class Trace:
     cdef object sent(self)
     cdef object close(self)
     cdef object follow(self)
+    cdef object mark_sent(self, int64_t made, int64_t start, int64_t end)
     cdef int note(self, int64_t now) except -1
     cdef Py_ssize_t size(self) except -1
     cdef char* pack(self, char* at) except NULL

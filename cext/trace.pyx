@@ -355,9 +355,29 @@ cdef class Trace:
         self.deferred = not self.has_left
 
     def left(self):
-        """A front that deferred has sent its answer, or its client is gone."""
+        """A front that deferred has sent its answer."""
         self.has_left, self.deferred = True, False
         self.sent()
+
+    def abandon(self):
+        """A front that deferred sends no more: its client is gone, or nothing of this was for it."""
+        self.abandoned = True
+        self.left()
+
+    def send_one(self):
+        """A front that deferred begins to send the oldest response that it has not sent."""
+        self.sending = now_ns()
+
+    def sent_one(self):
+        """It has handed it to the network."""
+        cdef int64_t now = now_ns()
+        if self.request is None or not self.sending:
+            return
+        if self.record.made and not self.record.send_end:
+            self.mark_sent(self.record.made, self.sending, now)
+        elif self.waiting:
+            self.mark_sent(self.waiting.pop(0), self.sending, now)
+        self.sending = 0
 
     cdef object follow(self):
         """Called by the turn after the connection that the answer went to."""
@@ -374,19 +394,31 @@ cdef class Trace:
         cdef int64_t now, start
         if request is None:
             return
-        now = now_ns()
-        start = request.stamps[<int>SEND_START]
-        if self.record.made and not self.record.send_end:
-            self.record.send_start = start if self.record.made <= start <= now else self.record.made
-            self.record.send_end = now
-        if self.waiting is not None:
-            if self.more is None:
-                self.more = []
-            for made in self.waiting:
-                self.more.append((made, start if made <= start <= now else made, now))
+        if not self.abandoned:
+            now = now_ns()
+            start = request.stamps[<int>SEND_START]
+            if self.record.made and not self.record.send_end:
+                self.mark_sent(self.record.made, start, now)
+            if self.waiting is not None:
+                for made in self.waiting:
+                    self.mark_sent(made, start, now)
+                self.waiting = None
+        elif self.waiting is not None:
+            self.more = (self.more or []) + [(made, 0, 0) for made in self.waiting]
             self.waiting = None
         if self.ended:
             self.close()
+
+    cdef object mark_sent(self, int64_t made, int64_t start, int64_t end):
+        """A response is with the network."""
+        if not made <= start <= end:
+            start = made
+        if not self.record.send_end:
+            self.record.send_start, self.record.send_end = start, end
+        else:
+            if self.more is None:
+                self.more = []
+            self.more.append((made, start, end))
 
     def refused(self, error):
         """The scheduler did not take the request: its answer is the error, sent when this turn ends."""

@@ -201,7 +201,7 @@ cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept n
         n = put(points, n, s[<int>COMPUTE_OUTPUT_START], N_COMPUTE_OUTPUT_START)
         n = put(points, n, s[<int>COMPUTE_END], N_COMPUTE_END)
     n = put(points, n, s[<int>REQUEST_END], N_REQUEST_END)
-    if r.send_end:
+    if r.made:
         n = answer(r, points, n, r.made, r.send_start, r.send_end)
     for i in range(r.more):
         n = answer(r, points, n, more[3 * i], more[3 * i + 1], more[3 * i + 2])

@@ -285,6 +285,23 @@ def test_generate(server: ServerProcess, trace_file: str) -> None:
     assert names(trace)[:2] == HTTP and names(trace)[-1] == "HTTP_SEND_END"
 
 
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_generate_is_sent_after_its_response_is_there(
+    server: ServerProcess, trace_file: str, verb: str
+) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        switch_on(client, trace_file)
+        with urllib.request.urlopen(
+            f"http://{server.http}/v2/models/number/{verb}", b'{"INPUT0": 5}'
+        ) as reply:
+            assert reply.read()
+        switch_off(client)
+    (trace,) = read(trace_file)
+    assert names(trace)[-3:] == sent("HTTP")
+    there, start, end = [t["ns"] for t in trace["timestamps"][-3:]]
+    assert there < start < end  # made by one task, sent by another
+
+
 def test_hypercorn(tmp_path: Path) -> None:
     flags = (f"--trace-config=triton,file={tmp_path}/t", "--trace-config=level=TIMESTAMPS",
              "--trace-config=rate=1", "--http-lean=false")  # fmt: skip

@@ -5,6 +5,8 @@ Nothing here changes anything: models come by repository.loading and go by repos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -103,11 +105,13 @@ class Catalog:
             for row in record.rows.values()
         )
 
-    def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
+    def index(
+        self, ready: bool, timings: bool = False, model_dirs: Mapping[str, list[Path]] | None = None
+    ) -> list[dict[str, Any]]:
         """The rows of the repository index, sorted by name and version: folders of the
-        repositories only."""
+        repositories only. `model_dirs` is what places.model_dirs() has just said on another thread."""
         rows: list[dict[str, Any]] = []
-        for name, folders in self.places.model_dirs().items():
+        for name, folders in (self.places.model_dirs() if model_dirs is None else model_dirs).items():
             record = self.records.get(name)
             if len(folders) > 1 and not (record is not None and record.rows):
                 found: list[dict[str, Any]] = [
@@ -118,11 +122,11 @@ class Catalog:
             rows += [row for row in found or [{"name": name}] if not ready or row.get("state") == "READY"]
         return rows
 
-    def progress(self, name: str) -> dict[str, Any]:
+    async def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error of a model. Raises NotFound."""
         record = self.records.get(name)
         if record is None:
-            if name not in self.places.model_dirs():
+            if name not in await self.places.listed():
                 raise NotFound(f"Request for unknown model: '{name}' is not found")
             return {"name": name, "versions": []}
         return record.progress()

@@ -91,9 +91,9 @@ class RepositoryManager(Catalog):
             begin(self._settings.load_model)
             await self._refresh()
         else:
-            begin(self.places.model_dirs())  # local ones do not wait for storage
+            begin(await self.places.listed())  # local ones do not wait for storage
             await self._refresh()
-            begin(self.places.model_dirs())
+            begin(await self.places.listed())
         failed = bool(self.places.problems)
         for operation in operations.values():
             await operation.done.wait()
@@ -128,7 +128,7 @@ class RepositoryManager(Catalog):
     async def poll_once(self) -> None:
         """Mode poll: loads what is new or has changed, unloads what is gone."""
         await self._refresh()
-        names = self.places.model_dirs()
+        names = await self.places.listed()
         for name in list(self.records):
             record = self.records[name]
             if name not in names and not record.operations:

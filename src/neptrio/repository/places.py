@@ -10,6 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+import trio
+
 from neptrio.repository import scan
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
@@ -44,6 +46,11 @@ class Places:
         """Why there is nothing to load under a name that model_dirs() does not have."""
         where = ", ".join(f"'{place}'" for place in self._named)
         return f"there is no folder '{name[:LONGEST_SHOWN]}' in the model repositories {where}"
+
+    async def listed(self) -> dict[str, list[Path]]:
+        """model_dirs() made on a worker thread: the folder may be on a slow network. A caller that is
+        cancelled leaves the thread behind."""
+        return await trio.to_thread.run_sync(self.model_dirs, abandon_on_cancel=True)
 
     def refresh(self) -> None:
         """Lists what lies in cloud storage; a failure is a repository's `problem`.

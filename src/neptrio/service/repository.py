@@ -18,14 +18,14 @@ class RepositoryService:
         self._settings = settings
         self._repository = repository
 
-    def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
+    async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
         """The $repository_index_response; `timings` adds when and in what time each version was loaded
         (our extension)."""
-        return self._repository.index(ready, timings)
+        return self._repository.index(ready, timings, await self._repository.places.listed())
 
-    def progress(self, name: str) -> dict[str, Any]:
+    async def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error (our extension). Raises NotFound."""
-        return self._repository.progress(name)
+        return await self._repository.progress(name)
 
     async def check(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """A dry run of load(): problems, and the difference to what runs (our extension). Any mode.

@@ -29,6 +29,7 @@ Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # of a body
 FORWARDING = ("infer", "generate", "generate_stream")
+TRACE = "neptrio.trace"  # key of an ASGI scope: the trace that is to hear when its answer is sent
 
 
 class TooSlow(Exception):
@@ -79,13 +80,22 @@ class RestApp:
             answer = 500, JSON, error_body(Internal(f"internal error: {type(error).__name__}"))
         if answer is None:
             return
+        trace = scope.pop(TRACE, None)
         status, headers, body = answer
         length = sum(memoryview(part).nbytes for part in body)
         start = [*headers, (b"content-length", b"%d" % length)]
-        await send({"type": "http.response.start", "status": status, "headers": start})
-        whole = b"" if scope["method"] == "HEAD" else b"".join(body)
-        del answer, body  # a slow client must not keep the model's memory beside the answer
-        await send({"type": "http.response.body", "body": whole})
+        try:
+            if trace is not None:
+                trace.send_one()
+            await send({"type": "http.response.start", "status": status, "headers": start})
+            whole = b"" if scope["method"] == "HEAD" else b"".join(body)
+            del answer, body  # a slow client must not keep the model's memory beside the answer
+            await send({"type": "http.response.body", "body": whole})
+            if trace is not None:
+                trace.sent_one()
+        finally:
+            if trace is not None:
+                trace.abandon()  # nothing follows
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
@@ -103,7 +113,10 @@ class RestApp:
         if route.verb in ("generate", "generate_stream"):
             generate = HttpGenerate(self._services, route, scope["headers"], forwarded)
             body = await self._body(scope, receive)
-            return await generate.run(body, receive, send)
+            made = await generate.run(body, receive, send)
+            if made is not None:
+                scope[TRACE] = generate.request.trace
+            return made
         answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
         return answer
 
@@ -151,19 +164,16 @@ class RestApp:
             return error.code.http, JSON, error_body(error)
         except BaseException:
             if infer.request.trace is not None:
-                infer.request.trace.left()
+                infer.request.trace.abandon()
             raise
-        try:
-            response = waiter.response
-            if response is None:
-                response = InferResponse(None, Internal("the model ended the request without a response"))
-            status, headers, parts = infer.encode(response)
-            if infer.encoding:
-                parts = await infer.compress_later(parts)
-            return status, headers, parts
-        finally:
-            if infer.request.trace is not None:
-                infer.request.trace.left()
+        scope[TRACE] = infer.request.trace
+        response = waiter.response
+        if response is None:
+            response = InferResponse(None, Internal("the model ended the request without a response"))
+        status, headers, parts = infer.encode(response)
+        if infer.encoding:
+            parts = await infer.compress_later(parts)
+        return status, headers, parts
 
     # ------------------------------------------------------------ control routes
 
@@ -262,7 +272,8 @@ class RestApp:
                     f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
                 )
             asked[name] = document.get(name, asked[name])
-        return 200, JSON, [dump_json(self._services.repository.index(asked["ready"], asked["timings"]))]
+        rows = await self._services.repository.index(asked["ready"], asked["timings"])
+        return 200, JSON, [dump_json(rows)]
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of a load, and the whole body."""
@@ -287,7 +298,7 @@ class RestApp:
         return 200, JSON, []
 
     async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.repository.progress(route.model))]
+        return 200, JSON, [dump_json(await self._services.repository.progress(route.model))]
 
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)

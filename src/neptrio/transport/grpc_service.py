@@ -103,7 +103,7 @@ class InferenceHandlers(SharedMemoryHandlers):
     async def repository_index(self, message: Any) -> RepositoryIndexResponse:
         if message.repository_name:
             raise Unsupported("'repository_name' specification is not supported")
-        rows = self._services.repository.index(message.ready)
+        rows = await self._services.repository.index(message.ready)
         return RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row) for row in rows])
 
     async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:

@@ -24,7 +24,7 @@ import hmac
 from collections.abc import Iterable
 
 from neptrio.errors import Code, InvalidArgument, TritonError
-from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
+from neptrio.flags import LONGEST_HEADER_NAME, RESTRICTED_CATEGORIES, Restriction, compile_pattern
 from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -116,7 +116,7 @@ class HeaderForward:
             pass
         name: str | None = raw.decode("latin-1")
         assert name is not None
-        if self._pattern.search(name) is None:
+        if len(name) > LONGEST_HEADER_NAME or self._pattern.search(name) is None:
             name = None
         elif name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
             raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

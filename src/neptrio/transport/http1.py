@@ -20,7 +20,8 @@ Rules:
  5. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by
     MAX_EXCHANGES and the bytes they hold; a peer that does not read is not read from.
  6. Time is bounded: a request must be complete within the request timeout plus what its bytes
-    earn it at MIN_BYTES_PER_SECOND (see check()).
+    earn it at MIN_BYTES_PER_SECOND, and a peer that takes nothing of what it is owed for as long as
+    the request timeout is cut off (see check()).
 """
 
 from __future__ import annotations
@@ -278,10 +279,15 @@ class Http1Connection(Http1Lane):
     # ------------------------------------------------------------ time
 
     def check(self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int) -> None:
-        """Ends a connection whose request does not come, or that has been idle for too long.
+        """Ends a connection whose request does not come, whose peer does not read, or that has been
+        idle for too long.
 
         Called now and then with the time; `idle_timeout_ns` 0 means for ever.
         """
+        if self.link.stalled(now_ns, request_timeout_ns):
+            self.link.fail()  # whoever waits for room hears of it; what is owed is cancelled
+            self.over()
+            return
         if self.exchanges or self.closing:
             return
         if self.in_message:
@@ -510,6 +516,7 @@ class Http1Connection(Http1Lane):
         self.ended = True
         self.link.fail()
         self._parser = None
+        trio.lowlevel.notify_closing(self.sock)  # a task that waits to write ends with it
         self.sock.close()
 
     async def _linger(self) -> None:

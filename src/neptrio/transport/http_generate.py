@@ -7,6 +7,7 @@ Rules (spec/observed.md 7):
     that was already fixed.
  4. generate_stream sends every response as it comes; a slow reader holds the stream, not the loop.
  5. A client that leaves cancels the request.
+ 6. A trace hears of every send as it happens; of responses that nobody is sent it hears nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class ResponseQueue(Responder):
         self.final = False
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if request.trace is not None:
+            request.trace.defer()  # the task that waits sends it
         if not response.null:
             self._responses.append(response)
             self._waiting_bytes += _size(response)
@@ -138,6 +141,8 @@ class HttpGenerate:
                 if not queue.final:
                     self._services.inference.cancel(self.request)
                     self._services.loop.turn.end()
+                if answer is None and self.request.trace is not None:
+                    self.request.trace.abandon()  # whatever was not sent until now
         return answer
 
     async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:
@@ -157,9 +162,14 @@ class HttpGenerate:
         payload, failed = _payload(response) if response is not None else (b"", False)
         status = 400 if failed else 200
         await send({"type": "http.response.start", "status": status, "headers": EVENTS})
+        trace = self.request.trace
         while response is not None:
             body = generate.event(payload)
+            if trace is not None:
+                trace.send_one()
             await send({"type": "http.response.body", "body": body, "more_body": True})
+            if trace is not None:
+                trace.sent_one()
             response = await queue.next()
             if response is not None:
                 payload, _ = _payload(response)

@@ -34,6 +34,21 @@ class Link(LinkCore):
         self._nursery = nursery
         self._writing = False
         self._emptied: trio.Event | None = None
+        self._seen_taken = 0
+        self._seen_ns = 0
+        self._taken = 0  # bytes that were pending and that the kernel has taken since
+
+    def stalled(self, now_ns: int, limit_ns: int) -> bool:
+        """Asked now and then: True when the peer has taken nothing of what is pending for `limit_ns`.
+
+        Counted from the first time that nothing had moved since the time before, so that a peer is
+        never judged by an answer that has only just been made.
+        """
+        if not self.pending or self._taken != self._seen_taken or not self._seen_ns:
+            self._seen_taken = self._taken
+            self._seen_ns = now_ns if self.pending else 0
+            return False
+        return now_ns - self._seen_ns > limit_ns
 
     def write_later(self) -> None:
         if self.queue and not self._writing:
@@ -50,6 +65,7 @@ class Link(LinkCore):
                     )
                 except (BlockingIOError, InterruptedError):
                     continue
+                self._taken += sent
                 self.drop(sent)
         except (OSError, trio.ClosedResourceError):
             self.fail()

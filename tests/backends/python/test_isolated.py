@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
 import signal
 import sys
+import threading
 import time
 import urllib.request
 import venv
@@ -310,6 +312,55 @@ def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
             "initialize of 'stuck_0_0' did not return within 1.5 s; its process was killed" in row["reason"]
         )
         assert not children(server.process.pid)
+
+
+NEVER_COMPLETES = """
+import sys
+import threading
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        print("completing for ever", file=sys.stderr, flush=True)
+        threading.Event().wait()
+
+    def execute(self, requests):
+        pass
+"""
+
+
+def test_auto_complete_config_has_the_same_time_limit(tmp_path: Path) -> None:
+    limit = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value: { string_value: "1.5" } }'
+    isolated(tmp_path, "stuck", NEVER_COMPLETES, config() + limit)
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_model_repository_index()
+        assert row["state"] == "UNAVAILABLE"
+        assert (
+            "auto_complete_config of 'stuck' did not return within 1.5 s; its process was killed"
+            in row["reason"]
+        )
+        assert not children(server.process.pid)
+
+
+def test_shutdown_does_not_wait_for_auto_complete_config(tmp_path: Path) -> None:
+    isolated(tmp_path, "stuck", NEVER_COMPLETES, config())  # its limit is 300 s
+    with ServerProcess(tmp_path, "--model-control-mode=explicit") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            ended = threading.Thread(target=load_in_vain, args=(client,))
+            ended.start()
+            until(lambda: "completing for ever" in server.log(), server.log)
+            (child,) = children(server.process.pid)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(30) == 0
+            ended.join()
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+
+
+def load_in_vain(client: httpclient.InferenceServerClient) -> None:
+    with contextlib.suppress(Exception):  # the server goes
+        client.load_model("stuck")
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,13 @@ class PythonBackend(Backend):
         path = cls.model_file(context)
         before = json.dumps(to_dict(context.config))
         if isolated(context.config):
-            limit = max(initialize_seconds(context), 60.0)  # also a start of the interpreter
             found = isolated_auto_complete(
-                context.name, python_of(context), path, before, limit, context.abandonment
+                context.name,
+                python_of(context),
+                path,
+                before,
+                initialize_seconds(context),  # with the start of the interpreter
+                context.abandonment,
             )
             if found is not None:
                 apply_completed(context, json.dumps(found))
