@@ -193,11 +193,14 @@ def test_where_batches_run(tmp_path: Path) -> None:
     assert mean > 20000  # 16 MiB were moved
     assert run(backend, request(X=small), request(X=small)).off_loop  # rows of two: not measured yet
     foreign = context(tmp_path, onnx_models.identity(), api="c")
-    foreign.config.model_operations.op_library_filename.append("some.so")
-    operators: Any = OnnxBackend(foreign).create_instance("m_0_0", "CPU", 0)
-    operators._builder.use(backend._session, ["Y"], [])
-    for _ in range(3):
-        assert run(operators, request(X=small)).off_loop  # they may call Python
+    foreign.config.model_operations.op_library_filename.append("some.so")  # may call Python
+    flushing = context(tmp_path, onnx_models.identity(), api="c")
+    flushing.config.parameters["session.set_denormal_as_zero"].string_value = "1"  # only on that thread
+    for bound in (foreign, flushing):
+        made: Any = OnnxBackend(bound).create_instance("m_0_0", "CPU", 0)
+        made._builder.use(backend._session, ["Y"], [])
+        for _ in range(3):
+            assert run(made, request(X=small)).off_loop
 
 
 def resident() -> int:

@@ -237,9 +237,13 @@ class NativeInstance(OnnxInstance):
 
     def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
         super().__init__(context, name, kind, device_id)
-        # operators of other people may call Python, which the trio thread would not let in
-        foreign = bool(context.config.model_operations.op_library_filename)
-        self._builder = OnnxBuilder(context.name, self._batching, foreign)
+        # operators of other people may call Python, which the trio thread would not let in, and ONNX
+        # Runtime flushes denormals on the thread that made the session, not on the one that runs it
+        own_thread = (
+            bool(context.config.model_operations.op_library_filename)
+            or onnx_options.settings(context).get("session.set_denormal_as_zero") == "1"
+        )
+        self._builder = OnnxBuilder(context.name, self._batching, own_thread)
         self.prepare = self._builder.prepare  # type: ignore[method-assign]
 
     def initialize(self) -> None:
