@@ -295,7 +295,8 @@ def test_sessions_that_come_and_go(tmp_path: Path) -> None:
     for _ in range(200):
         cycle()
     gc.collect()
-    assert settled() == before
+    now = settled()  # what other tests have left may end meanwhile
+    assert now[0] <= before[0] and now[1] <= before[1]
     assert resident() - memory < 8 << 20
 
 
