@@ -279,7 +279,7 @@ def test_requests_batched_in_both_steps(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     for name in ("a", "b"):
-        delay = " instance_group { kind: KIND_GPU } dynamic_batching { max_queue_delay_microseconds: 3000 }"
+        delay = " instance_group { kind: KIND_GPU } dynamic_batching { max_queue_delay_microseconds: 50000 }"
         write_model(tmp_path, name, add_config(delay), {"1/model.cu": ADD})
     write_model(tmp_path, "two", ensemble(("a", "X", "t"), ("b", "t", "Y")))
     with FakeGpu(mode=8) as gpu:
