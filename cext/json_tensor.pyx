@@ -33,8 +33,8 @@ from neptrio._cext.number_text cimport (
     NUMBER_REAL,
     Number,
     print_double,
-    print_int,
-    print_uint,
+    put_int,
+    put_uint,
     quick_double,
 )
 from neptrio._cext.request cimport (
@@ -408,16 +408,16 @@ cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:
         return print_double(out, narrow)
     if dtype == DT_INT32:
         memcpy(&i32, p, 4)
-        return print_int(out, i32)
+        return put_int(out, i32)
     if dtype == DT_FP64:
         memcpy(&value, p, 8)
         return print_double(out, value)
     if dtype == DT_INT64:
         memcpy(&signed, p, 8)
-        return print_int(out, signed)
+        return put_int(out, signed)
     if dtype == DT_UINT64:
         memcpy(&unsigned, p, 8)
-        return print_uint(out, unsigned)
+        return put_uint(out, unsigned)
     if dtype == DT_BOOL:
         if p[0]:
             memcpy(out, b"true", 4)
@@ -425,17 +425,17 @@ cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:
         memcpy(out, b"false", 5)
         return out + 5
     if dtype == DT_UINT8:
-        return print_uint(out, <uint8_t>p[0])
+        return put_uint(out, <uint8_t>p[0])
     if dtype == DT_INT8:
-        return print_int(out, <int8_t>p[0])
+        return put_int(out, <int8_t>p[0])
     if dtype == DT_UINT16:
         memcpy(&u16, p, 2)
-        return print_uint(out, u16)
+        return put_uint(out, u16)
     if dtype == DT_INT16:
         memcpy(&i16, p, 2)
-        return print_int(out, i16)
+        return put_int(out, i16)
     memcpy(&u32, p, 4)
-    return print_uint(out, u32)
+    return put_uint(out, u32)
 
 
 def tensor_json(Tensor t) -> bytes:

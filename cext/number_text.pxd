@@ -1,7 +1,40 @@
 # Numbers as JSON text. Parsing is correctly rounded; printing gives the shortest digits that read
 # back as the same double. Printing may touch 48 bytes from `out` on, whatever it needs; it returns
 # where the text ends.
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #define EIGHT_ZEROS 0x3030303030303030ull    /* as text */
+    /* eight ASCII digits at once, little-endian */
+    static inline int all_digits(uint64_t v) {
+        return ((v & 0xF0F0F0F0F0F0F0F0ull) |
+                (((v + 0x0606060606060606ull) & 0xF0F0F0F0F0F0F0F0ull) >> 4)) == 0x3333333333333333ull;
+    }
+    static inline uint64_t eight_digits(uint64_t v) {
+        v -= 0x3030303030303030ull;
+        v = v * 10 + (v >> 8);
+        return (((v & 0x000000FF000000FFull) * 0x000F424000000064ull) +
+                (((v >> 16) & 0x000000FF000000FFull) * 0x0000271000000001ull)) >> 32;
+    }
+    /* a number below 10**8 as eight digits, one per byte, the first in the lowest: two halves, four
+       pairs, eight digits, each step dividing all parts at once by a multiplication */
+    static inline uint64_t spread_digits(uint32_t v) {
+        uint64_t halves = v / 10000 | (uint64_t)(v % 10000) << 32;
+        uint64_t hundreds = halves * 10486 >> 20 & 0x0000007F0000007Full;
+        uint64_t pairs = hundreds + ((halves - 100 * hundreds) << 16);
+        uint64_t tens = pairs * 103 >> 10 & 0x000F000F000F000Full;
+        return tens + ((pairs - 10 * tens) << 8);
+    }
+    static inline int leading_zero_digits(uint64_t spread) { return __builtin_ctzll(spread | 1ull << 56) >> 3; }
+    """
+    const uint64_t EIGHT_ZEROS
+    bint all_digits(uint64_t v) noexcept nogil
+    uint64_t eight_digits(uint64_t v) noexcept nogil
+    uint64_t spread_digits(uint32_t v) noexcept nogil
+    int leading_zero_digits(uint64_t spread) noexcept nogil
 
 cdef enum NumberKind:
     NUMBER_INTEGER = 0   # no fraction or exponent, magnitude fits 64 bits: negative, magnitude
@@ -29,3 +62,24 @@ cdef const unsigned char* quick_double(
 cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # 20 characters
 cdef char* print_int(char* out, int64_t value) noexcept nogil      # 20 characters
 cdef char* print_double(char* out, double value) noexcept nogil    # 26 characters
+
+
+cdef inline char* put_uint(char* out, uint64_t value) noexcept nogil:
+    """print_uint() without a call for numbers of up to eight digits."""
+    cdef uint64_t spread
+    cdef int zeros
+    if value >= 100000000:
+        return print_uint(out, value)
+    spread = spread_digits(<uint32_t>value)
+    zeros = leading_zero_digits(spread)
+    spread = (spread + EIGHT_ZEROS) >> (8 * zeros)
+    memcpy(out, &spread, 8)
+    return out + 8 - zeros
+
+
+cdef inline char* put_int(char* out, int64_t value) noexcept nogil:
+    """print_int(), likewise."""
+    if value < 0:
+        out[0] = b"-"
+        return put_uint(out + 1, <uint64_t>0 - <uint64_t>value)
+    return put_uint(out, <uint64_t>value)

@@ -25,22 +25,9 @@ cdef extern from *:
         return (uint64_t)(p >> 64);
     }
     static inline int leading_zeros(uint64_t v) { return __builtin_clzll(v); }
-    /* eight ASCII digits at once, little-endian */
-    static inline int all_digits(uint64_t v) {
-        return ((v & 0xF0F0F0F0F0F0F0F0ull) |
-                (((v + 0x0606060606060606ull) & 0xF0F0F0F0F0F0F0F0ull) >> 4)) == 0x3333333333333333ull;
-    }
-    static inline uint64_t eight_digits(uint64_t v) {
-        v -= 0x3030303030303030ull;
-        v = v * 10 + (v >> 8);
-        return (((v & 0x000000FF000000FFull) * 0x000F424000000064ull) +
-                (((v >> 16) & 0x000000FF000000FFull) * 0x0000271000000001ull)) >> 32;
-    }
     """
     uint64_t mul_128(uint64_t a, uint64_t b, uint64_t* low) noexcept nogil
     int leading_zeros(uint64_t v) noexcept nogil
-    bint all_digits(uint64_t v) noexcept nogil
-    uint64_t eight_digits(uint64_t v) noexcept nogil
 
 cdef enum:
     LOW_POWER = -342
@@ -55,16 +42,12 @@ cdef Power rounded_up[POWERS]    # 10**k as 128 bits, rounded up: for printing
 cdef Power truncated[POWERS]     # 5**k as 128 bits, as Eisel and Lemire round it: for reading
 cdef double exact_power[23]      # 10**k that are doubles
 
-cdef char[201] DIGIT_PAIRS
 cdef uint64_t ALL_ONES = 0xFFFFFFFFFFFFFFFF
 
 
 def _fill_tables():
     """Significands of the powers of ten (once, at import; about a millisecond)."""
     mask = (1 << 64) - 1
-    for i in range(100):
-        DIGIT_PAIRS[2 * i] = 48 + i // 10
-        DIGIT_PAIRS[2 * i + 1] = 48 + i % 10
     for i in range(23):
         exact_power[i] = float(10**i)
     for k in range(LOW_POWER, HIGH_POWER + 1):
@@ -342,8 +325,8 @@ cdef char* print_uint(char* out, uint64_t value) noexcept nogil:
 cdef char* print_int(char* out, int64_t value) noexcept nogil:
     if value < 0:
         out[0] = b"-"
-        return print_uint(out + 1, <uint64_t>0 - <uint64_t>value)
-    return print_uint(out, <uint64_t>value)
+        return put_uint(out + 1, <uint64_t>0 - <uint64_t>value)
+    return put_uint(out, <uint64_t>value)
 
 
 cdef inline uint64_t round_to_odd(Power g, uint64_t c) noexcept nogil:
@@ -458,29 +441,15 @@ cdef char* print_double(char* out, double value) noexcept nogil:
 cdef inline int digits_backwards(char* text, uint64_t value) noexcept nogil:
     """Writes the digits so that they end at text + 24; returns how many."""
     cdef int n = 24
-    cdef uint64_t rest
-    cdef uint32_t low, part
+    cdef uint64_t rest, spread
     while value >= 100000000:
         rest = value // 100000000
-        low = <uint32_t>(value - rest * 100000000)
+        spread = spread_digits(<uint32_t>(value - rest * 100000000)) + EIGHT_ZEROS
         value = rest
-        part = low // 10000
-        low -= part * 10000
-        memcpy(text + n - 2, DIGIT_PAIRS + 2 * (low % 100), 2)
-        memcpy(text + n - 4, DIGIT_PAIRS + 2 * (low // 100), 2)
-        memcpy(text + n - 6, DIGIT_PAIRS + 2 * (part % 100), 2)
-        memcpy(text + n - 8, DIGIT_PAIRS + 2 * (part // 100), 2)
         n -= 8
-    low = <uint32_t>value
-    while low >= 100:
-        part = low // 100
-        n -= 2
-        memcpy(text + n, DIGIT_PAIRS + 2 * (low - part * 100), 2)
-        low = part
-    if low >= 10:
-        n -= 2
-        memcpy(text + n, DIGIT_PAIRS + 2 * low, 2)
-    else:
-        n -= 1
-        text[n] = <char>(48 + low)
-    return 24 - n
+        memcpy(text + n, &spread, 8)
+    spread = spread_digits(<uint32_t>value)
+    n -= 8
+    rest = spread + EIGHT_ZEROS
+    memcpy(text + n, &rest, 8)
+    return 24 - n - leading_zero_digits(spread)

@@ -75,7 +75,6 @@ def test_open_loop_charges_a_stall_to_all_that_was_due(body: list[str]) -> None:
     assert code == 0
     assert result["requests"] == 400
     assert result["p90_us"] > 250_000  # the 40 slowest waited for more than half of the stall
-    assert result["late_max_us"] < result["max_us"] / 2  # which the generator does not count as its own
 
 
 def test_closed_loop_sees_a_stall_once(body: list[str]) -> None:

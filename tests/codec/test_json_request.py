@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from neptrio._cext.json_request import decode_request
 from neptrio._cext.json_response import encode_response
-from neptrio._cext.json_tensor import tensor_json
+from neptrio._cext.json_tensor import tensor_json, tensor_of
 from neptrio._cext.request import InferRequest, InferResponse, ModelCore, Tensor
 
 from neptrio import datatypes
@@ -185,6 +185,21 @@ def test_many_random_doubles() -> None:
     assert np.array_equal(np.array([float(p) for p in parts]), array)
     for part, value in zip(parts, array.tolist(), strict=True):
         assert digits(part) == digits(repr(value))
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("signed", [True, False])
+def test_integers_of_every_length_go_both_ways(bits: int, signed: bool) -> None:
+    datatype = f"{'' if signed else 'U'}INT{bits}"
+    limits = np.iinfo(datatypes.NUMPY[datatypes.NUMBER[datatype]])
+    rng = np.random.default_rng(bits)
+    values = [10**k + d for k in range(20) for d in (-1, 0, 1)] + [int(limits.max), int(limits.min)]
+    values += [int(v) for k in range(1, 64) for v in rng.integers(0, 1 << k, 100)]
+    values = [v for v in values + [-v for v in values] if limits.min <= v <= limits.max]
+    text = json.dumps(values, separators=(",", ":")).encode()
+    assert printed(datatype, values) == text
+    number = datatypes.NUMBER[datatype]
+    assert tensor_json(tensor_of("t", number, (len(values),), text)) == text
 
 
 @settings(max_examples=150, deadline=None)
