@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.support.repository import write_model
 
@@ -41,3 +42,11 @@ def python_model(
     return write_model(
         repository, name, config() if text is None else text, {"1/model.py": HEAD + code, **(files or {})}
     )
+
+
+PROCESS = ' parameters { key: "isolation" value: { string_value: "process" } }'
+
+
+def isolated(repository: Path, name: str, code: str, text: str | None = None, **more: Any) -> Path:
+    """A model folder as of python_model(), whose model runs in a process of its own."""
+    return python_model(repository, name, code, (config() if text is None else text) + PROCESS, **more)
