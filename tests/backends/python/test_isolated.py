@@ -43,6 +43,7 @@ from tests.backends.python.test_execute import (
     test_strings_and_bfloat16,
     test_sum_and_difference,
 )
+from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
 
@@ -65,6 +66,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     isolated(repository, "returns", decoupled.RETURNS, loose)
     isolated(repository, "collect", decoupled.COLLECT)
     isolated(repository, "single", decoupled.SINGLE)
+    write_model(repository, "second", config().replace('"python"', '"identity"'))
+    step = decoupled.REPEAT_STEP
+    write_model(repository, "one_step", decoupled.ENSEMBLE.format(step.format("OUT")))
+    two = f"{step.format('MID')}, {decoupled.SECOND_STEP}"
+    write_model(repository, "two_steps", decoupled.ENSEMBLE.format(two))
     python_model(repository, "double", bls.DOUBLE)
     python_model(repository, "spare", bls.DOUBLE)
     for name in ("caller", "middle"):
