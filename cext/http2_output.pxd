@@ -17,7 +17,7 @@ cdef class Output:
         cdef char* grown
         cdef Py_ssize_t room
         if self.n + size > self.room:
-            room = 2 * (self.n + size) + 4096
+            room = 2 * (self.n + size) + 512     # little: idle connections keep it
             grown = <char*>realloc(self.data, room)
             if grown == NULL:
                 raise MemoryError
