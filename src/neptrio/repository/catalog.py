@@ -44,8 +44,8 @@ class Catalog:
             if self._rows(name):
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        try:
-            number = int(version) if len(version) < 19 else None
+        try:  # int() also reads '1_0' and the digits of other scripts
+            number = int(version) if len(version) < 19 and version.isascii() and "_" not in version else None
         except ValueError:
             number = None
         if number is None:
