@@ -22,6 +22,7 @@ from neptrio._cext.request cimport InferResponse, Tensor
 from neptrio._cext.wire_parameter cimport put_parameter
 
 from neptrio.datatypes import NAME
+from neptrio.errors import Code, Reason, TritonError
 
 cdef enum:
     INLINE_TENSOR = 32768     # bytes; larger tensors become segments of their own
@@ -85,11 +86,22 @@ cdef inline Py_ssize_t wire_size(Tensor t) noexcept:
     return 0 if t.memory_kind == 2 else t.nbytes
 
 
+cdef object unsendable(InferResponse response, object error):
+    """What a model made that protobuf cannot carry: integers beyond 64 bits, text with half a surrogate pair."""
+    cdef str what = f"a name or a parameter is not valid Unicode: {error}"
+    if isinstance(error, OverflowError):
+        what = "a parameter is an integer beyond 64 bits"
+    return TritonError(
+        f"the response of model '{response.model_name}' cannot be sent over gRPC: {what}",
+        Code.INTERNAL, Reason.BACKEND)
+
+
 def encode_response(InferResponse response not None, bint streamed=False, bint final=True):
     """A response as one gRPC message: a list of buffers with the 5-byte prefix in front.
 
     `streamed` wraps it in a ModelStreamInferResponse and adds triton_final_response; an error
     becomes its error_message. Tensors larger than 32 KiB are in the list as they are.
+    TritonError when a model's names or parameters have no place in the message.
     """
     cdef Tensor t
     cdef Out frame
@@ -101,9 +113,13 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
         if response.error is not None:
             message = str(response.error)
             encoded_error = message.encode("utf-8", "replace")
-        put_head(response, "triton_final_response" if response.model_name else None, final)
-    else:
-        put_head(response, None, None)
+    try:
+        if streamed:
+            put_head(response, "triton_final_response" if response.model_name else None, final)
+        else:
+            put_head(response, None, None)
+    except (OverflowError, UnicodeError) as error:
+        raise unsendable(response, error) from None
     inner = scratch.n
     if response.outputs and response.error is None:
         for t in response.outputs:

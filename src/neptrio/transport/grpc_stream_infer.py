@@ -283,7 +283,15 @@ class StreamInfer(Call):
             self._abort(response.error)
             return
         if not response.null or request.want_empty_final:
-            segments = encode_response(response, True, final)
+            try:
+                segments = encode_response(response, True, final)
+            except TritonError as error:
+                if self._strict:
+                    self._abort(error)
+                    return
+                response.outputs = response.parameters = None
+                response.error = error
+                segments = encode_response(response, True, final)
         self._deliver(entry, segments, final)
 
     def _deliver(self, entry: _Entry, segments: list[Any], final: bool) -> None:
