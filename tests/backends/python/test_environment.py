@@ -220,3 +220,77 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/nowhere/x")
     assert cache_directory({}) == Path("/nowhere/x/.cache/neptrio/environments")
+
+
+PLACEHOLDER = "/opt/the_prefix_of_the_build_that_is_replaced"
+CONDA_UNPACK = f"""#!/usr/bin/env python
+import pathlib, sys
+
+root = pathlib.Path(__file__).resolve().parent.parent
+if (root / "refuse").exists():
+    sys.exit("no prefix here")
+with (root / "runs").open("a") as runs:
+    runs.write(sys.prefix + "\\n")
+for path in root.glob("lib/python*/site-packages/only_here.py"):
+    path.write_text(path.read_text().replace("{PLACEHOLDER}", str(root)))
+"""
+
+
+def conda_packed(archive: Path, folder: Path, refuses: bool = False) -> Path:
+    """The archive's environment as conda-pack lays it out: the interpreter as a file, activate and
+    conda-unpack beside it, the prefix of the build in the files."""
+    root = folder / "packed"
+    with tarfile.open(archive) as tar:
+        tar.extractall(root, **({"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}))
+    (root / "bin/activate").write_text("# sets PATH\n")
+    (root / "bin/conda-unpack").write_text(CONDA_UNPACK)
+    (root / "bin/conda-unpack").chmod(0o755)
+    (root / "conda-meta").mkdir()
+    (root / "conda-meta/history").write_text("")
+    (module,) = root.glob("lib/python*/site-packages/only_here.py")
+    module.write_text(f"VALUE = 'found'\nPREFIX = '{PLACEHOLDER}'\n")
+    if refuses:
+        (root / "refuse").touch()
+    path = folder / "packed.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for entry in sorted(root.iterdir()):
+            tar.add(entry, entry.name)
+    return path
+
+
+def test_conda_unpack_is_run_once_with_the_interpreter_of_the_archive(tmp_path: Path, archive: Path) -> None:
+    packed, repository = conda_packed(archive, tmp_path), tmp_path / "models"
+    parameter = f' parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{packed}" }} }}'
+    code = MODEL.replace("sys.prefix, only_here.VALUE", "only_here.PREFIX, only_here.VALUE").replace(
+        "import only_here",
+        "import only_here, shutil; assert shutil.which('conda-unpack') == sys.prefix + '/bin/conda-unpack'",
+    )
+    for name in ("one", "two"):
+        python_model(repository, name, code, f'backend: "python" name: "{name}"' + parameter)
+    with ServerProcess(
+        repository, f"--backend-config=python,environment-cache-directory={tmp_path / 'cache'}"
+    ) as server:
+        folder = prefix(server, "one")
+        assert folder == prefix(server, "two") and folder.parent == tmp_path / "cache"
+        assert (folder / "runs").read_text() == f"{folder}\n"
+        assert "conda-unpack" not in server.log()
+
+
+def test_conda_unpack_knows_nothing_of_our_environment(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = conda_packed(archive, tmp_path)
+    for name in ("PYTHONHOME", "PYTHONPATH"):
+        monkeypatch.setenv(name, str(tmp_path / "nowhere"))
+    python = environment_python(str(packed), tmp_path, tmp_path / "cache")
+    assert (Path(python).parent.parent / "runs").is_file()
+
+
+def test_conda_unpack_that_fails_is_told(
+    tmp_path: Path, archive: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environment may serve all the same: a Triton server does not run it at all."""
+    packed = conda_packed(archive, tmp_path, refuses=True)
+    python = Path(environment_python(str(packed), tmp_path, tmp_path / "cache"))
+    assert python.is_file() and (python.parent.parent / COMPLETE).exists()
+    assert caplog.messages == [f"conda-unpack of '{packed}' failed: no prefix here\n"]

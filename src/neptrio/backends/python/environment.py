@@ -50,6 +50,14 @@ def cache_directory(settings: dict[str, str]) -> Path:
     return Path(base) / "neptrio" / "environments"
 
 
+def variables(python: str) -> dict[str, str]:
+    """This process's environment variables for an interpreter of another environment: those that
+    speak of ours are gone, and its programs come first in PATH, as its bin/activate has it."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    kept["PATH"] = os.pathsep.join((os.path.dirname(python), kept.get("PATH", os.defpath)))
+    return kept
+
+
 def environment_python(path: str, model_dir: Path, cache: Path) -> str:
     """The interpreter of an EXECUTION_ENV_PATH. Raises InvalidArgument when there is none."""
     place = Path(path.replace("$$TRITON_MODEL_DIRECTORY", str(model_dir)))
@@ -141,7 +149,12 @@ def _unpack(archive: Path, folder: Path) -> None:
     if python is not None and fix is not None and fix.is_file():
         try:
             subprocess.run(
-                [str(python), str(fix)], check=True, capture_output=True, timeout=UNPACK_SECONDS, text=True
+                [str(python), str(fix)],
+                check=True,
+                capture_output=True,
+                timeout=UNPACK_SECONDS,
+                text=True,
+                env=variables(str(python)),
             )
         except (subprocess.SubprocessError, OSError) as error:
             text = getattr(error, "stderr", None) or error

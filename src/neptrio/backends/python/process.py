@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as utils
+from neptrio.backends.python.environment import variables
 from triton_python_backend_utils._process.wire import Wire
 
 PACKAGE = Path(utils.__file__).parent
@@ -68,10 +69,7 @@ class Process:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = dict(os.environ)
-        if python is not None:  # another environment: ours says nothing about it
-            for key in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-                environment.pop(key, None)
+        environment = dict(os.environ) if python is None else variables(python)
         try:
             self._child = subprocess.Popen(
                 [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE), str(theirs.fileno())],
