@@ -189,6 +189,7 @@ cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes):
 
 # ---------------------------------------------------------------- page-locked output blocks
 
+@cython.no_gc_clear  # blocks that the collector frees later come back to it
 cdef class PinnedPool:
     """Page-locked host memory for outputs, in powers of two, up to `limit` bytes.
 
