@@ -2,7 +2,7 @@
 # on an instance thread (or in place), finished on the trio thread.
 from libc.stdint cimport int64_t
 from neptrio._cext.mailbox cimport Work, WorkItem
-from neptrio._cext.request cimport InferRequest, InferResponse, ModelCore
+from neptrio._cext.request cimport InferRequest, InferResponse, ModelCore, Responder
 
 cdef class Batch(WorkItem):
     cdef public ModelCore model
@@ -21,6 +21,7 @@ cdef class Batch(WorkItem):
     cdef public int64_t output_start
     cdef public int64_t compute_end
 
+cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final)
 cpdef complete(InferRequest request, InferResponse response, bint final)
 cpdef accept(InferRequest request)
 cpdef refuse(InferRequest request)

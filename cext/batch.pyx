@@ -9,7 +9,11 @@ Rules:
  4. Statistics are written before the responder is called, so a client that has its answer
     finds it counted.
  5. A request that was cancelled while it executed ends as cancelled, whatever the model answered.
+ 6. A responder that raises is that request's failure too: it is told so, and the rest of the batch
+    goes on (hand_over).
 """
+import logging
+
 from libc.stdint cimport int64_t
 
 from neptrio._cext.counters cimport ModelCounters
@@ -25,6 +29,7 @@ from neptrio._cext.request cimport (
     InferRequest,
     InferResponse,
     ModelCore,
+    Responder,
     Tensor,
     now_ns,
 )
@@ -33,6 +38,7 @@ from neptrio._cext.trace cimport Trace
 from neptrio.errors import Cancelled, Code, Reason, TritonError
 
 cdef object CANCELED = Reason.CANCELED
+cdef object log = logging.getLogger("neptrio.batch")
 
 cdef enum:
     RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
@@ -86,6 +92,26 @@ cdef int stamp_from(InferRequest r, Batch batch, int64_t end) except -1:
     return 0
 
 
+cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final):
+    """Gives a response to a responder. One that cannot take it is given an error in its place.
+
+    Never raises what a responder raised: the caller has other requests to answer.
+    """
+    try:
+        responder.respond(request, response, final)
+        return
+    except Exception as error:
+        log.exception("a response of model '%s' could not be sent", response.model_name)
+        failure = InferResponse(None, TritonError(
+            f"the response of model '{response.model_name}' could not be sent: {type(error).__name__}: {error}",
+            Code.INTERNAL, Reason.OTHER))
+    failure.model_name, failure.model_version, failure.id = response.model_name, response.model_version, response.id
+    try:
+        responder.respond(request, failure, final)
+    except Exception:
+        log.exception("nor could that be told")
+
+
 cpdef complete(InferRequest request, InferResponse response, bint final):
     """Delivers a response. With `final` the request is done and leaves its model's accounts.
 
@@ -122,10 +148,10 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     if request.trace is not None:
         trace = <Trace>request.trace
         trace.answering(response, final, now)
-        request.responder.respond(request, response, final)
+        hand_over(request.responder, request, response, final)
         trace.answered(final)
     else:
-        request.responder.respond(request, response, final)
+        hand_over(request.responder, request, response, final)
     if final:
         if request.owed:
             request.owed = False

@@ -297,3 +297,30 @@ def test_a_time_on_a_bucket_s_bound_belongs_to_it() -> None:
     for ms in (0, 1, 2, 5, 6, 20, 21, 10**9):
         histogram.record(ms)
     assert list(histogram.counts) == [2, 2, 2, 2] and histogram.sum == 55 + 10**9
+
+
+class Refusing(Collect):
+    """Cannot take what a model answers; `deaf` takes nothing at all."""
+
+    def __init__(self, deaf: bool = False) -> None:
+        super().__init__()
+        self.deaf = deaf
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if self.deaf or response.error is None:
+            raise RuntimeError("no room")
+        super().respond(request, response, final)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_responder_that_raises_fails_its_own_request_only(deaf: bool) -> None:
+    model = make_model()
+    requests = [make_request(model, **EXECUTED) for _ in range(3)]
+    refusing = requests[1].responder = Refusing(deaf)
+    for request in requests:
+        complete(request, InferResponse([tensor()]), True)
+    assert model.inflight == 0
+    assert [len(r.responder.got) for r in requests] == [1, 0 if deaf else 1, 1]
+    if not deaf:
+        assert refusing.got[0].error.code is Code.INTERNAL
+        assert "no room" in str(refusing.got[0].error)

@@ -63,3 +63,23 @@ def test_one_who_comes_again_keeps_his_place() -> None:
     line.order.arrived(line.requests["a"])
     assert line.respond("b") == []
     assert line.respond("a") == [("a", True), ("b", True)]
+
+
+class Broken(Heard):
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if response.error is None:
+            raise RuntimeError("no room")
+        super().respond(request, response, final)
+
+
+def test_a_responder_that_raises_hears_why_and_holds_up_nobody() -> None:
+    line = Line("a", "b", "c")
+    line.order = ArrivalOrder()
+    broken = Broken()
+    for request in line.requests.values():
+        request.responder = broken if request.id == "b" else line.heard
+        line.order.arrived(request)
+    assert line.respond("b") == line.respond("c") == []
+    assert line.respond("a") == [("a", True), ("c", True)]
+    assert broken.events == [("b", True)]
+    assert len(line.order) == 0

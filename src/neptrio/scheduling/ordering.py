@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from neptrio._cext.batch import hand_over
 from neptrio._cext.request import InferRequest, InferResponse, Responder
 
 
@@ -57,7 +58,7 @@ class ArrivalOrder:
         if self._line[0] is not place:
             place.held.append((request, response, final))
             return
-        place.responder.respond(request, response, final)
+        hand_over(place.responder, request, response, final)
         if final:
             self._advance()
 
@@ -67,7 +68,7 @@ class ArrivalOrder:
             first = line[0]
             held, first.held = first.held, []
             for request, response, final in held:
-                first.responder.respond(request, response, final)
+                hand_over(first.responder, request, response, final)
             if not first.done:
                 return
             line.popleft()
