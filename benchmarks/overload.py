@@ -321,7 +321,7 @@ def main() -> None:
     print(f"{os.cpu_count()} CPUs, load average {' '.join(f'{load:.1f}' for load in os.getloadavg())}")
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder), options.queue)
-        with ServerProcess(Path(folder), "--exit-timeout-secs=0") as server:
+        with ServerProcess(Path(folder)) as server:
             for part in ("fixed", "cpu"):
                 if options.only in (None, part):
                     print(f"\n{part}:", end=" ")
@@ -330,6 +330,8 @@ def main() -> None:
                 print("\nrejection:")
                 asyncio.run(rejection(server, options.requests, options.rounds))
             print(f"load average at the end {' '.join(f'{load:.1f}' for load in os.getloadavg())}")
+            server.process.kill()  # a model that blocks for good would hold its shutdown up
+            server.process.wait()
 
 
 if __name__ == "__main__":
