@@ -40,10 +40,10 @@ STEPS = {
     "complete": r"5batch_complete",
     "encode JSON or binary": r"json_response\S*encode_response",
     "encode protobuf": r"wire_response\S*encode_response",
-    "begin a trace": r"5trace_7Sampler_begin",
+    "begin a trace": r"13trace_sampler_7Sampler_begin",
     "note an answer": r"5trace_5Trace_answering",
     "note that it was sent": r"5trace_5Trace_sent",
-    "finish a trace": r"5trace_7Sampler_finish",
+    "finish a trace": r"13trace_sampler_7Sampler_finish",
 }
 COST = re.compile(r"^\s*([\d,]+) \([^)]*\)\s+(\S.*)$")
 

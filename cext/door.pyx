@@ -1,7 +1,7 @@
 """The door's hot half (neptrio/service/inference.py): look up, validate, accept, enqueue."""
 from neptrio._cext.batch cimport accept, refuse
 from neptrio._cext.request cimport REQUEST_START, InferRequest, ModelCore, now_ns
-from neptrio._cext.trace cimport Sampler
+from neptrio._cext.trace_sampler cimport Sampler
 from neptrio._cext.validate cimport validate
 
 from neptrio.model.reshape import reshape_inputs

@@ -4,47 +4,12 @@ from libc.stdint cimport int64_t
 
 from neptrio._cext.request cimport InferRequest, InferResponse
 from neptrio._cext.trace_block cimport Record, TraceBlock
+from neptrio._cext.trace_scope cimport Sampling
 from neptrio._cext.turn cimport TurnCore
 
-cdef enum:
-    RECENT_TRACES = 128
-    RECENT_BYTES = 512               # a larger trace is kept as the object that it is
-
-cdef class Sampling:
-    cdef tuple levels
-    cdef readonly bint timestamps    # what they say
-    cdef readonly bint with_tensors
-    cdef public int64_t rate         # every rate-th request, 0 = none
-    cdef public int64_t left         # traces still to be taken, -1 = no limit
-    cdef public int64_t tail_us      # > 0: only requests that took as long, or failed, are kept and counted
-    cdef public int64_t seen         # requests since the scope was made or last taken from
-    cdef public int64_t open         # sampled traces that are not finished
-    cdef public bint retired         # out of use, but for the traces that are open
-    cdef public bint to_file         # there is a file to write to
-    cdef public TraceBlock block     # what is finished and not with the writer's thread yet
-    cpdef bint sample(self)
-    cpdef bint keep(self, bint slow_or_failed)
-
-cdef class Recent:
-    cdef char* data
-    cdef Py_ssize_t sizes[RECENT_TRACES]  # bytes of the records in a place, 0 = `whole` has it
-    cdef list whole
-    cdef int64_t count               # traces that were added
-    cdef int add(self, Trace root, const char* records, Py_ssize_t size) except -1
-
-cdef class Sampler:
+cdef class Tracing:
     cdef public TurnCore turn
-    cdef public object writer
-    cdef public Recent recent
-    cdef public int64_t tensor_bytes
-    cdef public dict models          # model name -> the scope of models that have their own
-    cdef public Sampling default     # the scope of all others
-    cdef public int64_t open         # traces that are not finished
-    cdef public bint disabled        # files cannot be written
-    cdef public bint may_force       # requests may ask for their own trace
-    cdef public bint spans           # mode opentelemetry
-    cdef object begin(self, InferRequest request)
-    cdef Trace begin_root(self, InferRequest request, Sampling scope, bint asked)
+    cdef public int64_t tensor_bytes # of a tensor, at most, that a trace copies
     cdef object finish(self, Trace root)
 
 cdef class Trace:
@@ -68,7 +33,7 @@ cdef class Trace:
     cdef list waiting                # further responses that are not sent: when they were there
     cdef list more                   # further responses: (made, send start, send end)
     # of a root, for itself and its children
-    cdef Sampler sampler
+    cdef Tracing sampler
     cdef readonly Sampling scope
     cdef readonly bint timestamps
     cdef readonly bint with_tensors
@@ -89,3 +54,5 @@ cdef class Trace:
     cdef Py_ssize_t size(self) except -1
     cdef char* pack(self, char* at) except NULL
     cdef Py_ssize_t pack_into(self, TraceBlock block) except -1
+
+cdef Trace made(Tracing sampler, InferRequest request)     # a new one, with the next id

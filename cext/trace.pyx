@@ -3,16 +3,14 @@
 The problem: a trace must show true times, and tracing every request must cost next to nothing. The
 choice: times are read from the request's own timestamp array when it is done; what the array cannot
 hold (responses of decoupled models) is noted as it happens; a finished trace becomes a record of some
-hundred bytes in a block of its scope (cext/trace_block), which the writer's thread takes a few times
-a second. The object of the trace is then free for the next request.
+hundred bytes (cext/trace_block), which the writer's thread takes a few times a second. The object of
+the trace is then free for the next request. Who is traced, and where records go: cext/trace_sampler.
 
 Rules:
- 1. A root request with all its ensemble steps and BLS calls is one trace, for sampling and for files.
-    It is finished when every part has ended.
+ 1. A trace is finished when every part of it has ended: a root with all its ensemble steps and BLS calls.
  2. Ids grow from parent to child.
  3. A part ends with its final response; a root with a front when that response has been sent.
  4. A part that is closed does not change any more, and holds no model.
- 5. A scope's block is filled and taken without a step in between at which another thread could run.
 Source: spec/trace-file.md, spec/observed.md 11, the trace guide.
 """
 cimport cython
@@ -23,11 +21,9 @@ from libc.string cimport memcpy, memset
 
 import json
 
-from neptrio._cext.grpc_stream cimport GrpcStream
 from neptrio._cext.request cimport (
     COMPUTE_START,
     RECV_END,
-    RECV_START,
     REQUEST_END,
     REQUEST_START,
     SEND_START,
@@ -37,8 +33,6 @@ from neptrio._cext.request cimport (
     now_ns,
 )
 from neptrio._cext.trace_block cimport (
-    GRPC,
-    HTTP,
     NOBODY,
     PLAIN,
     Point,
@@ -52,113 +46,13 @@ from neptrio._cext.trace_block import TEXTS
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
 from neptrio._cext.device_memory import readable
-from neptrio.observe.trace_record import Copied, parameters_of, tensor_document
-
-RECENT = RECENT_TRACES
-
-cdef enum:
-    BLOCK_BYTES = 1048576   # a block that holds as much goes to the writer's thread at once
+from neptrio.observe.trace_record import Copied, tensor_document
 
 cdef int64_t last_id = 0
 
 
-cdef class Sampling:
-    """What sampling counts in a scope of settings (observe.trace_settings.Scope)."""
-
-    @property
-    def level(self) -> tuple:
-        """What is traced: (), or some of TIMESTAMPS and TENSORS."""
-        return self.levels
-
-    @level.setter
-    def level(self, tuple levels):
-        self.levels = levels
-        self.timestamps = "TIMESTAMPS" in levels
-        self.with_tensors = "TENSORS" in levels
-
-    cpdef bint sample(self):
-        """Counts a request; True when it is one to trace (the rate-th, 2 * rate-th, ...)."""
-        if not self.left or not self.rate or not (self.timestamps or self.with_tensors):
-            return False
-        self.seen += 1
-        if self.seen < self.rate:
-            return False
-        self.seen = 0
-        if self.left > 0 and not self.tail_us:
-            self.left -= 1
-        self.open += 1
-        return True
-
-    def take_block(self):
-        """The block, which the scope then has no more (rule 5)."""
-        cdef TraceBlock block = self.block
-        self.block = None
-        return block
-
-    cpdef bint keep(self, bint slow_or_failed):
-        """With a tail: whether a finished trace is kept, which counts it."""
-        if not self.tail_us:
-            return True
-        if not slow_or_failed or not self.left:
-            return False
-        if self.left > 0:
-            self.left -= 1
-        return True
-
-
-cdef class Recent:
-    """The last finished traces, in a ring: as their records where these are small."""
-
-    def __cinit__(self):
-        self.data = <char*>malloc(RECENT_TRACES * RECENT_BYTES)
-        if self.data == NULL:
-            raise MemoryError()
-        memset(self.sizes, 0, sizeof(self.sizes))
-        self.whole = [None] * RECENT_TRACES
-
-    def __dealloc__(self):
-        free(self.data)
-
-    cdef int add(self, Trace root, const char* records, Py_ssize_t size) except -1:
-        """`records` are those of the root and its parts, NULL when they were not made."""
-        cdef Py_ssize_t place = self.count % RECENT_TRACES
-        cdef Py_ssize_t was = self.sizes[place]
-        self.count += 1
-        if records != NULL and size <= RECENT_BYTES:
-            memcpy(self.data + place * RECENT_BYTES, records, size)
-            self.sizes[place] = size
-            if not was:
-                self.whole[place] = None
-        else:
-            self.sizes[place] = 0
-            self.whole[place] = root
-        return 0
-
-    def __len__(self):
-        return min(self.count, RECENT_TRACES)
-
-    def last(self, int64_t count) -> list:
-        """The objects of the last traces, oldest first, without tensors."""
-        cdef int64_t i
-        cdef Py_ssize_t place
-        cdef TraceBlock block
-        cdef Trace root
-        cdef list found = []
-        for i in range(self.count - min(count, len(self)), self.count):
-            place = i % RECENT_TRACES
-            if self.sizes[place]:
-                block = TraceBlock()
-                memcpy(block.reserve(self.sizes[place]), self.data + place * RECENT_BYTES, self.sizes[place])
-                block.records.size = self.sizes[place]
-                found += json.loads(b"[%s]" % block.text())
-            else:
-                root = self.whole[place]
-                found += [part.document()[0] for part in root.parts]
-        return found
-
-
-cdef class Sampler:
-    """The part of observe.tracer.Tracer that every traced request passes through."""
+cdef class Tracing:
+    """What a trace needs of the sampler that made it (cext/trace_sampler)."""
 
     def attach(self, TurnCore turn):
         """Takes the turn at whose end traces hear that their answers are sent."""
@@ -166,92 +60,8 @@ cdef class Sampler:
         turn.follower = Trace
         turn.follow = follow
 
-    cdef object begin(self, InferRequest request):
-        """A validated request is about to be queued: traces it if it is its turn, or asked for.
-
-        Raises InvalidArgument when the request asks for something that is no trace level.
-        """
-        cdef Trace above, trace
-        cdef Sampling scope
-        if request.parent is not None:
-            above = request.parent.trace
-            if above is not None and above.top().open:
-                request.trace = trace = made(self, request)
-                trace.root = above.top()
-                trace.record.parent = above.record.id
-                trace.record.timestamps = trace.root.timestamps
-                if trace.root.children is None:
-                    trace.root.children = []
-                trace.root.children.append(trace)
-                trace.root.open += 1
-                if trace.root.with_tensors:
-                    trace.copy("TENSOR_QUEUE_INPUT", request.inputs)
-                if self.spans:
-                    self.identify_part(trace)
-        elif request.stamps[<int>RECV_START]:
-            scope = self.default
-            if self.models:
-                scope = self.models.get((<ModelCore>request.model).name, scope)
-            if request.asked is not None or self.may_force:
-                level = self.asked_level(request, scope)
-                if level:
-                    scope.open += 1
-                    trace = self.begin_root(request, scope, True)
-                    self.prepare_root(trace, request, "TIMESTAMPS" in level, "TENSORS" in level)
-                    return
-            if not self.disabled and scope.sample():
-                trace = self.begin_root(request, scope, False)
-                if scope.with_tensors or self.spans:
-                    self.prepare_root(trace, request, scope.timestamps, scope.with_tensors)
-
-    cdef Trace begin_root(self, InferRequest request, Sampling scope, bint asked):
-        """Begins a trace at the level of its scope."""
-        cdef Trace trace = made(self, request)
-        request.trace = trace
-        trace.scope = scope
-        trace.asked = asked
-        trace.timestamps = trace.record.timestamps = scope.timestamps
-        trace.open = 1
-        trace.record.front = GRPC if isinstance(request.context, GrpcStream) else HTTP
-        self.open += 1
-        return trace
-
-    def prepare_root(self, Trace trace, InferRequest request, bint timestamps, bint with_tensors):
-        """What a new root needs beyond its timestamps."""
-        trace.timestamps = trace.record.timestamps = timestamps
-        trace.with_tensors = with_tensors
-        if with_tensors:
-            trace.copy("TENSOR_QUEUE_INPUT", request.inputs)
-            trace.parameters = parameters_of(request)
-        if self.spans:
-            self.identify(trace, request.asked)
-
     cdef object finish(self, Trace root):
-        """Every part of a trace has ended."""
-        cdef Sampling scope = root.scope
-        cdef TraceBlock block
-        cdef Py_ssize_t size
-        self.open -= 1
-        scope.open -= 1
-        if root.asked or not scope.tail_us or scope.keep(root.slow_or_failed()):
-            if self.spans or root.with_tensors or not scope.to_file:
-                self.recent.add(root, NULL, 0)
-                self.kept(root)
-            else:
-                block = scope.block
-                if block is None:
-                    block = scope.block = self.writer.block(scope)
-                    size = root.pack_into(block)
-                    self.writer.opened(scope)
-                else:
-                    size = root.pack_into(block)
-                self.recent.add(root, block.records.data + block.records.size - size, size)
-                if block.records.size >= BLOCK_BYTES or block.traces >= block.most:
-                    self.writer.full(scope)
-        if not scope.open and (scope.retired or not scope.left):
-            self.drained(scope)
-        if not self.open and (self.disabled or scope.retired or not scope.left):
-            self.activate()
+        raise NotImplementedError
 
 
 cdef int follow(object trace) except -1:
@@ -259,7 +69,7 @@ cdef int follow(object trace) except -1:
     return 0
 
 
-cdef inline Trace made(Sampler sampler, InferRequest request):
+cdef Trace made(Tracing sampler, InferRequest request):
     global last_id
     cdef Trace trace = Trace.__new__(Trace)
     last_id += 1

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from neptrio._cext.trace import Sampling
+from neptrio._cext.trace_scope import Sampling
 from neptrio.codec.http_json import dump_json
 from neptrio.errors import InvalidArgument, Unsupported
 

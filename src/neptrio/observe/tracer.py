@@ -23,7 +23,9 @@ import trio
 
 from neptrio._cext.mailbox import WorkItem
 from neptrio._cext.request import InferRequest
-from neptrio._cext.trace import RECENT, Recent, Sampler, Trace
+from neptrio._cext.trace import Trace
+from neptrio._cext.trace_recent import RECENT, Recent
+from neptrio._cext.trace_sampler import Sampler
 from neptrio.errors import InvalidArgument
 from neptrio.observe.propagation import Asked, traceparent
 from neptrio.observe.trace_file import TraceWriter
