@@ -25,6 +25,7 @@ POLICY = "src/neptrio/scheduling/policy.py"
 DYNAMIC = "src/neptrio/scheduling/dynamic.py"
 PROPERTIES = ["tests/scheduling/test_dynamic_properties.py"]
 CASES = [
+    "tests/cext/test_batch_queue.py",
     "tests/scheduling/test_dynamic.py",
     "tests/scheduling/test_dynamic_boundaries.py",
     "tests/scheduling/test_policy.py",

@@ -1,10 +1,11 @@
-"""ModelInferRequest messages for raw clients, made with tritonclient's own generated code."""
+"""ModelInferRequest messages for raw clients, made with tritonclient's own generated code, and its own inputs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2
 
 TRITON = {"int32": "INT32", "uint8": "UINT8", "float32": "FP32", "int64": "INT64"}
@@ -33,6 +34,16 @@ def identity(request_id: str = "", model: str = "identity", **parameters: Any) -
     """A request for the test suite's two-tensor identity model."""
     row = np.arange(16, dtype=np.int32).reshape(1, 16)
     return request(model, row, row + 1, request_id=request_id, **parameters)
+
+
+def identity_inputs() -> list[grpcclient.InferInput]:
+    """The inputs of the same for the real client."""
+    made = []
+    for i in range(2):
+        tensor = grpcclient.InferInput(f"INPUT{i}", [1, 16], "INT32")
+        tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16) + i)
+        made.append(tensor)
+    return made
 
 
 def response(body: bytes) -> Any:
