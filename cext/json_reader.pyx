@@ -63,6 +63,31 @@ cdef int _hex(const unsigned char* p) noexcept:
     return value
 
 
+cdef inline bint _enter(Reader s, int close) noexcept:
+    """Past the opening bracket; False, and past `close` as well, when nothing is between them."""
+    s.at += 1
+    s.space()
+    if s.peek() == close:
+        s.at += 1
+        return False
+    return True
+
+
+cdef inline bint _more(Reader s, int close, str missing_comma) except -1:
+    """To what follows a comma; False, and past `close`, when that comes instead."""
+    cdef int c
+    s.space()
+    c = s.peek()
+    if c == b",":
+        s.at += 1
+        s.space()
+        return True
+    if c != close:
+        s.fail(missing_comma, s.at)
+    s.at += 1
+    return False
+
+
 cdef class Reader:
     """See json_reader.pxd."""
 
@@ -109,48 +134,22 @@ cdef class Reader:
         return 0
 
     cdef bint first_member(self) except -1:
-        self.at += 1
-        self.space()
-        if self.peek() == b"}":
-            self.at += 1
+        if not _enter(self, b"}"):
             return False
         self._member()
         return True
 
     cdef bint next_member(self) except -1:
-        cdef int c
-        self.space()
-        c = self.peek()
-        if c == b",":
-            self.at += 1
-            self.space()
-            self._member()
-            return True
-        if c != b"}":
-            self.fail("Missing a comma or '}' after an object member.", self.at)
-        self.at += 1
-        return False
-
-    cdef bint first_element(self) except -1:
-        self.at += 1
-        self.space()
-        if self.peek() == b"]":
-            self.at += 1
+        if not _more(self, b"}", "Missing a comma or '}' after an object member."):
             return False
+        self._member()
         return True
 
+    cdef bint first_element(self) except -1:
+        return _enter(self, b"]")
+
     cdef bint next_element(self) except -1:
-        cdef int c
-        self.space()
-        c = self.peek()
-        if c == b",":
-            self.at += 1
-            self.space()
-            return True
-        if c != b"]":
-            self.fail("Missing a comma or ']' after an array element.", self.at)
-        self.at += 1
-        return False
+        return _more(self, b"]", "Missing a comma or ']' after an array element.")
 
     cdef bint named(self, const char* name, Py_ssize_t n) noexcept:
         if self.name_escaped:
