@@ -41,7 +41,7 @@ from neptrio._cext.cuda_launch cimport (
 )
 from neptrio._cext.cuda_memory cimport DeviceBlock, DevicePool, new_device_block
 from neptrio._cext.cuda_queue cimport DeviceQueue, Queue, Slot
-from neptrio._cext.kernel_plan cimport Block, KernelPlan, Plan, PlanTensor
+from neptrio._cext.kernel_plan cimport Block, KernelPlan, Plan, PlanTensor, run_end
 from neptrio._cext.mailbox cimport Mailbox
 from neptrio._cext.request cimport InferRequest, InferResponse, ModelCore, RequestedOutput, Tensor, now_ns
 
@@ -165,11 +165,7 @@ cdef class DeviceBuilder:
             if keys[start] is None:
                 start += 1
                 continue
-            i = start + 1
-            size = (<InferRequest>requests[start]).batch_size
-            while i < n and self.batching and keys[i] is not None and same_rows(keys[start], keys[i]):
-                size += (<InferRequest>requests[i]).batch_size
-                i += 1
+            i = run_end(requests, keys, start, self.batching, &size)
             try:
                 plan = self.plan_for(keys[start], size)
                 self.add_run(made, plan, tensors, start, i)
@@ -387,17 +383,6 @@ cdef class DeviceBuilder:
             free(made.c.exports)
         made.c.exports = grown
         return 0
-
-
-cdef bint same_rows(tuple a, tuple b):
-    """Equal shapes apart from the batch dimension."""
-    for x, y in zip(a, b):
-        if x is None or y is None:
-            if x is not y:
-                return False
-        elif x[1:] != y[1:]:
-            return False
-    return True
 
 
 def time_bare(DeviceBatch batch not None, int rounds, bint copies) -> list:

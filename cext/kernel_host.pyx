@@ -33,6 +33,7 @@ from neptrio._cext.kernel_plan cimport (
     Plan,
     PlanTensor,
     new_block,
+    run_end,
 )
 from neptrio._cext.mailbox cimport Work
 from neptrio._cext.request cimport InferRequest, InferResponse, Tensor, now_ns
@@ -305,11 +306,7 @@ cdef class KernelBuilder:
             if keys[start] is None:
                 start += 1
                 continue
-            i = start + 1
-            size = (<InferRequest>requests[start]).batch_size
-            while i < n and self.batching and keys[i] is not None and same_rows(keys[start], keys[i]):
-                size += (<InferRequest>requests[i]).batch_size
-                i += 1
+            i = run_end(requests, keys, start, self.batching, &size)
             try:
                 plan = self.plan_for(keys[start], size, False)
                 block = new_block(plan.c.output_bytes)
@@ -366,20 +363,6 @@ cdef double first_guess(KernelPlan plan) noexcept:
         n += (<double>launch.grid[0] * launch.grid[1] * launch.grid[2]
               * launch.block[0] * launch.block[1] * launch.block[2]) / 4
     return n
-
-
-cdef bint same_rows(tuple a, tuple b):
-    """Equal shapes apart from the batch dimension."""
-    cdef Py_ssize_t i
-    for i in range(len(a)):
-        x = a[i]
-        y = b[i]
-        if x is None or y is None:
-            if x is not y:
-                return False
-        elif x[1:] != y[1:]:
-            return False
-    return True
 
 
 cdef int respond(KernelBatch made, KernelPlan plan, Block block, Py_ssize_t start, Py_ssize_t end,

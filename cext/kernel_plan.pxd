@@ -52,3 +52,7 @@ cdef class Block:
     cdef readonly size_t nbytes
 
 cdef Block new_block(size_t nbytes)
+
+# Where the run that begins at request `start` ends: neighbours of equal shapes, apart from their rows,
+# execute together. `keys` has each request's input shapes, None where it was refused; `rows`: of all in it.
+cdef Py_ssize_t run_end(list requests, list keys, Py_ssize_t start, bint batching, int64_t* rows) except -1

@@ -4,12 +4,14 @@ A plan is made once per distinct shapes (backends.kernel.config evaluates the ex
 then only read, by any thread, without the GIL. Offsets are multiples of 256 bytes, what the CUDA
 allocator guarantees, so kernels that rely on that alignment work in every buffer.
 """
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t, size_t)
+
+from neptrio._cext.request cimport InferRequest
 
 cdef uint64_t _last_id = 0
 
@@ -144,3 +146,26 @@ cdef class KernelPlan:
              self.c.launches[i].shared, self.c.launches[i].count)
             for i in range(self.c.n_launches)
         ]
+
+
+cdef bint _same_rows(tuple a, tuple b) except -1:
+    """Equal shapes apart from the batch dimension."""
+    cdef Py_ssize_t i
+    for i in range(len(a)):
+        x = a[i]
+        y = b[i]
+        if x is None or y is None:
+            if x is not y:
+                return False
+        elif x[1:] != y[1:]:
+            return False
+    return True
+
+
+cdef Py_ssize_t run_end(list requests, list keys, Py_ssize_t start, bint batching, int64_t* rows) except -1:
+    cdef Py_ssize_t i = start + 1
+    rows[0] = (<InferRequest>requests[start]).batch_size
+    while i < len(requests) and batching and keys[i] is not None and _same_rows(keys[start], keys[i]):
+        rows[0] += (<InferRequest>requests[i]).batch_size
+        i += 1
+    return i
