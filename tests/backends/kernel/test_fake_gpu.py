@@ -14,12 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 from tests.backends.kernel.family import FAMILY, Case
-from tests.backends.kernel.test_family import check, infer
+from tests.backends.kernel.family.served import BATCHED, check_alone, check_together
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add, add_config, get, held, post, reason
 from tests.support.repository import write_model
@@ -69,25 +67,12 @@ def test_kind_auto_picks_the_gpu(family: ServerProcess) -> None:
 
 @pytest.mark.parametrize("case", FAMILY, ids=lambda c: c.name)
 def test_against_numpy(family: ServerProcess, case: Case) -> None:
-    rng = np.random.default_rng(7)
-    with grpcclient.InferenceServerClient(family.grpc) as client:
-        for batch in (1, 3):
-            if case.name == "votes" and batch > 1:
-                continue
-            arrays = case.make(rng, batch)
-            check(case, arrays, infer(client, case.name, arrays))
+    check_alone(family, case)
 
 
-@pytest.mark.parametrize("case", [c for c in FAMILY if c.name != "votes"], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", BATCHED, ids=lambda c: c.name)
 def test_requests_batched_together_get_their_own_rows(family: ServerProcess, case: Case) -> None:
-    rng = np.random.default_rng(11)
-    sent = [case.make(rng, 1 + i % 3) for i in range(6)]
-    for arrays in sent[1:] if case.name in ("elementwise", "layernorm") else ():
-        for name in {"B", "SCALE", "SHIFT"} & set(arrays):  # rows of parameters are shared by a batch
-            arrays[name] = np.repeat(sent[0][name][:1], len(arrays["X"]), axis=0)
-    with grpcclient.InferenceServerClient(family.grpc) as client, ThreadPoolExecutor(6) as pool:
-        for arrays, got in zip(sent, pool.map(lambda a: infer(client, case.name, a), sent), strict=True):
-            check(case, arrays, got)
+    check_together(family, case)
 
 
 # ---------------------------------------------------------------- places
