@@ -92,10 +92,7 @@ def test_every_dependency_has_a_line_in_the_readme() -> None:
 # who may sleep, and why
 SLEEPERS = {
     "tests/support/waiting.py": "polls what has no event, with a deadline",
-    "tests/support/gate.py": "a model asks whether it is cancelled, which only can be asked",
-    "tests/service/test_statistics_python.py": "a model asks whether it is cancelled",
-    "tests/backends/python/test_bls.py": "a model asks whether it is cancelled",
-    "tests/backends/python/test_decoupled.py": "a model asks whether it is cancelled",
+    "tests/support/cancelled.py": "a model asks whether it is cancelled, which only can be asked",
     "tests/client/test_asked_traces.py": "a model is slow: the time of a request is what is tested",
     "tests/soak/test_soak.py": "measures the memory every second",
 }

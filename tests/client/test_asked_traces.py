@@ -20,7 +20,8 @@ from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.traced import read
 
-# waits as many milliseconds as its input says; a negative one fails
+# takes as many milliseconds as its input says; a negative one fails. It sleeps because its duration is the
+# subject: trace_tail goes by how long a request took, which no event can stand for
 WAITS = """
 import time
 import numpy as np

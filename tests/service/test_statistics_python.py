@@ -19,6 +19,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
+from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.metrics import families, scrape, value
 from tests.support.server import ServerProcess
 
@@ -59,8 +60,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
-            while not sender.is_cancelled():
-                time.sleep(0.001)
+            until_cancelled(sender)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 FAILING = """
@@ -113,7 +113,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "import numpy as np\n" + FAILING,
         config("IN:TYPE_FP32:1", "OUT:TYPE_FP32:1", 8),
     )
-    python_model(repository, "endless", "import time\nimport numpy as np\n" + ENDLESS, decoupled)
+    python_model(repository, "endless", UNTIL_CANCELLED + "import numpy as np\n" + ENDLESS, decoupled)
     python_model(repository, "memory", "import numpy as np\n" + MEMORY)
     python_model(repository, "custom", "import numpy as np\n" + CUSTOM)
     with ServerProcess(repository, "--metrics-config=histogram_latencies=true") as process:

@@ -153,7 +153,7 @@ async def all_clients(
     ]
     sizes = []
     for _ in range(int(SECONDS)):
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # a sample a second, while the clients work: how long it lasts is the test
         sizes.append(memory())
     await asyncio.gather(*tasks)
     for client in clients:

@@ -12,12 +12,12 @@ import os
 import select
 from pathlib import Path
 
+from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.repository import write_model
 
 MODEL = """
 import json
 import os
-import time
 
 import triton_python_backend_utils as pb_utils
 
@@ -33,8 +33,8 @@ class TritonPythonModel:
         ids = " ".join(request.request_id() for request in requests)
         os.write(self.started, f"{len(requests)} {ids}\\n".encode())
         what = os.read(self.go, 1)
-        while what == b"c" and not any(request.is_cancelled() for request in requests):
-            time.sleep(0.001)
+        if what == b"c":
+            until_cancelled(*requests)
         gone = " ".join(request.request_id() for request in requests if request.is_cancelled())
         os.write(self.reported, f"{gone}\\n".encode())
         if what == b"f":
@@ -78,7 +78,7 @@ class Gate:
             'input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
             'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
             f'parameters {{ key: "folder" value {{ string_value: "{folder}" }} }} {extra}',
-            {"1/model.py": MODEL},
+            {"1/model.py": UNTIL_CANCELLED + MODEL},
         )
 
     def _line(self, pipe: str) -> str:

@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
+from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.server import ServerProcess
 
 DOUBLE = """
@@ -208,18 +209,14 @@ class TritonPythonModel:
         return [response]
 """
     slow = """
-import time
-
 class TritonPythonModel:
     def execute(self, requests):
         pb_utils.Logger.log_info("inner runs")
-        deadline = time.monotonic() + 30
-        while not requests[0].is_cancelled() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until_cancelled(requests[0])
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("stopped", pb_utils.TritonError.CANCELLED))]
 """
     python_model(tmp_path, "outer", outer)
-    python_model(tmp_path, "slow", slow)
+    python_model(tmp_path, "slow", UNTIL_CANCELLED + slow)
     with ServerProcess(tmp_path) as server, grpcclient.InferenceServerClient(server.grpc) as client:
         tensor = grpcclient.InferInput("IN", [1], "FP32")
         tensor.set_data_from_numpy(np.zeros(1, np.float32))

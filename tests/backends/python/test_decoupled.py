@@ -18,6 +18,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
+from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.memory import resident
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -36,7 +37,7 @@ REPEAT_STEP = """{{ model_name: "repeat" model_version: -1 input_map {{ key: "IN
 SECOND_STEP = """{ model_name: "second" model_version: -1 input_map { key: "IN" value: "MID" }
   output_map { key: "OUT" value: "OUT" } }"""
 REPEAT = """
-import json, threading, time
+import json, threading
 import numpy as np
 
 def response(values, **more):
@@ -106,8 +107,7 @@ class TritonPythonModel:
     def waits_until_told(self, request, sender, last=None):
         def run():
             pb_utils.Logger.log_info("sending until told")
-            while not request.is_cancelled():
-                time.sleep(0.001)
+            until_cancelled(request)
             sender.send(last, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         threading.Thread(target=run).start()
 
@@ -212,7 +212,7 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository: Path = tmp_path_factory.mktemp("repository")
-    python_model(repository, "repeat", REPEAT, config(extra=DECOUPLED))
+    python_model(repository, "repeat", UNTIL_CANCELLED + REPEAT, config(extra=DECOUPLED))
     python_model(repository, "async_repeat", ASYNC, config(extra=DECOUPLED))
     python_model(repository, "returns", RETURNS, config(extra=DECOUPLED))
     python_model(repository, "collect", COLLECT)
