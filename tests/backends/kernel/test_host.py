@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,13 @@ def test_a_compile_error_has_the_sources_line(tmp_path: Path) -> None:
     text = str(info.value)
     assert text.startswith("model 'm' does not compile for the host:\n")
     assert "model.cu:3:" in text and "undeclared" in text
+
+
+def test_an_error_in_a_header_of_ours_has_no_trail_of_includes(tmp_path: Path) -> None:
+    text = "struct Wide { double a, b; };\n" + HEAD + "Wide w{}; y[0] = __shfl_sync(~0u, w, 0).a;\n}\n"
+    with pytest.raises(InvalidArgument, match="a shuffle moves at most 8 bytes") as info:
+        host.compile_source(written(tmp_path, text), (), "m")
+    assert not re.search(r"included|^\s+from \S+$", str(info.value), re.MULTILINE)
 
 
 def test_a_stack_frame_too_large_for_a_fiber_is_a_load_error(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ _EXTERN = re.compile(
     r"\s*\b(?P<name>[A-Za-z_]\w*)\s*\[\s*\]\s*;"
 )
 _EXTERN_HEAD = re.compile(r"\bextern\s+__shared__\b")
+# how the compiler came to a line, over as many lines as there are headers on the way; a last word
+_NOISE = re.compile(r"In file included|\s+from \S+[:,]$|cc1plus: some")
 _ALIGN = re.compile(r"(?:__align__\s*\(\s*\w+\s*\)|alignas\s*\([^)]*\))")
 
 
@@ -236,4 +238,4 @@ def compile_source(source: Source, compile_options: tuple[str, ...], model: str)
 
 def _relevant(text: str, work: Path) -> list[str]:
     lines = [line.replace(f"{work}/", "") for line in text.splitlines()]
-    return [line for line in lines if not line.startswith(("In file included", "cc1plus: some"))] or lines
+    return [line for line in lines if not _NOISE.match(line)] or lines
