@@ -12,8 +12,8 @@ parser: it is received straight into one buffer of that length, and tensors are 
 Rules:
  1. Answers leave in the order of the requests (pipelining): an exchange writes only while it is
     the oldest; later ones keep their answer until then.
- 2. A peer that ends its side cancels every exchange it is still owed. What completes all the same
-    is sent, in case only that side was closed.
+ 2. A peer that ends its side cancels every exchange it is still owed (how a connection ends:
+    http1_ending).
  3. A malformed request gets 400, 408, 413 or 431 where an answer is still possible, then the
     connection closes; nothing behind it is looked at.
  4. Whatever a connection raises ends at that connection.
@@ -40,14 +40,14 @@ from neptrio._cext.http1_lane import ExchangeCore, Http1Lane
 from neptrio._cext.link import BUFFER, RECEIVE_BYTES, VIEW
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import HEADER_LENGTH
-from neptrio.errors import Internal, TritonError
-from neptrio.observe.propagation import asked
+from neptrio.errors import TritonError
 from neptrio.service import Services
 from neptrio.transport import routes
 from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.http1_asgi import App, run_app
+from neptrio.transport.http1_ending import close, last_answers
 from neptrio.transport.http1_exchange import Exchange, answer
-from neptrio.transport.http_infer import BINARY, JSON, Headers, HttpInfer, error_body
+from neptrio.transport.http_infer import BINARY, JSON, Headers, error_body
 from neptrio.transport.link import Link
 
 log = logging.getLogger("neptrio.http1")
@@ -57,7 +57,6 @@ MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # parsed at once: they cannot hold many pipelined requests
 PIECE_BYTES = 4 << 10  # in which the end of a head is looked for
 MIN_BYTES_PER_SECOND = 16 << 10
-CLOSE_SECONDS = 5.0
 PREFACE = b"PRI * HTTP/2.0"
 
 
@@ -114,8 +113,8 @@ class Http1Connection(Http1Lane):
         self.head_limit = MAX_HEAD_BYTES
         # headers that are forwarded or restrict are looked at by the general path
         self.lane = policy is None
-        self._nursery = nursery
-        self._policy = policy
+        self.nursery = nursery
+        self.policy = policy
         self._poller = services.loop.poller
         self._scope = trio.CancelScope()
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -185,57 +184,11 @@ class Http1Connection(Http1Lane):
         self.exchanges.append(exchange)
         route = routes.match(method, exchange.path)
         if route is not None and route.verb == "infer" and route.allowed:
-            try:
-                forwarded = None if self._policy is None else self._policy.infer(self.headers)
-                infer = HttpInfer(
-                    self.services, route, self.header_length, self.content_encoding, self.accept_encoding
-                )
-                if forwarded:
-                    infer.forwarded = forwarded
-                exchange.infer = infer
-                if self.services.inference.trace_headers:
-                    infer.request.asked = asked(self.headers)
-                if infer.large_compressed(body):
-                    self._nursery.start_soon(self._submit_later, exchange, infer, body, self.receive_start)
-                else:
-                    infer.submit(body, exchange, self.receive_start)
-            except TritonError as error:
-                exchange.refuse(error)
-            except Exception as error:
-                log.exception("%s %s failed", method, exchange.path)
-                exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
+            exchange.submit(route, body)
             return
         if isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
-        self._nursery.start_soon(run_app, self.app, exchange, self.headers, body, self._policy is not None)
-
-    async def _submit_later(
-        self, exchange: Exchange, infer: HttpInfer, body: Any, receive_start: int
-    ) -> None:
-        try:
-            body = await infer.decompress_later(body)
-            if not self.link.broken:
-                infer.submit(body, exchange, receive_start)
-                if self.ended:
-                    exchange.disconnect(self.services)
-        except TritonError as error:
-            exchange.refuse(error)
-        except Exception as error:
-            log.exception("%s %s failed", exchange.method, exchange.path)
-            exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
-        self.turn.end()
-
-    def compress_later(self, exchange: Exchange, infer: HttpInfer, headers: Any, body: list[Any]) -> None:
-        """Answers with the body compressed on a worker thread."""
-
-        async def task() -> None:
-            exchange.reply(200, headers, await infer.compress_later(body))
-            self.turn.end()
-
-        if self.link.broken:
-            exchange.finish()
-        else:
-            self._nursery.start_soon(task)
+        self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, self.policy is not None)
 
     # ------------------------------------------------------------ output
 
@@ -324,7 +277,7 @@ class Http1Connection(Http1Lane):
                         self.turn.end()
                         continue
                     await self._poller.read(self.sock, self.take)
-                await self._last_answers()
+                await last_answers(self)
         except HandOver as signal:
             hand_over = signal
             raise
@@ -332,7 +285,8 @@ class Http1Connection(Http1Lane):
             pass
         finally:
             if hand_over is None:
-                await self._close()
+                await close(self, linger=self._refused)
+                self._parser = None
 
     async def _first_bytes(self) -> bytes:
         """What comes first, decided between HTTP/1 and HTTP/2. Empty when the peer left."""
@@ -486,49 +440,3 @@ class Http1Connection(Http1Lane):
         self.ended = True
         for exchange in list(self.exchanges):
             exchange.disconnect(self.services)
-
-    async def _last_answers(self) -> None:
-        """Waits until every exchange is answered, then for the peer to take the answers."""
-        while self.exchanges and not self.link.broken:
-            if self.ended:
-                self.idle = trio.Event()
-                await self.idle.wait()
-                continue
-            # still listening for the peer's end, so that it cancels what is under way
-            await trio.lowlevel.wait_readable(self.sock)
-            try:
-                if self.sock.recv_into(BUFFER) == 0:
-                    self.end_of_input()
-                    self.turn.end()
-            except (BlockingIOError, InterruptedError):
-                continue
-
-    async def _close(self) -> None:
-        """Cancels what is under way, lets pending output leave for a while, then closes."""
-        for exchange in list(self.exchanges):
-            exchange.disconnect(self.services)
-        self.turn.end()
-        with trio.move_on_after(CLOSE_SECONDS) as scope:
-            scope.shield = True
-            await self.link.drained()
-            if self._refused and not self.ended and not self.link.broken:
-                await self._linger()
-        self.ended = True
-        self.link.fail()
-        self._parser = None
-        trio.lowlevel.notify_closing(self.sock)  # a task that waits to write ends with it
-        self.sock.close()
-
-    async def _linger(self) -> None:
-        """Closing with unread input would reset the connection, and the peer might lose its answer."""
-        try:
-            self.sock.shutdown(socket.SHUT_WR)
-            while True:
-                await trio.lowlevel.wait_readable(self.sock)
-                try:
-                    if self.sock.recv_into(BUFFER) == 0:
-                        return
-                except (BlockingIOError, InterruptedError):
-                    continue
-        except OSError:
-            return

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 request that came through the parser, and the bytes of its answer.
+"""One HTTP/1.1 request that came through the parser: on its way to the scheduler, and its answer.
 
 An exchange writes when it is the oldest of its connection; until then it keeps what it has to say.
 """
@@ -12,9 +12,11 @@ import trio
 
 from neptrio._cext.http1_lane import JOIN_BYTES, ExchangeCore
 from neptrio._cext.request import InferRequest, InferResponse
-from neptrio.errors import TritonError
+from neptrio.errors import Internal, TritonError
+from neptrio.observe.propagation import asked
 from neptrio.service import Services
 from neptrio.transport.http_infer import JSON, Headers, HttpInfer, error_body
+from neptrio.transport.routes import Route
 
 if TYPE_CHECKING:
     from neptrio.transport.http1 import Http1Connection
@@ -83,6 +85,53 @@ class Exchange(ExchangeCore):
         if self.infer is not None and not self.complete:
             services.inference.cancel(self.infer.request)
 
+    def submit(self, route: Route, body: Any) -> None:
+        """The request is an infer request and complete: to the scheduler, or refused."""
+        connection = self.connection
+        try:
+            policy = connection.policy
+            forwarded = None if policy is None else policy.infer(connection.headers)
+            infer = HttpInfer(
+                connection.services,
+                route,
+                connection.header_length,
+                connection.content_encoding,
+                connection.accept_encoding,
+            )
+            if forwarded:
+                infer.forwarded = forwarded
+            self.infer = infer
+            if connection.services.inference.trace_headers:
+                infer.request.asked = asked(connection.headers)
+            if infer.large_compressed(body):
+                connection.nursery.start_soon(self._submit_later, infer, body, connection.receive_start)
+            else:
+                infer.submit(body, self, connection.receive_start)
+        except TritonError as error:
+            self.refuse(error)
+        except Exception as error:
+            self._fail(error)
+
+    async def _submit_later(self, infer: HttpInfer, body: Any, receive_start: int) -> None:
+        """The same once the body has been decompressed on a worker thread."""
+        connection = self.connection
+        try:
+            body = await infer.decompress_later(body)
+            if not connection.link.broken:
+                infer.submit(body, self, receive_start)
+                if connection.ended:
+                    self.disconnect(connection.services)
+        except TritonError as error:
+            self.refuse(error)
+        except Exception as error:
+            self._fail(error)
+        connection.turn.end()
+
+    def _fail(self, error: Exception) -> None:
+        """Answers a request that failed in a way nobody has foreseen; called while that is handled."""
+        log.exception("%s %s failed", self.method, self.path)
+        self.refuse(Internal(f"internal error: {type(error).__name__}"))
+
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if not final:
             log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
@@ -92,9 +141,22 @@ class Exchange(ExchangeCore):
         self.infer = None  # request and exchange refer to each other: let them go without the collector
         status, headers, body = infer.encode(response)
         if infer.encoding:
-            self.connection.compress_later(self, infer, headers, body)
+            self._reply_later(infer, headers, body)
         else:
             self.reply(status, headers, body)
+
+    def _reply_later(self, infer: HttpInfer, headers: Headers, body: list[Any]) -> None:
+        """Answers with the body compressed on a worker thread."""
+        connection = self.connection
+
+        async def task() -> None:
+            self.reply(200, headers, await infer.compress_later(body))
+            connection.turn.end()
+
+        if connection.link.broken:
+            self.finish()
+        else:
+            connection.nursery.start_soon(task)
 
     def head(self, status: int, headers: Headers) -> bytes:
         """The status line and headers, with the connection's own added."""
