@@ -10,12 +10,14 @@ Three parts:
 - `rejection`: the server's CPU time per refused request, beside that of an answered one.
 
 For the first two a server with `max_queue_size` is started and 0.5 to 5 times its capacity is offered at
-fixed times, whatever comes back. As the machine may be shared, the capacity is measured (closed loop)
-right before each load, every round visits every load, and the table has the medians of the rounds.
+fixed times, whatever comes back. With two CPUs or more, server and client each keep to their own. As the
+machine may be shared, the capacity is measured (closed loop) right before each load, every round visits
+every load, and the table has the medians of the rounds.
 
-Columns: offered and answered requests per second, answered as a share of capacity (above capacity), the
-99th percentile of accepted requests and what the queue bound implies for it, the median and the 99th
-percentile of refusals, the server's memory, its CPU time per answer (refusals included: what of it grows
+Columns: offered and answered requests per second, answered as a share of capacity, the 99th percentile of
+accepted requests and, above capacity, what the queue bound implies for it: the time that one batch takes,
+answers at that load's own rate, for each batch that may be ahead (those of a full queue, the one
+prepared, the one executing). Then the median and the 99th percentile of refusals, the server's memory, its CPU time per answer (refusals included: what of it grows
 with the load is their price), and how much of the machine everybody else used. Times are milliseconds
 at the client, so a busy client machine adds its own.
 """
@@ -102,6 +104,7 @@ class Row:
     goodput: float
     share: float
     p99: float
+    implied: float
     refused: float
     refused_p99: float
     rss_mb: float
@@ -181,6 +184,7 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
                         goodput=len(good) / took,
                         share=len(good) / took / full,
                         p99=percentile(good, 99),
+                        implied=(queue + 2 * BATCH) / (len(good) / took) * 1e3,
                         refused=percentile(refused, 50),
                         refused_p99=percentile(refused, 99),
                         rss_mb=rss,
@@ -199,9 +203,10 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
     )
     for factor, rows in found.items():
         row = Row(*(median(column) for column in zip(*map(astuple, rows), strict=True)))
+        implied = f"({row.implied:.0f})" if row.refused else "(-)"
         print(
             f"{factor:6.1f}  {row.offered:7.0f}  {row.goodput:7.0f}  {row.share:11.0%}  {row.p99:6.0f} "
-            f"({(queue / BATCH + 2) * batch_ms:.0f})      {row.refused:6.1f} / {row.refused_p99:<6.1f} "
+            f"{implied:<9}  {row.refused:6.1f} / {row.refused_p99:<6.1f} "
             f"{row.rss_mb:8.1f}  {row.cpu_us:6.0f}  {row.others:6.0%}"
         )
 
@@ -321,7 +326,14 @@ def main() -> None:
     print(f"{os.cpu_count()} CPUs, load average {' '.join(f'{load:.1f}' for load in os.getloadavg())}")
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder), options.queue)
+        cpus = sorted(os.sched_getaffinity(0))
+        apart = len(cpus) > 1
+        if apart:
+            os.sched_setaffinity(0, cpus[:1])  # the server inherits it
         with ServerProcess(Path(folder)) as server:
+            if apart:
+                for thread in os.listdir("/proc/self/task"):
+                    os.sched_setaffinity(int(thread), cpus[1:])
             for part in ("fixed", "cpu"):
                 if options.only in (None, part):
                     print(f"\n{part}:", end=" ")

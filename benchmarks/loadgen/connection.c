@@ -18,27 +18,47 @@ void room(char **p, size_t *have, size_t want) {
 }
 
 static void arm(conn *c) {
-    uint32_t want = EPOLLIN | (c->out_at < c->out_n ? EPOLLOUT : 0);
+    uint32_t want = EPOLLIN | (c->out_at < c->out_n || c->lent_n ? EPOLLOUT : 0);
     if (want == c->armed) return;
     struct epoll_event ev = {.events = want, .data.ptr = c};
     epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &ev);
     c->armed = want;
 }
 
+/* bytes that the kernel took, 0 = no room now */
+static size_t give(conn *c, const char *data, size_t n) {
+    ssize_t sent = send(c->fd, data, n, MSG_NOSIGNAL);
+    if (sent < 0 && errno != EAGAIN) die("send: %s", strerror(errno));
+    return sent < 0 ? 0 : sent;
+}
+
 void flush_out(conn *c) {
-    while (c->out_at < c->out_n) {
-        ssize_t n = send(c->fd, c->out + c->out_at, c->out_n - c->out_at, MSG_NOSIGNAL);
-        if (n < 0) {
-            if (errno == EAGAIN) break;
-            die("send: %s", strerror(errno));
-        }
-        c->out_at += n;
-    }
+    size_t n = 1;
+    while (n && c->out_at < c->out_n) c->out_at += n = give(c, c->out + c->out_at, c->out_n - c->out_at);
     if (c->out_at == c->out_n) c->out_at = c->out_n = 0;
+    while (n && c->lent_n) {
+        n = give(c, c->lent, c->lent_n);
+        c->lent += n;
+        c->lent_n -= n;
+    }
     arm(c);
 }
 
+void lend(conn *c, const char *data, size_t n) {
+    if (c->lent_n) {
+        put(c, data, n);
+        return;
+    }
+    c->lent = data;
+    c->lent_n = n;
+}
+
 void put(conn *c, const char *data, size_t n) {
+    if (c->lent_n) {            /* keep the order */
+        size_t lent_n = c->lent_n;
+        c->lent_n = 0;
+        put(c, c->lent, lent_n);
+    }
     room(&c->out, &c->out_room, c->out_n + n);
     memcpy(c->out + c->out_n, data, n);
     c->out_n += n;

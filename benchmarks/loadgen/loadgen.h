@@ -65,6 +65,8 @@ struct conn {
     nghttp2_session *session;
     char *out;
     size_t out_at, out_n, out_room;
+    const char *lent;           /* sent after `out`, from where it lies: large bodies are not copied */
+    size_t lent_n;
     char *in;
     size_t in_n, in_room;
     slot *slots;
@@ -75,6 +77,7 @@ extern int ep, ending;          /* ending: streams are half-closed, as a client 
 extern uint64_t next_sequence;
 void room(char **p, size_t *have, size_t want);
 void put(conn *c, const char *data, size_t n);
+void lend(conn *c, const char *data, size_t n);     /* like put(), for what stays as it is until it is sent */
 void flush_out(conn *c);
 void open_connection(conn *c, int number);
 int next_body(slot *s);
