@@ -1,8 +1,8 @@
 """Tensor: a name and an array, or a name and memory on a GPU.
 
 Input tensors are made by the server over memory that it owns; as_numpy() makes the array when it
-is asked for. Tensors in device memory have no array: they come and go through DLPack. Tensors that a model makes hold the array it gave. Writing to an input is allowed:
-the memory is the request's own, or as_numpy() makes a copy once and keeps it.
+is asked for. Tensors in device memory have no array: they come and go through DLPack.
+Tensors that a model makes hold the array it gave. Writing to an input is allowed: the memory is the request's own, or as_numpy() makes a copy once and keeps it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ._dlpack import Capsule, array_of, capsule_of
 from ._errors import TritonModelException
 from ._types import BYTES, numpy_to_triton_type
 
@@ -129,18 +130,18 @@ class Tensor:
             if taken is not None:
                 return taken
         if type(tensor).__name__ == "PyCapsule":
-            tensor = _Capsule(tensor)
+            tensor = Capsule(tensor)
         elif not hasattr(tensor, "__dlpack__"):
             raise TritonModelException(
                 f"from_dlpack needs an object with __dlpack__ or a DLPack capsule, got {type(tensor).__name__}"
             )
         try:
-            array = np.from_dlpack(tensor)
+            array = array_of(tensor)
         except (BufferError, RuntimeError, TypeError) as error:
             move = getattr(tensor, "cpu", None)
             if move is None:
                 raise TritonModelException(f"cannot take tensor '{name}' through DLPack: {error}") from error
-            array = np.from_dlpack(move())
+            array = array_of(move())
         return Tensor(name, array)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -151,23 +152,10 @@ class Tensor:
         array = self.as_numpy()
         if not array.flags.writeable:  # DLPack before 1.0 has no read-only memory
             array = array.copy()
-        return array.__dlpack__(**options)
+        return capsule_of(array, self._dtype, options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, dtype={self._dtype}, shape={self.shape()})"
-
-
-class _Capsule:
-    """A bare capsule, in the form numpy.from_dlpack wants."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from neptrio._cext.request import Tensor
 
+import triton_python_backend_utils as utils
 from neptrio._cext import dlpack
 from neptrio.codec.numpy_tensor import from_numpy, to_numpy
 from neptrio.errors import InvalidArgument
@@ -68,3 +70,17 @@ def test_what_has_no_form_is_refused() -> None:
     dlpack.take("Y", capsule)
     with pytest.raises(InvalidArgument, match="expected a DLPack capsule that has not been consumed"):
         dlpack.take("Y", capsule)
+
+
+def test_a_model_s_bfloat16_tensors_go_both_ways() -> None:
+    array = np.array([[1.5, -2], [0, 3e38]], ml_dtypes.bfloat16)
+    theirs = utils.Tensor("X", array)
+    capsule = theirs.to_dlpack()
+    taken = dlpack.take("Y", capsule)
+    assert (taken.dtype, taken.shape, taken.address) == (14, (2, 2), array.ctypes.data)
+    for source in (Holder(dlpack.export(taken)), dlpack.export(taken), theirs):
+        back = utils.Tensor.from_dlpack("Z", source)
+        assert back.triton_dtype() == 14 and back.as_numpy().tobytes() == array.tobytes()
+        assert back.as_numpy().ctypes.data == array.ctypes.data, "not a copy"
+    with pytest.raises(utils.TritonModelException, match="cannot take tensor 'C' through DLPack"):
+        utils.Tensor.from_dlpack("C", np.zeros((2, 2), np.longdouble))

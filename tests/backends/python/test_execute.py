@@ -121,6 +121,13 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", capsule)])]
 """
 
+DLPACK_BF16 = """
+class TritonPythonModel:
+    def execute(self, requests):
+        capsule = requests[0].inputs()[0].to_dlpack()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", capsule)])]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -131,6 +138,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     python_model(repository, "reuse", REUSE)
     python_model(repository, "bad", BAD)
     python_model(repository, "dlpack", DLPACK)
+    bf16 = config("IN:TYPE_BF16:-1", "OUT:TYPE_BF16:-1")
+    python_model(repository, "dlpack_bf16", DLPACK_BF16, bf16)
     kinds = "T:TYPE_FP32:-1,-1 BIG:TYPE_FP32:-1,-1 EMPTY:TYPE_FP32:-1,-1 SCALAR:TYPE_FP32:-1"
     python_model(repository, "layout", LAYOUT, config(outputs=kinds))
     for kind in [
@@ -265,6 +274,8 @@ def test_layouts(server: ServerProcess, module: Any) -> None:
 def test_dlpack(server: ServerProcess, module: Any) -> None:
     array = np.arange(6, dtype=np.float32)
     np.testing.assert_array_equal(call(module, server, "dlpack", array).as_numpy("OUT"), array + 1)
+    result = call(module, server, "dlpack_bf16", array.astype(ml_dtypes.bfloat16), "BF16")
+    np.testing.assert_array_equal(result.as_numpy("OUT"), array)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""DLPack for tensors in host memory: numpy does it, but for BF16, of which numpy knows nothing.
+
+A capsule of BF16 is a capsule of 16-bit integers that says another type code. So it is changed on the way:
+before numpy reads a producer's fresh capsule, and after numpy has made one for a consumer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from ._types import BF16, triton_to_numpy_type
+
+UNSIGNED, BFLOAT = 1, 4  # DLPack's type codes
+
+
+class _ManagedTensor(ctypes.Structure):
+    """The beginning of DLPack's structure without a version."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class Capsule:
+    """A bare capsule, in the form numpy.from_dlpack wants."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def _inside(capsule: Any) -> _ManagedTensor | None:
+    """None for a capsule that was consumed or is of another form."""
+    try:
+        return _ManagedTensor.from_address(_pointer(capsule, b"dltensor"))
+    except ValueError:
+        return None
+
+
+def array_of(source: Any) -> np.ndarray:
+    """An array over the memory of an object that speaks DLPack. Raises what numpy and the object raise."""
+    try:
+        return np.from_dlpack(source)
+    except (BufferError, RuntimeError, TypeError):
+        capsule = source.__dlpack__()
+        inside = _inside(capsule)
+        if inside is None or (inside.code, inside.bits, inside.lanes) != (BFLOAT, 16, 1):
+            raise
+        bfloat16 = triton_to_numpy_type(BF16)
+        inside.code = UNSIGNED
+        return np.from_dlpack(Capsule(capsule)).view(bfloat16)
+
+
+def capsule_of(array: np.ndarray, dtype: int, options: dict[str, Any]) -> Any:
+    """A capsule over an array's memory, which is of the configuration's `dtype`."""
+    if dtype != BF16:
+        return array.__dlpack__(**options)
+    options.pop("max_version", None)  # with a version the structure is another one
+    capsule = array.view(np.uint16).__dlpack__(**options)
+    inside = _inside(capsule)
+    assert inside is not None, "numpy makes a capsule without a version where none is asked for"
+    inside.code = BFLOAT
+    return capsule
