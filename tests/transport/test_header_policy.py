@@ -286,6 +286,26 @@ def test_patterns() -> None:
         forward.metadata([(b"a-bin", b"!x")])
 
 
+LONG = "my-" + "x" * 125
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_names_above_128_characters_match_no_pattern(front: str, start: Start) -> None:
+    assert len(LONG) == 128
+    with connect(front, start, FORWARD) as client:
+        headers = {LONG: "fits", LONG + "x": "does not", "Admin-Key": "a=b:c"}
+        reply = client.request("POST", INFER, BODY, headers)
+        assert reply.status == 200, reply.body
+        assert seen(reply.body) == {"my-both": "body", "kept": 7, LONG: "fits"}
+
+
+def test_metadata_above_128_characters_matches_no_pattern(forwarding: ServerProcess) -> None:
+    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
+        headers = {LONG: "fits", LONG + "x": "does not", "triton_" + "x" * 122: "too long to be reserved"}
+        answer = client.infer("parameters", [tensor(triton_grpc)], headers=headers)
+        assert json.loads(answer.as_numpy("OUT")[0]) == {LONG: "fits"}
+
+
 def test_unknown_names_do_not_grow_memory() -> None:
     forward = HeaderForward("^my-")
     for number in range(5000):
