@@ -108,6 +108,30 @@ def test_no_test_sleeps_until_something_has_happened() -> None:
     assert asleep - {"tests/test_tree.py"} == set(SLEEPERS)
 
 
+def test_every_environment_variable_is_explained() -> None:
+    """Those that the server and its build look at are in the table of docs/command-line.md."""
+    read = re.compile(
+        r"""(?:environ(?:\.get)?[\[(]|held_requests\()\s*"([A-Z][A-Z0-9_]+)|"(MALLOC\w+)" not in os.environ"""
+    )
+    wanted = {"CUDA_HOME", "CUDA_PATH"}  # looked at in a loop
+    for name, text in texts():
+        if re.fullmatch(r"(src/neptrio/.*\.py|cext/.*\.pyx|setup\.py)", name):
+            wanted |= {first or second for first, second in read.findall(text)}
+    table = (
+        (ROOT / "docs/command-line.md")
+        .read_text()
+        .partition("## Environment variables")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {"NEPTRIO_POLLER", "TRITONSERVER_DELAY_SCHEDULER", "NEPTRIO_CEXT_DEBUG"} <= wanted
+    assert wanted - {"CC"} <= explained
+    # and the table holds nothing that is gone
+    everything = "".join(text for name, text in texts() if name.startswith(("src/", "cext/", "setup.py")))
+    assert all(f'"{name}"' in everything for name in explained)
+
+
 def test_the_package_is_typed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     for package in ("neptrio", "triton_python_backend_utils"):
