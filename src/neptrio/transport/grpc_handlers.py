@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from functools import cache
 from typing import Any
 
 import trio
@@ -19,6 +20,7 @@ from grpclib.metadata import Deadline, encode_metadata
 from neptrio._cext.grpc_lane import CARDINALITY
 from neptrio._cext.grpc_stream import GrpcStream
 from neptrio._cext.protobuf import well_formed
+from neptrio.descriptors import message_class, pool
 from neptrio.errors import TritonError
 from neptrio.transport import grpc_compression as compression
 from neptrio.transport.grpc_calls import SHUTTING_DOWN, Call
@@ -36,6 +38,26 @@ log = logging.getLogger("neptrio.grpc")
 INBOX_MESSAGES = 16  # more are held back by flow control until the handler takes them
 ONE_MESSAGE = "a unary call carries one request message, got a second one"
 OUTPUT_BYTES = 1 << 20  # a handler that streams waits while more is unsent
+
+
+@cache
+def request_class(path: bytes) -> Any:
+    """The protobuf class of the requests of a call, /PACKAGE.SERVICE/METHOD; None for one that proto/ lacks."""
+    service, _, method = path.decode().removeprefix("/").partition("/")
+    try:
+        found = pool().FindServiceByName(service).methods_by_name[method]
+    except KeyError:
+        return None
+    return message_class(found.input_type.full_name)
+
+
+def as_declared(message: Any) -> bytes:
+    """A request as its declaration has it. The generated messages take a field of another wire type for what it
+    is declared as, and have None for a map's entry that leaves out its value; for protobuf the first is unknown,
+    and the second has the default."""
+    message.DiscardUnknownFields()
+    plain: bytes = message.SerializeToString()
+    return plain
 
 
 class Peer:
@@ -139,6 +161,12 @@ class HandlerCall(Call):
             self._connection.inflating.release(len(raw))
         try:
             well_formed(raw)
+            declared = request_class(self._path)
+            if declared is not None:
+                message = declared.FromString(raw)
+                del raw  # a load's files may be large: no more than two copies at once
+                raw = as_declared(message)
+                del message
             return self._handler.request_type.parse(raw)
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
