@@ -8,6 +8,7 @@ model/describe_config.py prints it. Source: spec/features.md A4, spec/observed.m
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
@@ -81,6 +82,8 @@ def parse_json(text: str | bytes, where: str) -> Any:
         plain = text.decode() if isinstance(text, bytes) else text
         if plain.lstrip()[:1] not in ("{", ""):
             raise ValueError("expected an object")
+        with contextlib.suppress(json.JSONDecodeError):  # the next line says it, and where
+            check_unicode(json.loads(plain))
         json_format.Parse(plain, config)
     except json_format.ParseError as error:
         message = str(error)
@@ -93,6 +96,15 @@ def parse_json(text: str | bytes, where: str) -> Any:
     except (UnicodeDecodeError, RecursionError, ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{where}: not a model configuration in JSON: {error}") from None
     return config
+
+
+def check_unicode(document: Any) -> None:
+    """Raises ValueError for names and values that protobuf's strings cannot hold, and may fail badly at."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 20) : error.end]
+        raise ValueError(f"a name or a value is not valid Unicode: {near!r}") from None
 
 
 def _line_with(text: str, word: str) -> int:

@@ -94,6 +94,7 @@ def _parse_text(text: str, where: str, report: Report) -> Any:
 def _parse_json(text: str, where: str, report: Report) -> Any:
     try:
         document = json.loads(text)
+        model_config.check_unicode(document)
     except json.JSONDecodeError as error:
         report(Problem(f"not JSON: {error.msg}, column {error.colno}", where, error.lineno))
         return None

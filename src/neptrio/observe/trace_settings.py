@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from neptrio._cext.trace_scope import Sampling
 from neptrio.codec.http_json import dump_json
+from neptrio.codec.text import bytes_text
 from neptrio.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _levels(value: Any) -> tuple[str, ...] | None:
 
 def _wrong_type(key: str, expected: str, value: Any) -> InvalidArgument:
     """The observed text, with the setting and what came."""
-    got = dump_json(value).decode()
+    got = bytes_text(dump_json(value))
     return InvalidArgument(
         f"Unable to parse '{key}': attempt to access JSON non-{expected} as {expected}, got: {got[:60]}"
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from neptrio import datatypes
 from neptrio._cext.request import InferRequest, Responder, Tensor
+from neptrio.codec.text import text_bytes
 from neptrio.errors import InvalidArgument
 from neptrio.model.sequence_config import CORRID, END, READY, START, Control, SequenceConfig
 
@@ -23,7 +24,7 @@ _INTEGER_BYTES = {
 def corrid_bytes(sequence_id: int | str, dtype: int) -> bytes:
     """A CORRID element: the low bytes of an integer id, or a length-prefixed string of any length."""
     if dtype == datatypes.BYTES:
-        text = sequence_id.encode() if isinstance(sequence_id, str) else b""
+        text = text_bytes(sequence_id) if isinstance(sequence_id, str) else b""
         return struct.pack("<I", len(text)) + text
     size = _INTEGER_BYTES[dtype]
     value = sequence_id if isinstance(sequence_id, int) else 0

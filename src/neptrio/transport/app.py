@@ -12,6 +12,7 @@ from neptrio._cext.request import InferRequest, InferResponse, Responder
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.shared_memory import cuda_registration, system_registration
+from neptrio.codec.text import bytes_text
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.service import Services
 from neptrio.service.sequences import parse_id
@@ -288,7 +289,7 @@ class RestApp:
         parameters, document = await self._load_parameters(scope, receive)
         config = document.get("config")
         if config is not None and "config" not in parameters:
-            plain = config if isinstance(config, str) else dump_json(config).decode()
+            plain = config if isinstance(config, str) else bytes_text(dump_json(config))
             parameters = {**parameters, "config": plain}
         return 200, JSON, [dump_json(await self._services.repository.check(route.model, parameters))]
 
@@ -319,7 +320,7 @@ def members(document: Any) -> dict[str, Any]:
         return document
     if document is None or document == []:
         return {}
-    got = dump_json(document).decode()[:60]
+    got = bytes_text(dump_json(document))[:60]
     raise InvalidArgument(f"attempt to get members for non-object, got: {got}")
 
 
