@@ -11,6 +11,8 @@ Rules:
  5. A request that was cancelled while it executed ends as cancelled, whatever the model answered.
  6. A responder that raises is that request's failure too: it is told so, and the rest of the batch
     goes on (hand_over).
+ 7. An execution that failed is logged here, whatever the backend, under its model (neptrio/logs.py
+    bounds how often). What is wrong with a request is its caller's to hear, and is not logged.
 """
 import logging
 
@@ -38,6 +40,7 @@ from neptrio._cext.trace cimport Trace
 from neptrio.errors import Cancelled, Code, Reason, TritonError
 
 cdef object CANCELED = Reason.CANCELED
+cdef object BACKEND = Reason.BACKEND
 cdef object log = logging.getLogger("neptrio.batch")
 
 cdef enum:
@@ -212,6 +215,8 @@ cdef class Batch(WorkItem):
             )
             (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
         self.instance.finished(self)
+        if self.error is not None and self.error.reason is BACKEND:
+            log.error("%s", self.error, extra={"subject": self.model.name})
         for i in range(len(self.requests)):
             r = self.requests[i]
             if r.state == DONE:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
 
-from neptrio.logs import LevelFilter, LineFormat
+import pytest
+from onnx import helper
+
+from neptrio.logs import (
+    BURST,
+    LONGEST,
+    PLACES,
+    REFILL_SECONDS,
+    FloodFilter,
+    LevelFilter,
+    LineFormat,
+    start_logging,
+)
 from neptrio.settings import Settings
+from tests.backends.python.models import config, isolated, python_model
+from tests.support import onnx_models
+from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -44,3 +60,128 @@ def test_log_file(tmp_path: Path) -> None:
     ) as server:
         assert "Z E " not in server.log()
     assert re.search(r"^\S+Z E \d+ \S+\] load failed for model 'bad'", log.read_text(), re.M)
+
+
+def at(second: float, subject: str = "", line: int = 1, level: int = logging.ERROR) -> logging.LogRecord:
+    """A record of a certain time."""
+    made = logging.LogRecord("neptrio.x", level, "file.py", line, "failed: %s", ("why",), None)
+    made.created = second
+    made.subject = subject
+    return made
+
+
+def test_what_one_place_says_of_one_subject_is_bounded() -> None:
+    flood = FloodFilter()
+    passed = [flood.filter(at(100 + n / 1000, "noisy")) for n in range(1000)]
+    assert passed == [True] * int(BURST) + [False] * (1000 - int(BURST))
+    # other subjects, other places and verbose records are not concerned
+    assert flood.filter(at(101, "quiet"))
+    assert flood.filter(at(101, "noisy", line=2))
+    assert all(flood.filter(at(101, "noisy", level=logging.DEBUG)) for _ in range(100))
+    # one more after a while, which tells of those that were left out
+    assert not flood.filter(at(99 + REFILL_SECONDS, "noisy"))
+    record = at(102 + REFILL_SECONDS, "noisy")
+    assert flood.filter(record)
+    assert (
+        LineFormat(False)
+        .format(record)
+        .endswith("failed: why (981 records like this were left out before it)")
+    )
+    assert not flood.filter(at(102 + REFILL_SECONDS, "noisy"))
+    # a clock that was set back gives nothing and takes nothing
+    assert not flood.filter(at(5, "noisy"))
+    # after a long silence there is the whole burst again
+    late = [flood.filter(at(10_000, "noisy")) for _ in range(100)]
+    assert sum(late) == BURST
+
+
+def test_models_may_say_what_they_want() -> None:
+    flood = FloodFilter()
+    own = logging.LogRecord("neptrio.model.chatty", logging.INFO, "m.py", 1, "%s", ("hello",), None)
+    assert all(flood.filter(own) for _ in range(1000))
+
+
+def test_text_of_anybodys_making_opens_no_place_of_its_own() -> None:
+    flood = FloodFilter()
+    made = [logging.LogRecord("other", logging.ERROR, "o.py", 1, f"bad {n}", (), None) for n in range(100)]
+    for one in made:
+        one.created = 7
+    assert sum(flood.filter(one) for one in made) == BURST
+
+
+def test_the_places_remembered_are_bounded() -> None:
+    flood = FloodFilter()
+    for n in range(3 * PLACES):
+        assert flood.filter(at(1, f"model {n}"))
+    assert len(flood._places) == PLACES
+
+
+def test_a_long_record_loses_its_middle() -> None:
+    record = logging.LogRecord("neptrio.x", logging.ERROR, "f.py", 1, "begin %s end", ("x" * 10**6,), None)
+    text = LineFormat(False).format(record)
+    assert len(text) < LONGEST + 100
+    assert (
+        "] begin xxx" in text
+        and text.endswith("xxx end")
+        and re.search(r"\(98\d{4} characters left out\)", text)
+    )
+
+
+def test_text_that_is_not_unicode_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    level = root.level
+    handler = start_logging(Settings(log_file=str(tmp_path / "log")))
+    try:
+        handler.handle(logging.LogRecord("neptrio.x", logging.ERROR, "f.py", 1, "%s", ("a\udcffb",), None))
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+    assert (tmp_path / "log").read_text().endswith("] a\\udcffb\n")
+    assert capsys.readouterr().err == ""
+
+
+FAILS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("this model always fails")
+"""
+AWAITS = FAILS.replace("def execute", "async def execute")
+RESHAPE = onnx_models.model(
+    [helper.make_node("Reshape", ["X", "COUNT"], ["Y"])],
+    [onnx_models.tensor("X", "FP32", [4]), onnx_models.tensor("COUNT", "INT64", [2])],
+    [onnx_models.tensor("Y", "FP32", [None, None])],
+)
+X = {"name": "X", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}
+BAD = [X, {"name": "COUNT", "datatype": "INT64", "shape": [2], "data": [7, 8]}]
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_failing_executions_are_logged_alike_and_not_without_end(tmp_path: Path, verbose: int) -> None:
+    """Whatever the backend: the first failures of a model are told, a thousand do not fill the disk."""
+    for name, api in (("onnx_c", "c"), ("onnx_python", "python")):
+        parameter = f'parameters {{ key: "session_api" value {{ string_value: "{api}" }} }}'
+        write_model(tmp_path, name, f'backend: "onnxruntime" {parameter}', {"1/model.onnx": RESHAPE})
+    text = config("X:TYPE_FP32:4", "Y:TYPE_FP32:4")
+    python_model(tmp_path, "python", FAILS, text)
+    python_model(tmp_path, "awaits", AWAITS, text)
+    isolated(tmp_path, "apart", FAILS, text)
+    models = ("onnx_c", "onnx_python", "python", "awaits", "apart")
+    with ServerProcess(tmp_path, f"--log-verbose={verbose}", failures="this model always fails") as server:
+        begun = len(server.log())
+        with Http1(server.http) as client:
+            for name in models:
+                body = json.dumps({"inputs": BAD if name.startswith("onnx") else [X]}).encode()
+                for _ in range(200):
+                    reply = client.request("POST", f"/v2/models/{name}/infer", body)
+                    assert reply.status == 500, reply.body
+                assert name in json.loads(reply.body)["error"]
+        log = server.log()[begun:]
+    errors = [line for line in log.splitlines() if re.match(r"E\d{4} ", line)]
+    for name in models:
+        # each is a record of its own; slow machines may have earned a few more
+        told = [line for line in errors if re.search(rf"'{name}(_0_0)?'", line)]
+        assert BURST <= len(told) < 100, (name, len(told))
+    assert len([line for line in errors if "onnx runtime error" not in line and "Failed to" not in line]) == 0
+    own = len(re.findall(r"^D.*\] onnxruntime ", log, re.M))
+    assert own == 200 * verbose, "what the library says itself is for those who ask"

@@ -74,7 +74,7 @@ def is_chosen(context: LoadContext, settings: dict[str, str], kind: str, acceler
     return not reason
 
 
-def tell() -> None:
-    """Passes on what the library has said."""
+def tell(most: int = 4) -> None:
+    """Passes on what the library has said, as nothing more severe than `most` (0, verbose, to 4)."""
     for severity, category, where, text in messages():
-        log.log(_LEVELS[min(severity, 4)], "onnxruntime %s: %s (%s)", category, text, where)
+        log.log(_LEVELS[min(severity, most, 4)], "onnxruntime %s: %s (%s)", category, text, where)

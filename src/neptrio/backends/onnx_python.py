@@ -20,6 +20,7 @@ from neptrio.codec.numpy_tensor import join_bytes, split_bytes
 from neptrio.errors import InvalidArgument
 
 BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
+FATAL = 4
 ERRORS = 3  # the least severe messages of a session that are wanted
 
 
@@ -64,6 +65,9 @@ class PythonSession:
         import onnxruntime
 
         self._session = session
+        # a run that fails says so twice: to its caller, and on the process's stderr, where nothing bounds it
+        self._quiet = onnxruntime.RunOptions()
+        self._quiet.log_severity_level = FATAL
         self._new_value = onnxruntime.OrtValue.ortvalue_from_numpy
         self._new_typed_value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
         self._inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
@@ -97,9 +101,9 @@ class PythonSession:
         if ready is not None:
             ready()
         if self._strings:
-            results = self._session.run(names, feeds)
+            results = self._session.run(names, feeds, self._quiet)
         else:
-            results = _run(self._session, names, feeds)
+            results = _run(self._session, names, feeds, self._quiet)
         found = [self._tensor(name, result) for name, result in zip(names, results, strict=True)]
         return [_apart(output, tensors) for output in found]
 
@@ -134,18 +138,18 @@ class PythonSession:
         return tensor_at(name, dtype, shape, result.data_ptr(), result.tensor_size_in_bytes(), result)
 
 
-def _run(session: Any, names: list[str], feeds: dict[str, Any]) -> list[Any]:
+def _run(session: Any, names: list[str], feeds: dict[str, Any], options: Any) -> list[Any]:
     """session.run_with_ort_values, without walking over the vector it gets its results in.
 
     The end of such a walk is a C++ exception, which costs several times what a small model does.
     """
     inner = getattr(session, "_sess", None)
     if inner is None or not hasattr(inner, "run_with_ort_values"):
-        return list(session.run_with_ort_values(names, feeds))
+        return list(session.run_with_ort_values(names, feeds, options))
     import onnxruntime
 
     values = {name: value._get_c_value() for name, value in feeds.items()}
-    made = inner.run_with_ort_values(values, names, None)
+    made = inner.run_with_ort_values(values, names, options)
     return [onnxruntime.OrtValue(made[i]) for i in range(len(made))]
 
 

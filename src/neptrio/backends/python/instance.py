@@ -279,9 +279,7 @@ class ModelRunner:
         """The error of requests whose execute() raised."""
         if isinstance(error, TritonError):
             return error
-        text = failure_text(self.name, error, OWN_FILES)
-        log.error("%s", text)
-        return Internal(text, reason=Reason.BACKEND)
+        return Internal(failure_text(self.name, error, OWN_FILES), reason=Reason.BACKEND)
 
 
 class InProcessInstance(BackendInstance):

@@ -335,7 +335,6 @@ class IsolatedInstance(BackendInstance):
         requests: list[InferRequest] = []
         responses: list[InferResponse | None] = []
         if "error" in message:
-            log.error("%s", message["error"])
             batch.error = Internal(message["error"], reason=Reason.BACKEND)
             with self._lock:
                 for id in ids:
