@@ -215,8 +215,11 @@ cdef class Batch(WorkItem):
             )
             (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
         self.instance.finished(self)
-        if self.error is not None and self.error.reason is BACKEND:
-            log.error("%s", self.error, extra={"subject": self.model.name})
+        if self.error is not None:
+            if self.error.reason is BACKEND:
+                log.error("%s", self.error, extra={"subject": self.model.name})
+            # its traceback refers to the batch: let both go without the collector
+            self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
         for i in range(len(self.requests)):
             r = self.requests[i]
             if r.state == DONE:

@@ -241,6 +241,7 @@ def run(settings: Settings) -> int:
         async def settle() -> None:
             assert server is not None
             await server.settled()
+            gc.collect()  # what the first requests left must not be kept for ever
             gc.freeze()
 
         async with trio.open_nursery() as nursery:

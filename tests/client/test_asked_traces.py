@@ -123,7 +123,7 @@ def test_in_a_stream_each_request_for_itself(server: ServerProcess, path: str) -
         for i, asks in enumerate((False, True, False)):
             parameters = {"neptrio_trace": True} if asks else None
             client.async_stream_infer("number", tensor(grpcclient), request_id=str(i), parameters=parameters)
-        assert [got.get(timeout=20) for _ in range(3)] == [None] * 3
+        assert [got.get(timeout=60) for _ in range(3)] == [None] * 3
         client.stop_stream()
         client.update_trace_settings(None, {"trace_file": None})
     assert ids(read(path)) == ["1"]
@@ -207,7 +207,7 @@ def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protoco
             inputs = tensor(module, wait, "IN")
             if protocol == "stream":
                 client.async_stream_infer("waits", inputs, request_id=name)
-                assert (got.get(timeout=20) is None) == (wait >= 0)
+                assert (got.get(timeout=60) is None) == (wait >= 0)
             elif wait < 0:
                 with pytest.raises(InferenceServerException, match="negative"):
                     client.infer("waits", inputs, request_id=name)

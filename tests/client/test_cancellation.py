@@ -133,7 +133,7 @@ def post(server: ServerProcess, id: str) -> socket.socket:
         {"id": id, "inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}]}
     )
     host, port = server.http.split(":")
-    made = socket.create_connection((host, int(port)), timeout=30)
+    made = socket.create_connection((host, int(port)), timeout=60)
     made.sendall(
         f"POST /v2/models/gate/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
     )
@@ -197,7 +197,7 @@ def test_a_client_that_is_going_away_does_not_hurt_a_large_answer(tmp_path: Path
             }
         ).encode()
         host, port = server.http.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
+        with socket.create_connection((host, int(port)), timeout=60) as client:
             client.sendall(
                 b"POST /v2/models/large/infer HTTP/1.1\r\nHost: x\r\n"
                 b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
@@ -207,7 +207,7 @@ def test_a_client_that_is_going_away_does_not_hurt_a_large_answer(tmp_path: Path
             client.sendall(bytes(size))
             assert client.recv(1024).startswith(b"HTTP/1.1 200 OK")
         with urllib.request.urlopen(
-            f"http://{server.http}/v2/models/large/stats?live=true", timeout=30
+            f"http://{server.http}/v2/models/large/stats?live=true", timeout=60
         ) as answer:
             stats = json.loads(answer.read())["model_stats"][0]
         assert stats["inference_stats"]["success"]["count"] == 1

@@ -40,7 +40,7 @@ def burst(client: Any, model: str, count: int, **options: Any) -> list[Any]:
     for i in range(count):
         client.async_infer(model, tensor(grpcclient, value=i), callback(i), request_id=f"r{i}", **options)
     for _ in range(count):
-        assert done.acquire(timeout=30)
+        assert done.acquire(timeout=60)
     return outcomes
 
 
@@ -115,7 +115,7 @@ def test_a_queue_policy_holds_exactly_as_many_as_it_says(tmp_path: Path) -> None
         for _ in range(50):
             client.async_infer("limited", tensor(grpcclient), called, request_id="x")
         for _ in range(45):
-            assert some_refused.acquire(timeout=30)
+            assert some_refused.acquire(timeout=60)
         assert {str(e.message()) for e in outcomes} == {"[request id: x] Exceeds maximum queue size"}
         assert {e.status() for e in outcomes} == {"StatusCode.UNAVAILABLE"}
         with httpclient.InferenceServerClient(process.http) as http:
@@ -127,5 +127,5 @@ def test_a_queue_policy_holds_exactly_as_many_as_it_says(tmp_path: Path) -> None
         # the drain of a shutdown answers the five that wait
         assert process.stop() == 0
         for _ in range(5):
-            assert some_refused.acquire(timeout=30)
+            assert some_refused.acquire(timeout=60)
         assert sum(isinstance(o, grpcclient.InferResult) for o in outcomes) == 5

@@ -120,13 +120,13 @@ class Bench:
     def result(self, id: str) -> Any:
         """The answer's values, or the error."""
         with self._news:
-            assert self._news.wait_for(lambda: id in self.outcomes, 30), f"no answer for '{id}'"
+            assert self._news.wait_for(lambda: id in self.outcomes, 60), f"no answer for '{id}'"
             outcome = self.outcomes.pop(id)
         return outcome.as_numpy("OUT").tolist() if isinstance(outcome, grpcclient.InferResult) else outcome
 
     def stats(self, model: str) -> dict[str, Any]:
         url = f"http://{self.server.http}/v2/models/{model}/stats?live=true"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
         return found
 
@@ -171,7 +171,7 @@ def test_requests_of_two_clients_batch_in_a_step(bench: Bench) -> None:
         bench.gate.go()
         assert sorted(bench.gate.started()) == ["mine", "other"], "one batch for both"
         bench.gate.go()
-        assert outcome.get(timeout=30).as_numpy("OUT").tolist() == [[4]]
+        assert outcome.get(timeout=60).as_numpy("OUT").tolist() == [[4]]
     assert (bench.result("first"), bench.result("mine")) == ([[3]], [[5]])
 
 
@@ -264,7 +264,7 @@ def test_a_decoupled_step_streams(bench: Bench, count: int) -> None:
         client.async_stream_infer(
             "stream", tensor(count - 1), request_id="s", enable_empty_final_response=True
         )
-        got = [answers.get(timeout=30) for _ in range(count + 1)]
+        got = [answers.get(timeout=60) for _ in range(count + 1)]
         client.stop_stream()
     assert answers.empty()
     final = [a.get_response().parameters["triton_final_response"].bool_param for a in got]

@@ -208,7 +208,7 @@ def test_every_request_of_a_stream(server: ServerProcess, collector: Collector) 
         client.start_stream(lambda result, error: got.put(error), headers={"traceparent": header})
         for _ in range(2):
             client.async_stream_infer("single", sixteen(grpcclient))
-        assert [got.get(timeout=20) for _ in range(2)] == [None, None]
+        assert [got.get(timeout=60) for _ in range(2)] == [None, None]
         client.stop_stream()
     spans = collector.trace(trace_id, 6)
     roots = [spans["InferRequest"], spans["InferRequest+"]]

@@ -67,7 +67,7 @@ def test_models_share_a_resource_and_take_turns_by_priority(tmp_path: Path) -> N
             order.append(waiting)
             gates[waiting].go()
         for _ in range(sent + 1):
-            assert done.acquire(timeout=30)
+            assert done.acquire(timeout=60)
     for gate in gates.values():
         gate.close()
     assert sorted(order) == ["favoured"] * 9 + ["other"] * 9
@@ -76,7 +76,7 @@ def test_models_share_a_resource_and_take_turns_by_priority(tmp_path: Path) -> N
 
 
 def _whoever_starts(gates: dict[str, Gate]) -> str:
-    ready, _, _ = select.select([gate.fileno() for gate in gates.values()], [], [], 30)
+    ready, _, _ = select.select([gate.fileno() for gate in gates.values()], [], [], 60)
     (name,) = [name for name, gate in gates.items() if gate.fileno() in ready]
     gates[name].started()
     return name
@@ -110,5 +110,5 @@ def test_unlimited_models_go_on_beside_limited_ones(tmp_path: Path) -> None:
         for _ in range(3):
             client.infer("plain", tensor())
         gate.go()
-        assert done.acquire(timeout=30)
+        assert done.acquire(timeout=60)
     gate.close()

@@ -41,7 +41,7 @@ def accepted(server: ServerProcess, model: str) -> int:
     import urllib.request
 
     url = f"http://{server.http}/v2/models/{model}/stats?live=true"
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return int(json.loads(answer.read())["model_stats"][0]["live"]["accepted"])
 
 
@@ -78,7 +78,7 @@ def test_identical_requests_in_flight(gated: tuple[ServerProcess, Gate, bool]) -
         for _ in range(runs):
             assert len(gate.started()) == 1
             gate.go()
-        got = [answers.get(timeout=30) for _ in range(count)]
+        got = [answers.get(timeout=60) for _ in range(count)]
         assert {result.get_response().id for result in got} == {f"r{i}" for i in range(count)}
         for result in got:
             np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 4), 7))
@@ -112,12 +112,12 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
         until(lambda: accepted(server, "gate") == 2, "both are under way")
         (leader,) = gate.started()
         gate.go("f")
-        failed = answers.get(timeout=30)
+        failed = answers.get(timeout=60)
         assert "the whole batch fails" in failed.message()
         (follower,) = gate.started()
         assert {leader, follower} == {"r0", "r1"}
         gate.go()
-        np.testing.assert_array_equal(answers.get(timeout=30).as_numpy("OUTPUT0"), np.full((1, 4), 7))
+        np.testing.assert_array_equal(answers.get(timeout=60).as_numpy("OUTPUT0"), np.full((1, 4), 7))
     gate.close()
 
 

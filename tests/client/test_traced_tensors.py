@@ -113,7 +113,7 @@ def test_sequences(server: ServerProcess, model: str, protocol: str) -> None:
                 client.infer(model, [tensor], **of)
             else:
                 client.async_stream_infer(model, [tensor], **of)
-                assert got.get(timeout=20) is None
+                assert got.get(timeout=60) is None
         if protocol == "stream":
             client.stop_stream()
         objects = off(client, path)

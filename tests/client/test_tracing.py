@@ -140,7 +140,7 @@ def test_grpc_request(server: ServerProcess, trace_file: str, stream: bool) -> N
             client.start_stream(lambda result, error: got.put(error))
             for _ in range(2):
                 client.async_stream_infer("single", sixteen(grpcclient))
-            assert [got.get(timeout=20) for _ in range(2)] == [None, None]
+            assert [got.get(timeout=60) for _ in range(2)] == [None, None]
             client.stop_stream()
         else:
             client.infer("single", sixteen(grpcclient))
@@ -187,7 +187,7 @@ def test_decoupled_responses_one_by_one(server: ServerProcess, trace_file: str) 
         switch_on(client, trace_file)
         client.start_stream(lambda result, error: got.put(error))
         client.async_stream_infer("repeat", [tensor], enable_empty_final_response=True)
-        assert [got.get(timeout=20) for _ in range(4)] == [None] * 4
+        assert [got.get(timeout=60) for _ in range(4)] == [None] * 4
         client.stop_stream()
         switch_off(client)
     (trace,) = read(trace_file)

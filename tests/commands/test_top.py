@@ -44,7 +44,7 @@ def test_once_and_interactive(tmp_path: Path) -> None:
             only = top(f"http://{server.http}/", "--once", "--interval=0.1", "--model=busy")
         finally:
             ended.set()
-            thread.join(20)
+            thread.join(60)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         assert lines[2].split()[:3] == ["MODEL", "VER", "REQ/S"]
@@ -64,15 +64,15 @@ def test_once_and_interactive(tmp_path: Path) -> None:
         os.close(slave)
         screen = b""
         while b"MODEL" not in screen:
-            assert select.select([master], [], [], 30)[0]
+            assert select.select([master], [], [], 60)[0]
             screen += os.read(master, 65536)
         os.write(master, b"q")
-        while select.select([master], [], [], 30)[0]:
+        while select.select([master], [], [], 60)[0]:
             try:
                 screen += os.read(master, 65536)
             except OSError:
                 break
-        assert watching.wait(30) == 0
+        assert watching.wait(60) == 0
         os.close(master)
         assert screen.startswith(b"\x1b[?1049h") and screen.endswith(b"\x1b[?1049l"), (
             "the terminal is restored"
@@ -113,7 +113,7 @@ def test_other_servers_and_no_server() -> None:
             wrong = top(url, "--once", "--model=x")
         finally:
             other.shutdown()
-            thread.join(20)
+            thread.join(60)
     assert done.returncode == 0, done.stderr
     assert "AVG REQUEST" in done.stdout and "m      1" in done.stdout
     assert wrong.returncode == 1 and "is this the HTTP port" in wrong.stderr

@@ -142,7 +142,7 @@ def test_raw_bytes_in_and_a_label_out(server: ServerProcess) -> None:
     url = f"http://{server.http}/v2/models/file_type/infer"
     content = (ROOT / "Makefile").read_bytes()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
-    with urllib.request.urlopen(urllib.request.Request(url, content, headers), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, content, headers), timeout=60) as answer:
         length = int(answer.headers["Inference-Header-Content-Length"])
         result = httpclient.InferResult.from_response_body(answer.read(), header_length=length)
     assert result.as_numpy("LABEL").tolist() == [[b"makefile"]]

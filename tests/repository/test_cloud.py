@@ -257,7 +257,7 @@ def s3() -> Iterator[str]:
     assert port, "the S3 server did not start"
     yield f"http://127.0.0.1:{port}"
     process.stdin.close()
-    process.wait(20)
+    process.wait(60)
     process.stdout.close()
 
 

@@ -72,7 +72,7 @@ def test_live_sequences_finish_on_the_instances_they_have(sequences: ServerProce
         assert listing(sequences, model)["slots_used"] == 1
         # a new instance has room for it at once
         regroup(sequences, model, groups(2))
-        late.join(20)
+        late.join(60)
         found = listing(sequences, model)
         assert (found["slots"], found["slots_used"], found["backlog"]) == (2, 2, 0)
         assert call(4, "e", 1) == 5 and call(1, "e", 100) == 111

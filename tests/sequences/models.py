@@ -159,7 +159,7 @@ class Stream:
 
     def receive(self) -> dict[str, Any]:
         """The next response's outputs; raises its error."""
-        result, error = self.results.get(timeout=20)
+        result, error = self.results.get(timeout=60)
         if error is not None:
             raise error
         return {**outputs(result), "id": result.get_response().id}
@@ -180,7 +180,7 @@ def rest(server: Any, method: str, path: str, body: Any = None) -> tuple[int, An
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{server.http}{path}", data=data, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             raw = reply.read()
             return reply.status, json.loads(raw) if raw else None
     except urllib.error.HTTPError as error:

@@ -436,7 +436,7 @@ def test_gauges(server: ServerProcess) -> None:
         stream.receive()
         stream.send("free", 2, "s", 1)
         until(lambda: listing(server, "free")["backlog"] == 1)
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as reply:
             lines = [line for line in reply.read().decode().splitlines() if 'model="free"' in line]
         found = {}
         for line in lines:

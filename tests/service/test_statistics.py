@@ -39,7 +39,7 @@ def tensors(module: Any, batch: int = 1, content: int = 0) -> list[Any]:
 
 
 def get(server: ServerProcess, path: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -210,7 +210,7 @@ def test_a_queue_timeout_is_a_failure_and_nothing_else(server: ServerProcess) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     failed = sum(result is not None for result in results)
     assert 0 < failed < 3
     got = stats(server, "late")
@@ -233,7 +233,7 @@ def test_a_cancel_in_the_queue_is_a_failure(server: ServerProcess) -> None:
         until_held(server, "slow", accepted=4, queued=2)
         calls[3].cancel()
         for _ in calls:
-            assert done.acquire(timeout=30)
+            assert done.acquire(timeout=60)
     until_held(server, "slow", accepted=0)
     counts = {k: v["count"] for k, v in stats(server, "slow")["inference_stats"].items()}
     assert (counts["success"], counts["fail"], counts["queue"]) == (4, 1, 4)

@@ -121,7 +121,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def stats(server: ServerProcess, model: str, query: str = "") -> dict[str, Any]:
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     try:
         connection.request("GET", f"/v2/models/{model}/stats{query}")
         found: dict[str, Any] = json.loads(connection.getresponse().read())["model_stats"][0]
@@ -144,7 +144,7 @@ def stream(server: ServerProcess, model: str, *wishes: tuple[int, int]) -> None:
             tensor.set_data_from_numpy(np.array([good, bad], np.float32))
             client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
             for _ in range(good + bad + 1):
-                results.get(timeout=30)
+                results.get(timeout=60)
         client.stop_stream()
 
 
@@ -242,7 +242,7 @@ def test_a_stream_that_its_client_leaves_is_cancelled(server: ServerProcess) -> 
         tensor = grpcclient.InferInput("IN", [2], "FP32")
         tensor.set_data_from_numpy(np.zeros(2, np.float32))
         client.async_stream_infer("endless", [tensor])
-        assert results.get(timeout=30)[1] is None
+        assert results.get(timeout=60)[1] is None
         client.stop_stream(cancel_requests=True)
     for _ in range(3000):
         got = stats(server, "endless")

@@ -163,7 +163,7 @@ async def all_clients(
 
 def statistics(server: ServerProcess, model: str) -> dict[str, Any]:
     with urllib.request.urlopen(
-        f"http://{server.http}/v2/models/{model}/stats?live=true", timeout=30
+        f"http://{server.http}/v2/models/{model}/stats?live=true", timeout=60
     ) as answer:
         found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
     return found

@@ -63,7 +63,7 @@ class Bench:
 
     def stats(self) -> dict[str, Any]:
         url = f"http://{self.server.http}/v2/models/gate/stats?live=true"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
         return found
 
@@ -80,7 +80,7 @@ class Bench:
         return int(self.stats()["inference_stats"][what]["count"]) - self._before[what]
 
     def cancelled(self) -> int:
-        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         pattern = r'^nv_inference_request_failure{model="gate",reason="CANCELED",version="1"} (\d+)'
         found = re.search(pattern, text, re.M)
@@ -100,7 +100,7 @@ class Bench:
 
     def result(self, id: str) -> Any:
         with self._news:
-            assert self._news.wait_for(lambda: id in self.outcomes, 30), f"no answer for '{id}'"
+            assert self._news.wait_for(lambda: id in self.outcomes, 60), f"no answer for '{id}'"
             return self.outcomes[id]
 
     def assert_answered(self, *ids: str) -> None:

@@ -177,7 +177,7 @@ class Chromium(Browser):
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         os.close(self._to)
         os.close(self._from)
         shutil.rmtree(self._profile, ignore_errors=True)
@@ -269,5 +269,5 @@ class Firefox(Browser):
         if self._socket is not None:
             self._socket.close()
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         shutil.rmtree(self._profile, ignore_errors=True)

@@ -57,7 +57,7 @@ class Collector:
     def wait(self, enough: Callable[[list[Span]], bool]) -> list[Span]:
         """The spans, once there are enough of them."""
         with self._changed:
-            assert self._changed.wait_for(lambda: enough(self.spans), 30), [s.name for s in self.spans]
+            assert self._changed.wait_for(lambda: enough(self.spans), 60), [s.name for s in self.spans]
             return list(self.spans)
 
     def trace(self, trace_id: int, count: int) -> dict[str, Span]:

@@ -83,7 +83,7 @@ class Gate:
 
     def _line(self, pipe: str) -> str:
         while b"\n" not in self._rest[pipe]:
-            ready, _, _ = select.select([self._pipes[pipe]], [], [], 30)
+            ready, _, _ = select.select([self._pipes[pipe]], [], [], 60)
             assert ready, f"nothing came through '{pipe}'"
             self._rest[pipe] += os.read(self._pipes[pipe], 65536)
         line, _, self._rest[pipe] = self._rest[pipe].partition(b"\n")

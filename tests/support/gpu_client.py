@@ -83,5 +83,5 @@ class GpuClient:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(60)
         self._process.stdout.close()

@@ -11,7 +11,7 @@ import h2.config
 import h2.connection
 import h2.events
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 @dataclass

@@ -12,7 +12,7 @@ from tests.support.server import ServerProcess
 
 def request(server: ServerProcess, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
     """(status, headers in lower case, body) of one request to the metrics port."""
-    connection = http.client.HTTPConnection(server.metrics, timeout=20)
+    connection = http.client.HTTPConnection(server.metrics, timeout=60)
     try:
         connection.request(method, path)
         response = connection.getresponse()

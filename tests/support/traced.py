@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.sequences.models import sequence_config
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \u2028 & 'x\""
 
@@ -201,7 +203,7 @@ class Traced:
         client.start_stream(lambda result, error: got.put(error))
         for inputs, more in sent:
             client.async_stream_infer(model, inputs, **more)
-        assert [got.get(timeout=30) for _ in range(answers)] == [None] * answers
+        assert [got.get(timeout=60) for _ in range(answers)] == [None] * answers
         client.stop_stream()
 
     def decoupled(self, client: Any, count: int, request_id: str = "decoupled") -> None:
@@ -223,9 +225,16 @@ class Traced:
         )
         assert self.gate.started() == ["cancelled"]
         call.cancel()
-        assert answer.get(timeout=30) is not None
+        assert answer.get(timeout=60) is not None
         self.gate.go("c")
         self.gate.reported()
+        until(lambda: not self._accepted("gate"), "the request's end, and with it the trace's")
+
+    def _accepted(self, model: str) -> int:
+        with urllib.request.urlopen(
+            f"http://{self.server.http}/v2/models/{model}/stats?live=true", timeout=60
+        ) as answer:
+            return int(json.loads(answer.read())["model_stats"][0]["live"]["accepted"])
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def test_frames_that_make_no_sense(attacker: RawClient, garbage: bytes) -> None:
 )
 def test_a_client_that_does_not_speak_http2(process: ServerProcess, first: bytes) -> None:
     host, _, port = process.grpc.rpartition(":")
-    with socket.create_connection((host, int(port)), 20) as sock:
+    with socket.create_connection((host, int(port)), 60) as sock:
         sock.sendall(first)
         sock.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
@@ -178,7 +178,7 @@ def test_a_client_that_does_not_speak_http2(process: ServerProcess, first: bytes
 @pytest.mark.parametrize("first", [b"", b"PRI", PREFACE, PREFACE + b"\0\0"])
 def test_a_client_that_goes_early(process: ServerProcess, first: bytes) -> None:
     host, _, port = process.grpc.rpartition(":")
-    with socket.create_connection((host, int(port)), 20) as sock:
+    with socket.create_connection((host, int(port)), 60) as sock:
         sock.sendall(first)
     with RawClient(process.grpc) as client:
         assert client.call(1, identity()).status == 0

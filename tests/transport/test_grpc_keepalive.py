@@ -116,7 +116,7 @@ def test_sigterm_answers_what_is_in_flight(grpc_repository: Path, session: str) 
         idle.until_closed()
         assert idle.goaway is not None and idle.goaway.error_code == NO_ERROR
         mute.until_closed()
-        stopped.join(30)
+        stopped.join(60)
     assert statuses == [0]
 
 

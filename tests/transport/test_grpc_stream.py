@@ -252,9 +252,9 @@ def test_the_real_client(server: EmbeddedServer) -> None:
         client.start_stream(lambda result, error: results.put((result, error)))
         client.async_stream_infer("nope", given(), request_id="bad")
         client.async_stream_infer("identity", given(), request_id="good")
-        result, error = results.get(timeout=20)
+        result, error = results.get(timeout=60)
         assert isinstance(error, InferenceServerException) and "'nope' is not found" in str(error)
-        result, error = results.get(timeout=20)
+        result, error = results.get(timeout=60)
         assert error is None and result.get_response().id == "good"
         client.stop_stream()
     with grpcclient.InferenceServerClient(server.grpc) as client:
@@ -262,7 +262,7 @@ def test_the_real_client(server: EmbeddedServer) -> None:
             lambda result, error: results.put((result, error)), headers={"triton_grpc_error": "true"}
         )
         client.async_stream_infer("nope", given(), request_id="bad")
-        result, error = results.get(timeout=20)
+        result, error = results.get(timeout=60)
         assert error.status() == "StatusCode.NOT_FOUND"
         client.stop_stream()
     with grpcclient.InferenceServerClient(server.grpc) as client:

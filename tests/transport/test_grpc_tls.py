@@ -66,10 +66,10 @@ def test_tls(grpc_repository: Path, certificates: dict[str, str], session: str, 
             for who in (None, "stranger"):
                 with tls_client(server.grpc, certificates, who) as client:
                     with pytest.raises(InferenceServerException) as info:
-                        client.infer("identity", identity_inputs(), client_timeout=20)
+                        client.infer("identity", identity_inputs(), client_timeout=60)
                     assert info.value.status() == "StatusCode.UNAVAILABLE"
         host, _, port = server.grpc.rpartition(":")
-        with socket.create_connection((host, int(port)), 20) as plain:  # no TLS: ends there
+        with socket.create_connection((host, int(port)), 60) as plain:  # no TLS: ends there
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
             while plain.recv(4096):
                 pass

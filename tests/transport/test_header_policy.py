@@ -229,7 +229,7 @@ def test_a_stream_forwards_with_every_request(forwarding: ServerProcess) -> None
         for model in ("parameters", "decoupled"):
             for number in range(2):
                 client.async_stream_infer(model, [tensor(triton_grpc)], parameters={"n": number})
-                result, error = answers.get(timeout=20)
+                result, error = answers.get(timeout=60)
                 assert error is None
                 found = json.loads(result.as_numpy("OUT")[0])
                 assert found == {"n": number, "my-tenant": "t"}
@@ -246,7 +246,7 @@ def test_reserved_metadata_is_refused(forwarding: ServerProcess) -> None:
         answers: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: answers.put(error), headers={"priority": "1"})
         client.async_stream_infer("parameters", [tensor(triton_grpc)])
-        assert answers.get(timeout=20).message() == text
+        assert answers.get(timeout=60).message() == text
         client.stop_stream()
 
 
@@ -257,7 +257,7 @@ def test_metadata_for_the_server_itself_is_not_forwarded(forwarding: ServerProce
             lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"}
         )
         client.async_stream_infer("parameters", [tensor(triton_grpc)])
-        result, error = answers.get(timeout=20)
+        result, error = answers.get(timeout=60)
         assert error is None and json.loads(result.as_numpy("OUT")[0]) == {}
         client.stop_stream()
 
@@ -384,11 +384,11 @@ def test_restricted_protocols_want_their_metadata(restricted: ServerProcess) -> 
         assert client.get_model_config("parameters").config.name == "parameters"  # not in a group
         answers: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: answers.put((result, error)))
-        assert text.format("key") in str(answers.get(timeout=20)[1])
+        assert text.format("key") in str(answers.get(timeout=60)[1])
         client.stop_stream()
         client.start_stream(lambda result, error: answers.put((result, error)), headers=key)
         client.async_stream_infer("parameters", [tensor(triton_grpc)])
-        assert answers.get(timeout=20)[1] is None
+        assert answers.get(timeout=60)[1] is None
         client.stop_stream()
 
 

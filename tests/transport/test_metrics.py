@@ -55,14 +55,14 @@ def test_paths_and_methods(server: ServerProcess) -> None:
 
 
 def test_a_connection_serves_many_scrapes_and_garbage_ends_it(server: ServerProcess) -> None:
-    connection = http.client.HTTPConnection(server.metrics, timeout=20)
+    connection = http.client.HTTPConnection(server.metrics, timeout=60)
     for _ in range(3):
         connection.request("GET", "/metrics")
         assert connection.getresponse().read().startswith(b"# HELP nv_inference_request_success")
     connection.close()
     host, port = server.metrics.split(":")
     for garbage in (b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\nA: " + b"x" * 100_000):
-        with socket.create_connection((host, int(port)), timeout=20) as sock:
+        with socket.create_connection((host, int(port)), timeout=60) as sock:
             try:
                 sock.sendall(garbage)
                 assert sock.recv(10) == b""

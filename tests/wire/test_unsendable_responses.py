@@ -78,8 +78,8 @@ def test_a_call(server: ServerProcess, told: str) -> None:
     """The other request of the batch is answered behind it."""
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        first = stub.ModelInfer.future(asked(told), timeout=20)
-        second = stub.ModelInfer.future(asked("good"), timeout=20)
+        first = stub.ModelInfer.future(asked(told), timeout=60)
+        second = stub.ModelInfer.future(asked("good"), timeout=60)
         assert second.result().raw_output_contents == [b"\4\0\0\0good"]
         error = first.exception()
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, CASES[told])
@@ -91,7 +91,7 @@ def test_a_stream(server: ServerProcess, told: str, strict: bool) -> None:
     metadata = [("triton_grpc_error", "true")] if strict else []
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answers = stub.ModelStreamInfer(iter([asked(told), asked("good")]), timeout=20, metadata=metadata)
+        answers = stub.ModelStreamInfer(iter([asked(told), asked("good")]), timeout=60, metadata=metadata)
         if strict:
             with pytest.raises(grpc.RpcError) as info:
                 list(answers)

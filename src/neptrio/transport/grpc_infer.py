@@ -108,9 +108,11 @@ class UnaryInfer(UnaryCore, Call):
         connection = self._connection
         if request.trace is not None and request.trace.headers:
             self.send_headers([*OK_HEADERS, *request.trace.headers])
+        if response.error is not None:
+            self.finish(error_trailers(response.error))
+            connection.want_flush()
+            return
         try:
-            if response.error is not None:
-                raise response.error
             select(request, response, connection.services)
             segments = encode_response(response)
         except TritonError as error:

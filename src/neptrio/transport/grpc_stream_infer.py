@@ -278,7 +278,7 @@ class StreamInfer(Call):
                 select(request, response, self._connection.services)
         except TritonError as error:
             response.outputs = None
-            response.error = error
+            response.error = error.with_traceback(None)  # whose frames refer to the response
         if response.error is not None and self._strict:
             self._abort(response.error)
             return
@@ -290,7 +290,7 @@ class StreamInfer(Call):
                     self._abort(error)
                     return
                 response.outputs = response.parameters = None
-                response.error = error
+                response.error = error.with_traceback(None)
                 segments = encode_response(response, True, final)
         self._deliver(entry, segments, final)
 

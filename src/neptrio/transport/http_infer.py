@@ -152,9 +152,9 @@ class HttpInfer:
         request = self.request
         request.stamp(SEND_START)
         plain = JSON if request.trace is None else [*JSON, *request.trace.headers]
+        if response.error is not None:
+            return response.error.code.http, plain, error_body(response.error)
         try:
-            if response.error is not None:
-                raise response.error
             if request.outputs is not None:
                 select(request, response, self._services)
             head, blobs, binary_bytes = encode_response(request, response, self._binary_default)

@@ -7,6 +7,7 @@ for and what it gives back. What a GPU makes of it, `make test-gpu` proves on a 
 from __future__ import annotations
 
 import json
+import queue
 import re
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from tests.backends.kernel.family import FAMILY, Case
 from tests.backends.kernel.family.served import BATCHED, check_alone, check_together
@@ -139,11 +143,11 @@ def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
                 assert usage["GPU", 0] == 2 * (1 << 19) and usage["CPU_PINNED", 0] == 1 << 19
                 assert gpu["live_bytes"] == usage["GPU", 0]
                 if cycle == 0:
-                    seen = metrics_with(server, "nv_gpu_memory_total_bytes{")
                     uuid = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
+                    pool = f'neptrio_gpu_pool_used_bytes{{gpu_uuid="{uuid}"}} {usage["GPU", 0]}\n'
+                    seen = metrics_with(server, pool)
                     assert seen[f'nv_gpu_memory_total_bytes{{gpu_uuid="{uuid}"}}'] == 256 << 20
                     assert seen[f'nv_gpu_memory_used_bytes{{gpu_uuid="{uuid}"}}'] >= usage["GPU", 0]
-                    assert seen[f'neptrio_gpu_pool_used_bytes{{gpu_uuid="{uuid}"}}'] == usage["GPU", 0]
                     assert not any(key.startswith("nv_gpu_utilization{") for key in seen), "no NVML here"
                 assert post(server, "/v2/repository/models/add/unload")[0] == 200
                 until(lambda: reason(server, "add") == ("UNAVAILABLE", "unloaded"), "the unload's end")
@@ -151,7 +155,7 @@ def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
 
 
 def metrics_with(server: ServerProcess, name: str) -> dict[str, float]:
-    """The samples of /metrics, once one with that beginning is there (the sampler has its own pace)."""
+    """The samples of /metrics, once that text is among them (the sampler has its own pace)."""
 
     def scrape() -> str:
         text = get(server.metrics, "/metrics")
@@ -188,6 +192,37 @@ def test_out_of_memory_fails_the_batch_and_nothing_else(two_models: Path) -> Non
             gpu["fail_pinned"] = 1  # outputs of a new size: they go to ordinary memory
             assert add(server, "one", *range(1_000_000))[0] == 200
         assert gpu.live() == {}
+
+
+def test_a_failed_batch_gives_its_memory_back_at_once(two_models: Path) -> None:
+    """Without the collector, which may come much later or (for what lived at start-up) never."""
+    flags = ("--model-control-mode=explicit", "--load-model=one")
+    with FakeGpu() as gpu, ServerProcess(two_models, *flags, env=gpu.env) as server:
+        asked = grpcclient.InferInput("X", [1, 1000], "INT32")
+        asked.set_data_from_numpy(np.zeros((1, 1000), np.int32))
+
+        def pinned_after(ask: Any) -> list[str]:
+            gpu["fail_launch_with"], gpu["fail_launch"] = 701, 1
+            assert "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in ask()
+            return re.findall(
+                r"^nv_pinned_memory_pool_used_bytes (\d+)", get(server.metrics, "/metrics"), re.M
+            )
+
+        def over_grpc() -> str:
+            with grpcclient.InferenceServerClient(server.grpc) as client:
+                with pytest.raises(InferenceServerException) as failed:
+                    client.infer("one", [asked])
+            return str(failed.value)
+
+        def over_a_stream() -> str:
+            got: queue.Queue[Any] = queue.Queue()
+            with grpcclient.InferenceServerClient(server.grpc) as client:
+                client.start_stream(lambda result, error: got.put(error))
+                client.async_stream_infer("one", [asked])
+                return str(got.get(timeout=60))
+
+        for ask in (lambda: add(server, "one", *range(1000))[1], over_grpc, over_a_stream):
+            assert pinned_after(ask) == ["0"]
 
 
 def test_a_failed_allocation_has_its_error(two_models: Path) -> None:

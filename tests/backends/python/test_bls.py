@@ -130,7 +130,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def infer(server: ServerProcess, model: str, **parameters: Any) -> Any:
-    with httpclient.InferenceServerClient(server.http, network_timeout=30) as client:
+    with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
         tensor = httpclient.InferInput("IN", [2], "FP32")
         tensor.set_data_from_numpy(np.array([1, 2], np.float32))
         return client.infer(model, [tensor], parameters=parameters)
@@ -185,7 +185,7 @@ def test_async_executions_overlap(server: ServerProcess) -> None:
                 "overlap", [tensor], lambda result, error: results.put((result, error)), request_id=str(i)
             )
         for _ in range(8):
-            result, error = results.get(timeout=30)
+            result, error = results.get(timeout=60)
             assert error is None, (error.message(), server.log())
             assert result.as_numpy("OUT").tolist() == [2.0 * int(result.get_response().id)]
 

@@ -245,7 +245,7 @@ class Stream:
 
     def next(self) -> tuple[Any, bool]:
         """The next answer: its values or its error text, and whether it is final."""
-        result, error = self.results.get(timeout=20)
+        result, error = self.results.get(timeout=60)
         if error is not None:
             return error.message(), None  # type: ignore[return-value]
         final = result.get_response().parameters["triton_final_response"].bool_param
@@ -426,7 +426,7 @@ def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProce
 
 def infer(server: ServerProcess, model: str, how: str, values: Any = (1, 2)) -> Any:
     array = np.array(list(values), np.float32)
-    with httpclient.InferenceServerClient(server.http, network_timeout=30) as client:
+    with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
         tensor = httpclient.InferInput("IN", list(array.shape), "FP32")
         tensor.set_data_from_numpy(array)
         return client.infer(model, [tensor], parameters={"how": how}).as_numpy("OUT").tolist()

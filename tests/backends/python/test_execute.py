@@ -254,7 +254,7 @@ def test_a_model_may_reuse_its_output_buffer(server: ServerProcess) -> None:
                 "reuse", [tensor], lambda result, error: results.put((result, error)), request_id=str(i)
             )
         for _ in range(40):
-            result, error = results.get(timeout=30)
+            result, error = results.get(timeout=60)
             assert error is None
             values = set(result.as_numpy("OUT").tolist())
             assert values == {float(result.get_response().id)}

@@ -280,7 +280,7 @@ def test_shutdown_does_not_wait_for_auto_complete_config(tmp_path: Path) -> None
             until(lambda: "completing for ever" in server.log(), server.log)
             (child,) = children(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(30) == 0
+            assert server.process.wait(60) == 0
             ended.join()
         until(lambda: not alive(child), "the child was killed")
 

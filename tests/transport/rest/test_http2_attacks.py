@@ -228,7 +228,7 @@ def test_a_frame_that_does_not_come_is_timed_out(impatient: ServerProcess, parti
 def test_a_client_that_goes_in_the_middle(process: ServerProcess) -> None:
     host, _, port = process.http.rpartition(":")
     for first in (PREFACE, PREFACE + b"\0\0", PREFACE + frame(SETTINGS, 0, 0) + b"\0\0\xff\1"):
-        with socket.create_connection((host, int(port)), 20) as sock:
+        with socket.create_connection((host, int(port)), 60) as sock:
             sock.sendall(first)
     with Http2(process.http) as client:
         assert client.request("POST", INFER, GOOD).status == 200
