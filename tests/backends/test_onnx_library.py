@@ -28,6 +28,7 @@ from tests.support import onnx_models
 from tests.support.onnx_instances import context, execute, instance, request, run
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 ONE = np.ones((1, 4), np.float32)
 
@@ -252,7 +253,7 @@ def test_executions_leave_nothing(tmp_path: Path) -> None:
 
 def test_failures_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """10,000 statuses that are not released would hold 5 MB. What is in use varies by half of one."""
-    caplog.set_level(logging.CRITICAL, logger="neptrio.onnx")  # pytest would keep every message
+    caplog.set_level(logging.CRITICAL, logger="neptrio")  # pytest would keep every message
     content = onnx_models.model(
         [helper.make_node("Reshape", ["X", "COUNT"], ["Y"])],
         [onnx_models.tensor("X", "FP32", [None]), onnx_models.tensor("COUNT", "INT64", [2])],
@@ -272,11 +273,9 @@ def test_failures_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
     backend.finalize()
 
 
-def settled() -> tuple[int, int]:
-    """Open descriptors and threads. A thread that was joined may be listed for a moment: the least of
-    a thousand looks counts."""
-    looks = [len(os.listdir("/proc/self/task")) for _ in range(1000)]
-    return len(os.listdir("/proc/self/fd")), min(looks)
+def held() -> tuple[int, int]:
+    """Open descriptors and threads."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def test_sessions_that_come_and_go(tmp_path: Path) -> None:
@@ -291,12 +290,14 @@ def test_sessions_that_come_and_go(tmp_path: Path) -> None:
     for _ in range(20):
         cycle()
     gc.collect()  # sessions of other tests
-    before, memory = settled(), resident()
+    before, memory = held(), resident()
     for _ in range(200):
         cycle()
     gc.collect()
-    now = settled()  # what other tests have left may end meanwhile
-    assert now[0] <= before[0] and now[1] <= before[1]
+    # a thread that was joined may be listed for a moment; what other tests have left may end meanwhile
+    until(
+        lambda: all(now <= then for now, then in zip(held(), before, strict=True)), lambda: (before, held())
+    )
     assert resident() - memory < 8 << 20
 
 

@@ -279,7 +279,11 @@ def test_requests_batched_in_both_steps(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     for name in ("a", "b"):
-        delay = " instance_group { kind: KIND_GPU } dynamic_batching { max_queue_delay_microseconds: 50000 }"
+        # eight requests are always under way: each batch waits until it is full
+        delay = (
+            " instance_group { kind: KIND_GPU } "
+            "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 60000000 }"
+        )
         write_model(tmp_path, name, add_config(delay), {"1/model.cu": ADD})
     write_model(tmp_path, "two", ensemble(("a", "X", "t"), ("b", "t", "Y")))
     with FakeGpu(mode=8) as gpu:

@@ -144,26 +144,29 @@ def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
                 assert gpu["live_bytes"] == usage["GPU", 0]
                 if cycle == 0:
                     uuid = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
-                    pool = f'neptrio_gpu_pool_used_bytes{{gpu_uuid="{uuid}"}} {usage["GPU", 0]}\n'
-                    seen = metrics_with(server, pool)
-                    assert seen[f'nv_gpu_memory_total_bytes{{gpu_uuid="{uuid}"}}'] == 256 << 20
-                    assert seen[f'nv_gpu_memory_used_bytes{{gpu_uuid="{uuid}"}}'] >= usage["GPU", 0]
+                    total, used, pool = (
+                        f'{name}{{gpu_uuid="{uuid}"}}'
+                        for name in (
+                            "nv_gpu_memory_total_bytes",
+                            "nv_gpu_memory_used_bytes",
+                            "neptrio_gpu_pool_used_bytes",
+                        )
+                    )
+                    # the sampler has its own pace
+                    until(lambda: samples(server).get(used, 0) >= usage["GPU", 0], used)  # noqa: B023
+                    seen = samples(server)
+                    assert (seen[total], seen[pool]) == (256 << 20, usage["GPU", 0])
                     assert not any(key.startswith("nv_gpu_utilization{") for key in seen), "no NVML here"
                 assert post(server, "/v2/repository/models/add/unload")[0] == 200
                 until(lambda: reason(server, "add") == ("UNAVAILABLE", "unloaded"), "the unload's end")
                 assert gpu.live() == {}
 
 
-def metrics_with(server: ServerProcess, name: str) -> dict[str, float]:
-    """The samples of /metrics, once that text is among them (the sampler has its own pace)."""
-
-    def scrape() -> str:
-        text = get(server.metrics, "/metrics")
-        return text if name in text else ""
-
-    text = until(scrape, name)
-    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
-    return {key: float(value) for key, value in lines}
+def samples(server: ServerProcess) -> dict[str, float]:
+    """The samples of /metrics."""
+    lines = get(server.metrics, "/metrics").splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
+    return {key: float(value) for key, value in pairs}
 
 
 # ---------------------------------------------------------------- errors

@@ -61,6 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for kind in ("STRING", "BF16"):
         text = config(f"IN:TYPE_{kind}:-1", f"OUT:TYPE_{kind}:-1")
         isolated(repository, f"identity_{kind.lower()}", execute.IDENTITY, text)
+    isolated(repository, "dlpack_bf16", execute.DLPACK_BF16, text)
     isolated(repository, "repeat", decoupled.REPEAT, loose)
     isolated(repository, "async_repeat", decoupled.ASYNC, loose)
     isolated(repository, "returns", decoupled.RETURNS, loose)
