@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
@@ -61,3 +62,38 @@ def test_others_are_answered_while_the_index_is_made(held: Any, protocol: str) -
     go_on.set()
     asking.join()
     assert [(row["name"], row["state"]) for row in rows] == [("m", "READY")]
+
+
+def test_failed_loads_list_nothing_on_the_trio_thread(tmp_path: Path) -> None:
+    """The index tells why a model of a repository did not load; a stranger leaves no trace."""
+    write_model(tmp_path, "m", identity_config())
+    write_model(tmp_path, "typing", 'backend: "identity" max_batch_size: ')
+    write_model(tmp_path, "broken", 'backend: "nonesuch"')
+    with EmbeddedServer(tmp_path, exit_on_error=False, model_control_mode="explicit") as server:
+        places = server.server.repository.places
+        listing = places.model_dirs
+        threads: list[int] = []
+
+        def seen() -> Any:
+            threads.append(threading.get_ident())
+            return listing()
+
+        places.model_dirs = seen  # type: ignore[method-assign]
+        with httpclient.InferenceServerClient(server.http) as client:
+            for name in ("stranger", "typing", "broken"):
+                with pytest.raises(InferenceServerException):
+                    client.load_model(name)
+            for name in ("stranger", "m"):
+                with pytest.raises(InferenceServerException):
+                    client.load_model(name, config="{", files={"file:1/x": b"x"})
+            rows = {row["name"]: row for row in client.get_model_repository_index()}
+        assert len(threads) >= 6
+        assert server.ask(threading.get_ident) not in threads
+        assert {name: row["state"] for name, row in rows.items()} == {
+            "broken": "UNAVAILABLE",
+            "m": "UNAVAILABLE",
+            "typing": "UNAVAILABLE",
+        }
+        assert "nonesuch" in rows["broken"]["reason"] and "config.pbtxt:1" in rows["typing"]["reason"]
+        assert "load parameter 'config'" in rows["m"]["reason"]
+        assert server.ask(lambda: set(server.server.repository.records)) == {"m", "broken", "typing"}

@@ -55,12 +55,14 @@ class Found:
     fingerprint: scan.Fingerprint
     versions: list[int]  # that the version policy selects, ascending
     folder: Folder | None = None  # of a file override
+    listed: bool = True  # a repository has a folder of that name
 
 
 class PollFailure(Exception):
     """The folder or its configuration cannot be taken; the message says why."""
 
     fingerprint: scan.Fingerprint | None = None  # of the folder, before it was read
+    listed = False  # a repository has a folder of that name
 
 
 class Loader:
@@ -99,6 +101,7 @@ class Loader:
         folder: Folder | None = None
         state: scan.Fingerprint | None = None
         files = override.decode(parameters.files)
+        folders: list[Path] = []
         try:
             folders = self._places.model_dirs().get(name, [])
             if not folders and not files:  # storage that cannot be reached holds up no known model
@@ -115,12 +118,12 @@ class Loader:
                 model_dir = folders[0]
                 state = self._places.localise(model_dir)
                 if state is not None:  # nobody writes to it now
-                    return self._read(name, model_dir, parameters, state, folder)
+                    return self._read(name, model_dir, parameters, state)
                 self._refuse_links(model_dir)
             for attempt in range(1, READS + 1):
                 state = scan.fingerprint(model_dir, self._places.roots)
                 try:
-                    found = self._read(name, model_dir, parameters, state, folder)
+                    found = self._read(name, model_dir, parameters, state, folder, bool(folders))
                 except (TritonError, OSError):
                     if attempt == READS or not self._changed(model_dir, state):
                         raise
@@ -135,7 +138,7 @@ class Loader:
             else:
                 log.exception("reading the folder of model '%s' failed", name)
                 failure = PollFailure(f"{type(error).__name__}: {error}")
-            failure.fingerprint = state
+            failure.fingerprint, failure.listed = state, bool(folders)
             raise failure from None
 
     def _changed(self, model_dir: Path, state: scan.Fingerprint) -> bool:
@@ -148,7 +151,8 @@ class Loader:
         model_dir: Path,
         parameters: LoadParameters,
         state: scan.Fingerprint,
-        folder: Folder | None,
+        folder: Folder | None = None,
+        listed: bool = True,
     ) -> Found:
         if parameters.config is not None:
             where = "load parameter 'config'"
@@ -158,7 +162,9 @@ class Loader:
         else:
             source = model_config.read(model_dir, self._settings.model_config_name)
         defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
-        return Found(model_dir, source, state, scan.wanted(source.config, scan.versions(model_dir)), folder)
+        return Found(
+            model_dir, source, state, scan.wanted(source.config, scan.versions(model_dir)), folder, listed
+        )
 
     def _refuse_links(self, model_dir: Path) -> None:
         links = scan.leading_out(model_dir, self._places.roots)

@@ -93,13 +93,9 @@ class Loading:
         """A load failed before any version had a row: the index tells why (`problem`). A name that was
         never a model's, and a load that was ended, leave no trace."""
         record = operation.record
-        try:
-            known = record.name in self._catalog.places.model_dirs()
-        except TritonError:
-            known = False
-        if known and operation.stopped_by is None and not record.problem:
+        if record.listed and operation.stopped_by is None and not record.problem:
             record.problem = record.last_error.removeprefix(f"load failed for model '{record.name}': ")
-        if not ((known and record.problem) or record.operations):
+        if not ((record.listed and record.problem) or record.operations):
             self._catalog.records.pop(record.name, None)
 
     async def _turn(self, operation: Operation) -> None:
@@ -141,8 +137,9 @@ class Loading:
                 found = await self.loader.find(name, parameters)
         except PollFailure as failure:
             record.problem, record.polled = str(failure), failure.fingerprint
+            record.listed = failure.listed
             raise loader.poll_failed(name, str(failure)) from None
-        record.polled = found.fingerprint
+        record.polled, record.listed = found.fingerprint, found.listed
         try:
             operation.check()
             before = record.wanted

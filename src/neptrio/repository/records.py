@@ -105,6 +105,7 @@ class Record:
     fingerprint: Fingerprint | None = None
     override: str | None = None
     folder: Folder | None = None
+    listed: bool = False  # a repository had a folder of that name at the last try
     problem: str = ""  # why the folder could not be taken at the last try
     polled: Fingerprint | None = None  # the folder's state at the last load, done or failed
     last_error: str = ""
