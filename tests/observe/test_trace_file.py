@@ -151,6 +151,51 @@ def test_a_full_disk_leaves_the_old_file(
     assert f"File too large: '{tmp_path / 't'}'" in caplog.text
 
 
+def test_files_that_are_no_traces_are_never_replaced(
+    writer: TraceWriter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of numbered files those that are taken are left out; trace files of earlier runs make room."""
+    path = tmp_path / "t"
+    (tmp_path / "t.0").write_text("a letter")
+    (tmp_path / "t.1").mkdir()
+    (tmp_path / "t.2").symlink_to(tmp_path / "gone")
+    (tmp_path / "t.3").write_text('[\n{"id": 7}\n]\n')
+    (tmp_path / "t.5").write_bytes(b"")
+    (tmp_path / "t.6").write_bytes(b"\x7fELF")
+    for own in (scope(path, frequency=1), scope(path, count=5)):  # each trace; the count is used up
+        for number in (1, 2):
+            writer.put(own, [Part(number)])
+        writer.flush(own, True)
+        writer.settle()
+    assert ids(tmp_path / "t.3") == [1] and ids(tmp_path / "t.4") == [2]
+    assert ids(tmp_path / "t.5") == [1, 2]
+    assert (tmp_path / "t.0").read_text() == "a letter" and (tmp_path / "t.6").read_bytes() == b"\x7fELF"
+    assert (tmp_path / "t.1").is_dir() and (tmp_path / "t.2").is_symlink()
+    assert not (tmp_path / "gone").exists() and not path.exists()
+    assert caplog.text.count("its number is left out") == 3
+    assert not writer.statistics().failed
+
+
+def test_a_trace_file_that_came_to_be_something_else_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was fine when it was set; now FILE is somebody's, and traces end with one message."""
+    told: list[int] = []
+    writer = TraceWriter(lambda: told.append(1))
+    path = tmp_path / "t"
+    path.write_text("a letter")
+    own = scope(path)
+    writer.put(own, [Part(1)])
+    writer.flush(own, False)
+    writer.settle()
+    assert told == [1] and path.read_text() == "a letter" and writer.statistics().dropped == 1
+    assert "exists and is no trace file: it would be lost" in caplog.text
+    path.unlink()
+    writer.put(own, [Part(2)])
+    writer.close()
+    assert ids(path) == [2]
+
+
 def test_traces_are_on_disk_soon(writer: TraceWriter, tmp_path: Path) -> None:
     writer.put(scope(tmp_path / "t"), [Part(1)])
     until((tmp_path / "t").exists, "nobody asks for it")

@@ -15,10 +15,13 @@ Rules:
  4. The index of a file goes on over changes of settings; setting trace_file resets it.
  5. More than QUEUE_BYTES waiting: traces are dropped and counted, the path is never held up.
  6. An error ends writing with one logged message until settings are updated.
+ 7. No array begins in the place of something that is no trace file: an index that is taken is left out,
+    FILE itself is an error.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -31,7 +34,7 @@ from typing import Any
 from neptrio._cext.array_file import ArrayFile, sweep
 from neptrio._cext.trace_block import TraceBlock
 from neptrio.codec.http_json import dump_json
-from neptrio.observe.trace_settings import Scope
+from neptrio.observe.trace_settings import Scope, holds_traces
 
 log = logging.getLogger("neptrio.trace")
 
@@ -70,6 +73,11 @@ def group_text(parts: list[Any]) -> bytes:
             texts += [dump_json(activity) for activity in part.activities()]
             part.tensors.clear()
     return b",\n".join(texts)
+
+
+def _may_begin(path: str) -> bool:
+    """Nothing that is worth anything is lost where an array begins at `path`."""
+    return not os.path.lexists(path) or holds_traces(path)
 
 
 class TraceWriter:
@@ -291,6 +299,9 @@ class TraceWriter:
 
     def _next(self, path: str) -> str:
         index = self._index.get(path, 0)
+        while not _may_begin(f"{path}.{index}"):  # rule 7
+            log.warning("'%s.%d' exists and is no trace file: its number is left out", path, index)
+            index += 1
         self._index[path] = index + 1
         return f"{path}.{index}"
 
@@ -323,6 +334,8 @@ class TraceWriter:
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._files:
+            if not _may_begin(path):
+                raise OSError(errno.EEXIST, "exists and is no trace file: it would be lost", path)
             self._files[path] = ArrayFile(path)
         return self._files[path]
 

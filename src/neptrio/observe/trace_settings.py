@@ -286,13 +286,13 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
         )
     if os.path.isdir(real):
         raise InvalidArgument(f"{INVALID}trace file '{path}' is a directory")
-    if os.path.exists(real) and not _holds_traces(real):
+    if os.path.exists(real) and not holds_traces(real):
         raise InvalidArgument(f"{INVALID}'{path}' exists and is no trace file: it would be lost")
     if not os.path.isdir(os.path.dirname(real)):
         raise InvalidArgument(f"{INVALID}the directory of trace file '{path}' does not exist")
 
 
-def _holds_traces(path: str) -> bool:
+def holds_traces(path: str) -> bool:
     """A file that may be replaced: empty, or the beginning of a trace file of either maker."""
     if not os.path.isfile(path):
         return False
