@@ -28,7 +28,7 @@ cdef class InstanceCore:
     cdef readonly int64_t executions
     cdef readonly int64_t inline_executions
     cdef double busy_ns              # the same of an instance in Python
-    cdef double mean_ns              # of an execution; clipped
+    cdef readonly double mean_ns     # of an execution that was not known to be slow (cext/quick)
     cdef bint native
     cdef object batch_type
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns)

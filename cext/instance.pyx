@@ -10,13 +10,13 @@ from libc.stdint cimport int64_t
 from neptrio._cext.batch cimport Batch
 from neptrio._cext.device_memory cimport fetch_inputs, in_use
 from neptrio._cext.mailbox cimport CompletionQueue, Mailbox
+from neptrio._cext.quick cimport QUICK_NS, mean_after
 from neptrio._cext.request cimport InferRequest, ModelCore, now_ns
 
 from neptrio.errors import TritonError
 
 cdef enum:
-    INLINE_LIMIT_NS = 20000  # above this the hop to a thread and back is worth its 40 us
-    QUICK_NS = 5000000       # an execution in Python below this is given QUICK_DEPTH batches
+    BRISK_NS = 5000000       # an execution in Python below this is given QUICK_DEPTH batches
     QUICK_DEPTH = 16
 
 
@@ -63,7 +63,7 @@ cdef class PoolCore:
         cdef InstanceCore sole
         if len(self.instances) == 1:
             sole = self.instances[0]
-            if sole.busy_ns < QUICK_NS and not sole.backend.overlapping:
+            if sole.busy_ns < BRISK_NS and not sole.backend.overlapping:
                 return QUICK_DEPTH
         return 2
 
@@ -85,7 +85,7 @@ cdef class InstanceCore:
         self.native = backend.native
         self.batch_type = backend.batch_type
         self.mean_ns = backend.expected_ns if self.native else float("inf")
-        self.busy_ns = float("inf") if self.native else 2 * QUICK_NS
+        self.busy_ns = float("inf") if self.native else 2 * BRISK_NS
         self.mailbox = Mailbox(completions)
 
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
@@ -107,7 +107,7 @@ cdef class InstanceCore:
         """Starts a batch: here, on the instance's thread, or as the backend does it."""
         if batch.error is not None:
             batch.deliver()
-        elif self.outstanding == 1 and self.mean_ns < INLINE_LIMIT_NS and not batch.off_loop:
+        elif self.outstanding == 1 and self.mean_ns < QUICK_NS and not batch.off_loop:
             self.inline_executions += 1
             batch.work.run(&batch.work)
             batch.deliver()
@@ -143,11 +143,11 @@ cdef class InstanceCore:
         self.under_way.remove(batch)
         self.executions += 1
         if self.native:
-            # clipped: a preempted execution must not send a fast model to its thread for long
-            took = min(batch.compute_end - batch.compute_start, <int64_t>(5 * INLINE_LIMIT_NS))
-            self.mean_ns += (<double>took - self.mean_ns) * 0.1
+            # what is known to be slow (large shapes of a model, cext/onnx_builder) says nothing of the rest
+            if not batch.off_loop:
+                self.mean_ns = mean_after(self.mean_ns, batch.compute_end - batch.compute_start)
         else:  # clipped too: it waits for the GIL now and then
-            took = min(batch.compute_end - batch.compute_start, <int64_t>(2 * QUICK_NS))
+            took = min(batch.compute_end - batch.compute_start, <int64_t>(2 * BRISK_NS))
             self.busy_ns += (<double>took - self.busy_ns) * 0.1
         if self.pool.on_finished is not None:
             self.pool.on_finished(batch)

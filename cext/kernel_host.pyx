@@ -36,6 +36,7 @@ from neptrio._cext.kernel_plan cimport (
     run_end,
 )
 from neptrio._cext.mailbox cimport Work
+from neptrio._cext.quick cimport CLIP_NS, QUICK_NS, mean_after
 from neptrio._cext.request cimport InferRequest, InferResponse, Tensor, now_ns
 
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
@@ -55,7 +56,6 @@ STATUS = {
     4: "no memory for the batch",
 }
 cdef int NO_MEMORY = 4
-cdef double INLINE_NS = 20000.0
 
 
 cdef class HostImage:
@@ -118,7 +118,7 @@ cdef class KernelBatch(Batch):
     cpdef object deliver(self):
         cdef int i
         cdef KernelPlan plan
-        cdef double took
+        cdef int64_t took
         self.compute_start = self.c.times[0]
         self.input_end = self.c.times[1]
         self.output_start = self.c.times[2]
@@ -131,7 +131,7 @@ cdef class KernelBatch(Batch):
         elif self.c.n_runs == 1:
             plan = self.plans[0]
             took = self.c.times[3] - self.c.times[0]
-            plan.mean_ns = took if plan.mean_ns == 0 else plan.mean_ns + (took - plan.mean_ns) * 0.1
+            plan.mean_ns = mean_after(plan.mean_ns, took) if plan.mean_ns else min(took, <int64_t>CLIP_NS)
         return Batch.deliver(self)
 
 
@@ -345,7 +345,7 @@ cdef class KernelBuilder:
             most_arguments = max(most_arguments, plan.c.n_arguments)
             expected += plan.mean_ns if plan.mean_ns else first_guess(plan)
             start = i
-        made.off_loop = expected > INLINE_NS
+        made.off_loop = expected > QUICK_NS
         made.c.slots = <void**>calloc(max(most_slots, 1), sizeof(void*))
         made.c.arguments = <void**>calloc(max(most_arguments, 1), sizeof(void*))
         if made.c.slots == NULL or made.c.arguments == NULL:

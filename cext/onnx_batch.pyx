@@ -31,11 +31,11 @@ from neptrio._cext.batch cimport Batch
 from neptrio._cext.mailbox cimport Work
 from neptrio._cext.onnx_api cimport Status, failure, ort
 from neptrio._cext.onnx_session cimport OnnxSession, OnnxTensor, keep_apart, make_value, tensor_of
+from neptrio._cext.quick cimport CLIP_NS, mean_after
 from neptrio._cext.request cimport InferRequest, InferResponse, Tensor, alias, now_ns
 
 from neptrio.errors import Internal, Reason, TritonError
 
-cdef int64_t CLIP_NS = 100000  # a preempted execution must not send a fast model to its thread for long
 cdef enum:
     ALIGNMENT = 64
 
@@ -124,8 +124,7 @@ cdef class OnnxBatch(Batch):
         cdef int i
         cdef Run* run
         cdef Timing timing
-        cdef double took
-        cdef int64_t spent
+        cdef int64_t took
         cdef list members
         self.compute_start = self.c.times[0]
         self.input_end = self.c.times[1]
@@ -133,9 +132,8 @@ cdef class OnnxBatch(Batch):
         self.compute_end = self.c.times[3]
         if self.c.n_runs == 1:
             timing = self.timings[0]
-            spent = min(self.compute_end - self.compute_start, CLIP_NS)
-            took = <double>spent
-            timing.mean_ns = took if timing.mean_ns == 0 else timing.mean_ns + (took - timing.mean_ns) * 0.1
+            took = self.compute_end - self.compute_start
+            timing.mean_ns = mean_after(timing.mean_ns, took) if timing.mean_ns else min(took, <int64_t>CLIP_NS)
         for i in range(self.c.n_runs):
             run = &self.c.runs[i]
             members = self.members[i]

@@ -8,11 +8,11 @@ from libc.stdlib cimport free
 from neptrio._cext.batch cimport Batch
 from neptrio._cext.onnx_batch cimport Input, OnnxBatch, Piece, Run, Timing, run_onnx
 from neptrio._cext.onnx_session cimport OnnxSession
+from neptrio._cext.quick cimport QUICK_NS
 from neptrio._cext.request cimport InferRequest, InferResponse, RequestedOutput, Tensor, element_size
 
 from neptrio.errors import InvalidArgument, TritonError
 
-cdef double QUICK_NS = 20000.0
 cdef enum:
     TIMINGS = 1024
 
