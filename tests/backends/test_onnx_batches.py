@@ -115,8 +115,8 @@ def test_one_request_is_not_copied(tmp_path: Path, instance: Make, monkeypatch: 
     seen: list[Any] = []
     original = onnx_python._run
 
-    def look(session: Any, names: list[str], feeds: dict[str, Any]) -> Any:
-        results = original(session, names, feeds)
+    def look(session: Any, names: list[str], feeds: dict[str, Any], options: Any) -> Any:
+        results = original(session, names, feeds, options)
         seen.append((feeds["X"].data_ptr(), results[0].data_ptr()))
         return results
 
