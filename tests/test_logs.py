@@ -101,6 +101,13 @@ def test_models_may_say_what_they_want() -> None:
     assert all(flood.filter(own) for _ in range(1000))
 
 
+def test_every_model_may_be_spoken_of() -> None:
+    flood = FloodFilter()
+    for n in range(10 * int(BURST)):
+        named = logging.LogRecord("a", logging.WARNING, "a.py", 1, "model '%s': %s", (f"m{n}", "why"), None)
+        assert flood.filter(named)
+
+
 def test_text_of_anybodys_making_opens_no_place_of_its_own() -> None:
     flood = FloodFilter()
     made = [logging.LogRecord("other", logging.ERROR, "o.py", 1, f"bad {n}", (), None) for n in range(100)]

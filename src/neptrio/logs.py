@@ -9,7 +9,8 @@ until the disk is full. The choice: what one place in the code says of one subje
 in number and each record in length; what is left out is counted in the next record that is not.
 
 Rules:
- 1. Each place and subject has a budget of BURST records, refilled by one in REFILL_SECONDS.
+ 1. Each place and subject has a budget of BURST records, refilled by one in REFILL_SECONDS. The subject
+    is the record's attribute of that name, else its first argument if that is text: the model's name.
  2. Verbose records and a model's own words (its logger, its process's output) are never left out:
     somebody asked for them.
  3. A record longer than LONGEST characters loses its middle.
@@ -91,8 +92,11 @@ class FloodFilter(logging.Filter):
             return True
         # compiled code has no line of its own, so its format strings tell its places apart; text
         # without arguments may be of anybody's making
-        text = str(record.msg) if record.args else ""
-        key = record.name, record.lineno, text, getattr(record, "subject", "")
+        text, subject = "", getattr(record, "subject", "")
+        if record.args and isinstance(record.args, tuple):
+            text = str(record.msg)
+            subject = subject or (record.args[0] if isinstance(record.args[0], str) else "")
+        key = record.name, record.lineno, text, subject
         with self._lock:
             budget, then, left_out = self._places.pop(key, (BURST, record.created, 0))
             budget = min(BURST, budget + max(0.0, record.created - then) / REFILL_SECONDS)

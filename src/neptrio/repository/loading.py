@@ -301,7 +301,7 @@ class Loading:
                 finally:
                     self._waits[name].discard(child)
                 if running.error is not None and child not in self._catalog.latest:
-                    log.error("%s", running.error)
+                    log.error("%s", running.error, extra={"subject": child})
                     break
             if child not in self._catalog.latest:
                 failed.append(child)
@@ -328,6 +328,6 @@ class Loading:
         for operation in waiting:
             await operation.done.wait()
             if operation.error is not None and operation.stopped_by is None:
-                log.error("%s", operation.error)
+                log.error("%s", operation.error, extra={"subject": operation.record.name})
                 if not operation.record.operations:
                     self._withdrawal.record(operation.record)

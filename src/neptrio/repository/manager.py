@@ -99,7 +99,7 @@ class RepositoryManager(Catalog):
             await operation.done.wait()
             if operation.error is not None:
                 failed = True
-                log.error("%s", operation.error)
+                log.error("%s", operation.error, extra={"subject": operation.record.name})
         if failed and self._settings.exit_on_error:
             raise Internal("failed to load all models")
 
@@ -145,7 +145,7 @@ class RepositoryManager(Catalog):
         for operation in operations:
             await operation.done.wait()
             if operation.error is not None:
-                log.error("%s", operation.error)
+                log.error("%s", operation.error, extra={"subject": operation.record.name})
 
     async def poll(self) -> None:
         """Mode poll: polls every --repository-poll-secs, for ever."""
