@@ -11,6 +11,7 @@ import pytest
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 ALL_TYPES = [
     "BOOL",
@@ -81,9 +82,16 @@ def http_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def lean_server(http_repository: Path) -> Iterator[ServerProcess]:
     """Plain HTTP/1.1 on the lean connection, HTTP/2 on hypercorn."""
+    with ServerProcess(http_repository) as process:
+        yield process
+        until(lambda: in_flight(process) == 0, "every request is answered")
+
+
+@pytest.fixture(scope="session")
+def impatient_server(http_repository: Path) -> Iterator[ServerProcess]:
+    """Like lean_server, for what never arrives: a request has two seconds."""
     with ServerProcess(http_repository, "--http-request-timeout-secs=2") as process:
         yield process
-        assert in_flight(process) == 0
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +99,7 @@ def hypercorn_server(http_repository: Path) -> Iterator[ServerProcess]:
     """hypercorn for everything."""
     with ServerProcess(http_repository, "--http-lean=false") as process:
         yield process
-        assert in_flight(process) == 0
+        until(lambda: in_flight(process) == 0, "every request is answered")
 
 
 def in_flight(process: ServerProcess) -> float:

@@ -59,8 +59,10 @@ async def outcome(server: EmbeddedServer, data: bytes, lane: bool) -> tuple[Any,
         connection.pass_on(data)
         server.server.loop.turn.end()
         await until_trio(
-            lambda: tasks.started or all(e.complete for e in connection.exchanges),
-            "every exchange is complete",
+            lambda: (
+                not server.inflight() and (tasks.started or all(e.complete for e in connection.exchanges))
+            ),
+            "every exchange is complete, or waits for a task that nobody runs",
         )
         server.server.loop.turn.end()
         try:

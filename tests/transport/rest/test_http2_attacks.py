@@ -44,6 +44,7 @@ from tests.support.http2_attack import (
 )
 from tests.support.memory import resident
 from tests.support.raw_http2 import PREFACE, RawClient, frame
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight, write_models
@@ -59,17 +60,17 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     write_models(repository)
     with ServerProcess(repository) as server:
         yield server
-        assert in_flight(server) == 0
+        until(lambda: not in_flight(server), "nothing is under way")
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of its own: on a busy machine its time limit would end attacks before they are seen."""
     repository = tmp_path_factory.mktemp("attacked")
-    write_models(repository)
+    write_impatient_models(repository)
     with ServerProcess(repository, "--http-request-timeout-secs=2") as server:
         yield server
-        assert in_flight(server) == 0
+        until(lambda: not in_flight(server), "nothing is under way")
 
 
 @pytest.fixture
@@ -298,6 +299,32 @@ def large(name: str = "many") -> tuple[bytes, dict[str, str]]:
 
 UNREAD = "its client does not read"
 
+GROWS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        large = pb_utils.Tensor("OUTPUT0", np.ones((1, 4 << 20), np.float32))
+        return [pb_utils.InferenceResponse([large]) for _ in requests]
+"""
+
+
+def write_impatient_models(repository: Path) -> None:
+    """Those of all suites, and one whose answer to a small request is 16 MiB: it arrives in time."""
+    write_models(repository)
+    config = identity_config("TYPE_FP32", dims="-1", pairs=1).replace('"identity"', '"python"')
+    write_model(repository, "grows", config, {"1/model.py": GROWS})
+
+
+# of the model `grows`
+SMALL = json.dumps(
+    {
+        "inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}],
+        "parameters": {"binary_data_output": True},
+    }
+).encode()
+
 
 def given_up(process: ServerProcess, times: int, sock: socket.socket) -> None:
     """Waits until the server has ended that many connections for not reading; the last is over."""
@@ -312,14 +339,13 @@ def given_up(process: ServerProcess, times: int, sock: socket.socket) -> None:
 
 
 def test_a_client_that_does_not_read_http2(impatient: ServerProcess) -> None:
-    body, headers = large()
     before = impatient.log().count(UNREAD)
     with Http2(impatient.http) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         # windows so large that nothing but the socket holds the answer up
         client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**30})
         client.connection.increment_flow_control_window(2**30)
-        client.start("POST", "/v2/models/many/infer", body, headers)
+        client.start("POST", "/v2/models/grows/infer", SMALL)
         client.sock.sendall(frame(PING, 0, 0, b"12345678") * 200)  # whose answers find no room
         given_up(impatient, before, client.sock)
     with Http2(impatient.http) as client:
@@ -348,10 +374,10 @@ def test_a_client_that_gives_no_window(process: ServerProcess) -> None:
 @pytest.fixture(scope="module")
 def hypercorn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("attacked")
-    write_models(repository)
+    write_impatient_models(repository)
     with ServerProcess(repository, "--http-request-timeout-secs=2", "--http-lean=false") as server:
         yield server
-        assert in_flight(server) == 0
+        until(lambda: not in_flight(server), "nothing is under way")
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +387,7 @@ def tls(
     authority = trustme.CA()
     issued = authority.issue_cert("localhost")
     repository = tmp_path_factory.mktemp("attacked")
-    write_models(repository)
+    write_impatient_models(repository)
     issued.private_key_pem.write_to_path(str(repository.parent / "key.pem"))
     issued.cert_chain_pems[0].write_to_path(str(repository.parent / "cert.pem"))
     flags = (f"--http-tls-cert={repository.parent}/cert.pem", f"--http-tls-key={repository.parent}/key.pem")
@@ -382,15 +408,11 @@ def http11(request: pytest.FixtureRequest) -> tuple[ServerProcess, ssl.SSLContex
 
 def test_a_client_that_does_not_read_http1(http11: tuple[ServerProcess, ssl.SSLContext | None]) -> None:
     process, context = http11
-    body, headers = large()
     before = process.log().count(UNREAD)
     with Http1(process.http, context) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lines = [f"{name}: {value}" for name, value in headers.items()]
-        request = "\r\n".join(
-            ["POST /v2/models/many/infer HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines]
-        )
-        client.send(request.encode() + b"\r\n\r\n" + body)
+        head = f"POST /v2/models/grows/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(SMALL)}\r\n\r\n"
+        client.send(head.encode() + SMALL)
         given_up(process, before, client.sock)
     with Http1(process.http, context) as client:
         assert client.request("POST", INFER, GOOD).status == 200

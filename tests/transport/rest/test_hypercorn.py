@@ -163,15 +163,15 @@ def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
     serves(lean_server)
 
 
-def test_a_preface_without_a_request_is_timed_out(lean_server: ServerProcess) -> None:
-    with Http1(lean_server.http) as client:
+def test_a_preface_without_a_request_is_timed_out(impatient_server: ServerProcess) -> None:
+    with Http1(impatient_server.http) as client:
         client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
         closes(client)
-    serves(lean_server)
+    serves(impatient_server)
 
 
-def test_a_body_that_does_not_come_is_timed_out(lean_server: ServerProcess) -> None:
-    with Http2(lean_server.http) as client:
+def test_a_body_that_does_not_come_is_timed_out(impatient_server: ServerProcess) -> None:
+    with Http2(impatient_server.http) as client:
         stream = client.connection.get_next_available_stream_id()
         fields = [(":method", "POST"), (":path", INFER), (":scheme", "http"), (":authority", "x")]
         client.connection.send_headers(stream, [*fields, ("content-length", "1000")])
@@ -180,4 +180,4 @@ def test_a_body_that_does_not_come_is_timed_out(lean_server: ServerProcess) -> N
         while stream not in client.replies:
             client.pump()
         assert client.replies[stream].status == 408
-    serves(lean_server)
+    serves(impatient_server)
