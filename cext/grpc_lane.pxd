@@ -21,11 +21,13 @@ cdef class GrpcLane:
     cdef object shared_memory
     cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
     cdef public Py_ssize_t input_limit # of unfinished requests, over all connections
+    cdef public Py_ssize_t output_limit  # of answers that nobody reads, over all connections
     cdef public bint draining
     cdef public int64_t drain_acked    # PINGs answered when the drain began
     cpdef feed(self, data)
     cpdef want_flush(self)
     cdef Py_ssize_t unsent(self) except -1
+    cpdef object unread(self)
 
 cdef class UnaryCore(GrpcStream):
     cdef public GrpcLane _connection

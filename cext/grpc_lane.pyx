@@ -4,7 +4,7 @@ The rules are those of neptrio/transport/grpc.py and grpc_infer.py, which have e
 rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
 """
 from neptrio._cext.door cimport Door
-from neptrio._cext.grpc_stream cimport Account, GrpcStream, total_input
+from neptrio._cext.grpc_stream cimport Account, GrpcStream, total_input, total_output
 from neptrio._cext.link cimport LinkCore, receive
 from neptrio._cext.request cimport (
     RECV_END,
@@ -87,6 +87,20 @@ cdef class GrpcLane:
         """True while more reply bytes wait for the client than a connection may hold."""
         cdef Account account = self.session.account
         return account.out_bytes + self.unsent() > HELD
+
+    cpdef object unread(self):
+        """The error that takes an answer's place, None as long as there is room for answers: all clients
+        together leave too many unread, and this one leaves more than a connection may hold."""
+        cdef Account account
+        if total_output() <= self.output_limit:
+            return None
+        account = self.session.account
+        if account.out_bytes + account.held + self.unsent() <= HELD:
+            return None
+        return TritonError(
+            f"the client does not read its answers: {account.out_bytes + account.held} bytes wait for it, and more "
+            f"than {self.output_limit} for all clients; read them, and send the request again",
+            Code.RESOURCE_EXHAUSTED)
 
     def flush(self):
         """Sends what the session has, unless the peer does not keep up."""
@@ -177,6 +191,10 @@ cdef class UnaryCore(GrpcStream):
             self.give_back()
         if self.ended:
             return 0
+        if total_output() > connection.output_limit and response.error is None:
+            response.error = connection.unread()
+            if response.error is not None:
+                response.outputs = None
         if (request.trace is not None and (<Trace>request.trace).headers) or connection.compression != "none":
             self.answer_generally(request, response)
             return 0

@@ -4,9 +4,13 @@
 cdef class Account:                    # of one connection; every stream of it posts here
     cdef readonly Py_ssize_t out_bytes # reply bytes that no window or socket has taken yet
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
+    cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
     cdef void count_in(self, Py_ssize_t n) noexcept
+    cdef void count_out(self, Py_ssize_t n) noexcept
+    cpdef int hold(self, Py_ssize_t n) except -1
 
-cdef Py_ssize_t total_input() noexcept  # of all accounts
+cdef Py_ssize_t total_input() noexcept   # of all accounts
+cdef Py_ssize_t total_output() noexcept  # what waits in outboxes, and what is held
 
 cdef class GrpcStream:
     cdef readonly object session

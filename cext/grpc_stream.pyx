@@ -21,11 +21,21 @@ from cpython.bytes cimport (
 from libc.string cimport memcpy
 
 
-cdef Py_ssize_t _in_bytes = 0  # of all accounts; they live on one thread
+cdef Py_ssize_t _in_bytes = 0   # of all accounts; they live on one thread
+cdef Py_ssize_t _out_bytes = 0
 
 
 cdef Py_ssize_t total_input() noexcept:
     return _in_bytes
+
+
+cdef Py_ssize_t total_output() noexcept:
+    return _out_bytes
+
+
+def output_bytes() -> int:
+    """Bytes of answers that no session has taken yet, over all connections of the process."""
+    return _out_bytes
 
 
 def input_bytes() -> int:
@@ -36,10 +46,28 @@ def input_bytes() -> int:
 cdef class Account:
     """What a connection's streams hold, in bytes."""
 
+    def __dealloc__(self):
+        # whatever ended the connection, the totals hold nothing of it
+        global _in_bytes, _out_bytes
+        _in_bytes -= self.in_bytes
+        _out_bytes -= self.out_bytes + self.held
+
     cdef void count_in(self, Py_ssize_t n) noexcept:
         global _in_bytes
         self.in_bytes += n
         _in_bytes += n
+
+    cdef void count_out(self, Py_ssize_t n) noexcept:
+        global _out_bytes
+        self.out_bytes += n
+        _out_bytes += n
+
+    cpdef int hold(self, Py_ssize_t n) except -1:
+        """Answers of `n` bytes are kept back, or (below 0) are no longer."""
+        global _out_bytes
+        self.held += n
+        _out_bytes += n
+        return 0
 
 
 cdef class GrpcStream:
@@ -151,7 +179,7 @@ cdef class GrpcStream:
         self.account.count_in(-(self.have + self.kept))
         self.have = self.kept = 0
         self.message = None
-        self.account.out_bytes -= self.out_bytes
+        self.account.count_out(-self.out_bytes)
         self.out_bytes = 0
         self.outbox = []
         self.out_first = self.out_at = 0
@@ -180,7 +208,7 @@ cdef class GrpcStream:
             else:
                 n += memoryview(segment).nbytes
         self.out_bytes += n
-        self.account.out_bytes += n
+        self.account.count_out(n)
         return 0
 
     def send_segments(self, list segments):
@@ -219,7 +247,7 @@ cdef class GrpcStream:
 
     cdef int sent(self, Py_ssize_t n) except -1:
         self.out_bytes -= n
-        self.account.out_bytes -= n
+        self.account.count_out(-n)
         return 0
 
     def take(self, Py_ssize_t limit):

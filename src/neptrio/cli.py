@@ -157,6 +157,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="a client with more strikes is sent away, 0 = never")  # fmt: skip
     add("--grpc-max-unfinished-bytes", type=flags.not_negative, default=0,
         help="bytes of unfinished requests over all connections, 0 = half of the machine's memory")  # fmt: skip
+    add("--grpc-max-unread-bytes", type=flags.not_negative, default=0,
+        help="bytes of answers that clients do not read, over all connections, 0 = a quarter of the machine's memory")  # fmt: skip
     add("--grpc-max-connection-age", dest="grpc_max_connection_age_ms", type=flags.not_negative, default=0,
         help="ms after which a connection takes no more calls, 0 = never")  # fmt: skip
     add("--grpc-max-connection-age-grace", dest="grpc_max_connection_age_grace_ms", type=flags.not_negative,

@@ -69,6 +69,7 @@ class Settings:
     grpc_http2_min_recv_ping_interval_without_data_ms: int = 300_000
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_unfinished_bytes: int = 0  # of requests, over all connections; 0 = half of the memory
+    grpc_max_unread_bytes: int = 0  # of answers, over all connections; 0 = a quarter of the memory
     grpc_max_connection_age_ms: int = 0  # 0 = for ever
     grpc_max_connection_age_grace_ms: int = 0  # 0 = for ever
 

@@ -8,7 +8,10 @@ Rules:
  1. Whatever a connection raises ends at that connection.
  2. Reply bytes that a client does not read are bounded: above HELD its complete requests
     are parked unsubmitted and its flow-control credit is withheld, so it costs at most that, one
-    connection window of requests and the answers of what was under way.
+    connection window of requests and the answers of what was under way. Those answers are bounded too:
+    once all clients together leave more unread than --grpc-max-unread-bytes, an answer to a client above
+    HELD is an error in its place. (Accepted requests cannot be taken back from their schedulers, and
+    what their answers will weigh is not known before; but each is answered.)
  3. Requests that are not complete, over all connections, are bounded: above the limit
     (--grpc-max-unfinished-bytes) the calls of those clients are refused that were silent longest.
  4. A drain waits for open calls and for their bytes to leave, never for idle clients.
@@ -65,10 +68,14 @@ NOT_HTTP2 = (
 TOO_MUCH_INPUT = "the server holds more than {} bytes of unfinished requests; send the request again"
 
 
+def memory() -> int:
+    """The machine's, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def default_input_limit() -> int:
     """Half of the machine's memory, but room for the largest message a client may send."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(memory // 2, 5 << 29)
+    return max(memory() // 2, 5 << 29)
 
 
 def _handlers(services: Services) -> dict[bytes, Any]:
@@ -119,6 +126,7 @@ class GrpcConnection(GrpcLane):
         self._policy = server.policy
         self._server = server
         self.input_limit = server.input_limit
+        self.output_limit = server.output_limit
         self._settings = server.services.settings
         self._handlers = server.handlers
         self._timers = server.services.loop.timers
@@ -365,7 +373,7 @@ class GrpcConnection(GrpcLane):
         return ConnectionStatistics(
             open_calls=len(self.session.streams),
             parked_calls=len(self.parked),
-            unsent_reply_bytes=account.out_bytes + self.link.pending,
+            unsent_reply_bytes=account.out_bytes + account.held + self.link.pending,
             unfinished_request_bytes=account.in_bytes,
         )
 
@@ -380,6 +388,7 @@ class GrpcServer:
         self.handlers_loaded = trio.Event()
         self.policy = grpc_policy(settings)
         self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
+        self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
         self.inflating = InflateBudget()
         self.tls: ssl.SSLContext | None = None
         if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:

@@ -279,6 +279,10 @@ class StreamInfer(Call):
         except TritonError as error:
             response.outputs = None
             response.error = error.with_traceback(None)  # whose frames refer to the response
+        if response.error is None and not response.null:
+            response.error = self._connection.unread()
+            if response.error is not None:
+                response.outputs = response.parameters = None
         if response.error is not None and self._strict:
             self._abort(response.error)
             return
@@ -305,13 +309,13 @@ class StreamInfer(Call):
                 self._send(segments)
             else:
                 entry.held.append(segments)
-                self._held_bytes += framed_size(segments)
+                self._hold(framed_size(segments))
         while order and order[0].done:
             order.popleft()
             if order:
                 held, order[0].held = order[0].held, []
                 for waiting in held:
-                    self._held_bytes -= framed_size(waiting)
+                    self._hold(-framed_size(waiting))
                     self._send(waiting)
         if final and (self._waiting or self.paused):
             self._advance()
@@ -327,7 +331,7 @@ class StreamInfer(Call):
             self.send_segments(compression.deflate(segments, self._encoding, level))
         else:
             self._deflating.append(segments)
-            self._deflating_bytes += framed_size(segments)
+            self._hold_deflating(framed_size(segments))
             if len(self._deflating) == 1:
                 self._connection.nursery.start_soon(self._deflate)
 
@@ -338,13 +342,21 @@ class StreamInfer(Call):
         while self._deflating and not self.ended:
             small = await trio.to_thread.run_sync(compression.deflate, self._deflating[0], encoding, level)
             if self._deflating:
-                self._deflating_bytes -= framed_size(self._deflating.popleft())
+                self._hold_deflating(-framed_size(self._deflating.popleft()))
             self.send_segments(small)
             self._connection.flush_soon()
         if not self.ended and not self.out_bytes:
             self.on_writable()
         self._settle()
         self._connection.flush_soon()
+
+    def _hold(self, n: int) -> None:
+        self._held_bytes += n
+        self.account.hold(n)
+
+    def _hold_deflating(self, n: int) -> None:
+        self._deflating_bytes += n
+        self.account.hold(n)
 
     def _abort(self, error: TritonError) -> None:
         """Ends the whole stream with an error's status."""
@@ -354,7 +366,8 @@ class StreamInfer(Call):
         self.stop_clock()
         self._waiting.clear()
         self._deflating.clear()
-        self._deflating_bytes = self._held_bytes = 0
+        self._hold(-self._held_bytes)
+        self._hold_deflating(-self._deflating_bytes)
         self._order.clear()
         open_, self._open = self._open, {}
         self._input_bytes = 0
