@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.embedded import EmbeddedServer
+from tests.support.gate import Gate
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 
@@ -21,15 +23,41 @@ def delay(ms: int) -> str:
     return DELAY.format(ms)
 
 
+STUCK = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        until_cancelled(*requests)
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("too late")) for _ in requests]
+"""
+
+
 @pytest.fixture(scope="session")
-def grpc_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """identity; slow and slower (200 and 400 ms); big (bytes of any number, unbatched)."""
+def gated_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Gate]]:
     repository = tmp_path_factory.mktemp("grpc_repository")
     write_model(repository, "identity", identity_config())
     write_model(repository, "slow", identity_config(extra=delay(200)))
-    write_model(repository, "slower", identity_config(extra=delay(400)))
     write_model(repository, "big", identity_config("TYPE_UINT8", "-1", 0, 1))
-    return repository
+    stuck = identity_config().replace('"identity"', '"python"')
+    write_model(repository, "stuck", stuck, {"1/model.py": UNTIL_CANCELLED + STUCK})
+    second = 'input [ { name: "INPUT1" data_type: TYPE_INT32 dims: [ -1 ] } ]'
+    gate = Gate(repository, tmp_path_factory.mktemp("gate"), extra=second)
+    yield repository, gate
+    gate.close()
+
+
+@pytest.fixture(scope="session")
+def grpc_repository(gated_repository: tuple[Path, Gate]) -> Path:
+    """identity; slow (200 ms); stuck (until it is cancelled); gate; big (bytes of any number, unbatched)."""
+    return gated_repository[0]
+
+
+@pytest.fixture
+def gate(gated_repository: tuple[Path, Gate]) -> Gate:
+    """The test's side of the model `gate`."""
+    gated_repository[1].forget()
+    return gated_repository[1]
 
 
 @pytest.fixture(scope="module", params=SESSIONS)

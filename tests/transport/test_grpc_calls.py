@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.embedded import EmbeddedServer
+from tests.support.gate import Gate
 from tests.support.infer_messages import identity, request, response
 from tests.support.raw_http2 import INFER, LIVE, STREAM_INFER, RawClient, frame, message
 
@@ -179,7 +180,7 @@ def test_a_bomb_is_refused(raw: RawClient, server: EmbeddedServer, path: str) ->
 def test_deadline(raw: RawClient, server: EmbeddedServer, path: str, value: str) -> None:
     raw.send(
         raw.headers(1, path, [("grpc-timeout", value)])
-        + raw.data(1, message(identity(model="slower")), end=path == INFER)
+        + raw.data(1, message(identity(model="stuck")), end=path == INFER)
     )
     reply = raw.finish(1)
     assert reply.status == DEADLINE_EXCEEDED and reply.text == "Deadline Exceeded"
@@ -210,18 +211,21 @@ def failures(server: EmbeddedServer, model: str) -> tuple[int, int]:
     return stats["success"]["count"], stats["fail"]["count"]
 
 
-def test_rst_stream_cancels_what_is_queued(raw: RawClient, server: EmbeddedServer) -> None:
-    before = failures(server, "slow")
+def test_rst_stream_cancels_what_is_queued(raw: RawClient, server: EmbeddedServer, gate: Gate) -> None:
+    before = failures(server, "gate")
     for stream_id in range(1, 21, 2):
-        raw.start(stream_id, identity(str(stream_id), "slow"))
+        raw.start(stream_id, identity(str(stream_id), "gate"))
     raw.sync()
     assert server.ask(server.inflight) == 10
-    for stream_id in range(7, 21, 2):  # all but the executing and the prepared one, and one more
+    for stream_id in range(7, 21, 2):  # all but the executing one, and two more
         raw.reset(stream_id)
+    raw.sync()
+    assert server.ask(server.inflight) == 3
+    gate.go("kkk")
     for stream_id in (1, 3, 5):
         assert raw.finish(stream_id).status == OK
     server.until_idle()
-    after = failures(server, "slow")
+    after = failures(server, "gate")
     assert (after[0] - before[0], after[1] - before[1]) == (3, 7)
 
 

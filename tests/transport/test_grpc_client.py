@@ -36,12 +36,12 @@ def test_binary_metadata_from_the_real_client(server: EmbeddedServer) -> None:
 def test_real_deadlines_and_cancels(server: EmbeddedServer) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException) as info:
-            client.infer("slower", identity_inputs(), client_timeout=0.05)
+            client.infer("stuck", identity_inputs(), client_timeout=0.05)
         assert info.value.status() == "StatusCode.DEADLINE_EXCEEDED"
         done: list[Any] = []
         came = threading.Event()
         call = client.async_infer(
-            "slower", identity_inputs(), lambda result, error: (done.append(error), came.set())
+            "stuck", identity_inputs(), lambda result, error: (done.append(error), came.set())
         )
         call.cancel()
         assert came.wait(60) and done[0].status() == "StatusCode.CANCELLED"

@@ -52,6 +52,7 @@ def test_the_connection_window_is_shared_fairly(server: EmbeddedServer) -> None:
     """A stream whose client gives it no window holds nobody else back."""
     with RawClient(server.grpc, settings={INITIAL_WINDOW_SIZE: 100}, credit=False) as client:
         client.start(1, identity("stuck"))
+        client.until(lambda: len(client.replies[1].data) >= 100, "as much as the window allows")
         client.sync()
         assert len(client.replies[1].data) == 100
         client.start(3, identity("free"))

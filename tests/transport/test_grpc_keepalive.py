@@ -10,6 +10,7 @@ import pytest
 from hyperframe.frame import PingFrame
 
 from tests.support.embedded import EmbeddedServer
+from tests.support.gate import Gate
 from tests.support.infer_messages import identity, response, stream_response
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.server import ServerProcess
@@ -56,6 +57,13 @@ def test_a_peer_that_answers_no_ping_is_dropped(grpc_repository: Path, session: 
         with RawClient(server.grpc) as client:
             client._handle = lambda frame: None  # type: ignore[method-assign]
             client.until_closed()
+    with EmbeddedServer(
+        grpc_repository,
+        session,
+        grpc_keepalive_time_ms=30,
+        grpc_keepalive_timeout_ms=60_000,
+        grpc_keepalive_permit_without_calls=True,
+    ) as server:
         with RawClient(server.grpc) as client:  # one that answers stays
             seen = 0
             while seen < 3:
@@ -65,19 +73,33 @@ def test_a_peer_that_answers_no_ping_is_dropped(grpc_repository: Path, session: 
 
 
 @pytest.mark.parametrize("session", SESSIONS)
-def test_connection_age(grpc_repository: Path, session: str) -> None:
+def test_connection_age(grpc_repository: Path, gate: Gate, session: str) -> None:
+    def grow_old(server: EmbeddedServer) -> None:
+        (connection,) = server.grpc_server._connections
+        server.ask(connection._too_old)
+
     with EmbeddedServer(grpc_repository, session, grpc_max_connection_age_ms=50) as server:
         with RawClient(server.grpc) as client:
-            client.start(1, identity(model="slow"))
+            client.until_closed()
+            assert client.goaway is not None and client.goaway.error_code == NO_ERROR
+    hour = 3_600_000
+    with EmbeddedServer(grpc_repository, session, grpc_max_connection_age_ms=hour) as server:
+        with RawClient(server.grpc) as client:
+            client.start(1, identity(model="gate"))
+            client.sync()
+            grow_old(server)
             client.until(lambda: client.goaway is not None, "GOAWAY")
+            gate.go()
             assert client.finish(1).status == 0
             client.until_closed()
-            assert client.goaway.error_code == NO_ERROR  # type: ignore[union-attr]
+            assert client.goaway is not None and client.goaway.error_code == NO_ERROR
     with EmbeddedServer(
-        grpc_repository, session, grpc_max_connection_age_ms=50, grpc_max_connection_age_grace_ms=20
+        grpc_repository, session, grpc_max_connection_age_ms=hour, grpc_max_connection_age_grace_ms=20
     ) as server:
         with RawClient(server.grpc) as client:
-            client.start(1, identity(model="slower"))
+            client.start(1, identity(model="stuck"))
+            client.sync()
+            grow_old(server)
             client.until_closed()
             assert not client.replies[1].headers
         server.until_idle()
@@ -120,15 +142,16 @@ def test_sigterm_answers_what_is_in_flight(grpc_repository: Path, session: str) 
     assert statuses == [0]
 
 
-def test_calls_that_cross_the_goaway_are_answered(grpc_repository: Path) -> None:
+def test_calls_that_cross_the_goaway_are_answered(grpc_repository: Path, gate: Gate) -> None:
     for session in SESSIONS:
         with EmbeddedServer(grpc_repository, session) as server:
             with RawClient(server.grpc) as client:
-                client.start(1, identity("before", "slow"))
+                client.start(1, identity("before", "gate"))
                 client.sync()
                 connection = next(iter(server.grpc_server._connections))
                 server.ask(connection.start_drain)
                 client.start(3, identity("crossed"))  # sent before the GOAWAY was read
                 assert client.finish(3).status == 0
+                gate.go()
                 assert client.finish(1).status == 0
                 client.until_closed()

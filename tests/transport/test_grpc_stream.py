@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from neptrio.transport import grpc_stream_infer
 from tests.support.embedded import EmbeddedServer
+from tests.support.gate import Gate
 from tests.support.infer_messages import identity, request, stream_response
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 
@@ -56,12 +57,13 @@ def test_a_stream_without_requests(raw: RawClient) -> None:
     assert reply.status == 0 and not reply.data
 
 
-def test_order_is_that_of_the_requests(raw: RawClient) -> None:
-    """slow first: the fast answers wait behind it, on the same stream only."""
-    open_stream(raw, 1, identity("a", "slow"), identity("b"), identity("c", "nope"), identity("d"))
+def test_order_is_that_of_the_requests(raw: RawClient, gate: Gate) -> None:
+    """The fast answers wait behind the one that does not come, on the same stream only."""
+    open_stream(raw, 1, identity("a", "gate"), identity("b"), identity("c", "nope"), identity("d"))
     open_stream(raw, 3, identity("other"))
     assert answers(raw, 3, 1)[0].infer_response.id == "other"
     assert not raw.replies[1].data
+    gate.go()
     made = answers(raw, 1, 4)
     assert [m.infer_response.id for m in made] == ["a", "b", "c", "d"]
     assert made[2].error_message == "Request for unknown model: 'nope' is not found"
@@ -102,7 +104,7 @@ def test_errors_carry_the_id_and_the_stream_goes_on(raw: RawClient) -> None:
 def test_strict_errors_end_the_stream(
     raw: RawClient, server: EmbeddedServer, bad: bytes, status: int
 ) -> None:
-    open_stream(raw, 1, identity("a", "slower"), identity("b", "slower"), bad, identity("c"), strict=True)
+    open_stream(raw, 1, identity("a", "stuck"), identity("b", "stuck"), bad, identity("c"), strict=True)
     reply = raw.finish(1)
     assert reply.status == status and not reply.messages
     server.until_idle()
@@ -123,12 +125,18 @@ def test_only_true_makes_errors_strict(raw: RawClient, value: str) -> None:
     assert raw.finish(1).status == 0
 
 
-def test_cancel_ends_everything_of_that_stream_only(raw: RawClient, server: EmbeddedServer) -> None:
-    open_stream(raw, 1, *(identity(f"a{i}", "slow") for i in range(100)))
-    open_stream(raw, 3, *(identity(f"b{i}", "slow") for i in range(2)), end=True)
+def test_cancel_ends_everything_of_that_stream_only(
+    raw: RawClient, server: EmbeddedServer, gate: Gate
+) -> None:
+    open_stream(raw, 1, *(identity(f"a{i}", "gate") for i in range(100)))
+    assert gate.started() == ["a0"]
+    open_stream(raw, 3, *(identity(f"b{i}", "gate") for i in range(2)), end=True)
     raw.sync()
     assert server.ask(server.inflight) == 102
     raw.reset(1)
+    raw.sync()
+    assert server.ask(server.inflight) == 3  # the one that executes, and those of the other stream
+    gate.go("kkk")
     reply = raw.finish(3)
     assert reply.status == 0
     assert [stream_response(m).infer_response.id for m in reply.messages] == ["b0", "b1"]

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import h2.settings
 import numpy as np
