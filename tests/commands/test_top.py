@@ -40,7 +40,7 @@ def test_once_and_interactive(tmp_path: Path) -> None:
         thread = threading.Thread(target=load)
         thread.start()
         try:
-            done = top(server.http, "--once", "--interval=0.3")
+            done = top(server.http, "--once", "--interval=2")
             only = top(f"http://{server.http}/", "--once", "--interval=0.1", "--model=busy")
         finally:
             ended.set()

@@ -32,15 +32,6 @@ def write_models(repository: Path) -> None:
     )
     write_model(
         repository,
-        "slow_oldest",
-        sequence_config(
-            "oldest { max_candidate_sequences: 4 }",
-            4,
-            extra='parameters { key: "execute_delay_ms" value { string_value: "150" } }',
-        ),
-    )
-    write_model(
-        repository,
         "delay_direct",
         sequence_config("direct { max_queue_delay_microseconds: 60000000 minimum_slot_utilization: 1.0 }", 2),
     )
@@ -59,7 +50,9 @@ def write_models(repository: Path) -> None:
         ),
     )
     write_model(repository, "string_id", sequence_config("direct { }", 2, corrid="TYPE_STRING"))
-    write_model(repository, "untyped", UNTYPED)
+    write_model(repository, "defaults", UNTYPED)
+    patient = "sequence_batching { max_sequence_idle_microseconds: 3600000000 }"
+    write_model(repository, "untyped", UNTYPED.replace("sequence_batching { }", patient))
     for corrid in ("INT32", "UINT32", "INT64"):
         form = {"INT32": "fp32", "UINT32": "bool", "INT64": "int32"}[corrid]
         write_model(

@@ -98,12 +98,12 @@ def test_oldest_goes_at_a_preferred_size(server: ServerProcess) -> None:
 
 def test_oldest_puts_one_request_per_sequence_into_a_batch(server: ServerProcess) -> None:
     with Stream(server) as stream:
-        for step in range(4):
-            for sequence in (1, 2, 3):
-                stream.send("slow_oldest", sequence, "s" if step == 0 else "e" if step == 3 else "", 1)
+        for sequence in (1, 2, 3):  # no batch is full before the third sequence comes
+            for step in ("s", "", "", "e"):
+                stream.send("delay_oldest", sequence, step, 1)
         got = [stream.receive() for _ in range(12)]
-    assert [g["OUTPUT"] for g in got] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
-    assert max(g["BATCH_SIZE"] for g in got) == 3, "sequences were not batched together"
+    assert [g["OUTPUT"] for g in got] == [1, 2, 3, 4] * 3
+    assert {g["BATCH_SIZE"] for g in got} == {3}, "sequences were not batched together"
 
 
 def test_several_instances_share_the_sequences(server: ServerProcess) -> None:
@@ -130,9 +130,9 @@ def test_idle_sequences_end_and_free_their_slot(server: ServerProcess) -> None:
         stream.send("direct_one", 5, "s", 1)
         stream.receive()
         stream.send("direct_one", 6, "s", 2)  # waits in the backlog until 5 has been idle for 0.5 s
+        stream.send("direct_one", 6, "e", 1)  # with it: it must not idle for as long itself
         assert stream.receive()["OUTPUT"] == 2
         assert time.monotonic() - began >= 0.5
-        stream.send("direct_one", 6, "e", 1)  # before it idles for as long itself
         stream.send("direct_one", 5, "", 1)
         assert stream.receive()["OUTPUT"] == 3
         with pytest.raises(

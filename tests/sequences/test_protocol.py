@@ -184,7 +184,7 @@ def test_control_and_state_tensors_are_not_the_clients(call: Caller) -> None:
 def test_server_metadata_and_defaults(server: ServerProcess) -> None:
     _, metadata = rest(server, "GET", "/v2")
     assert {"sequence", "sequence(string_id)"} <= set(metadata["extensions"])
-    _, config = rest(server, "GET", "/v2/models/untyped/config")
+    _, config = rest(server, "GET", "/v2/models/defaults/config")
     assert config["sequence_batching"]["max_sequence_idle_microseconds"] == 1_000_000
     _, config = rest(server, "GET", "/v2/models/oldest/config")
     assert config["sequence_batching"]["oldest"]["preferred_batch_size"] == [4]

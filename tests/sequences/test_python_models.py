@@ -152,13 +152,14 @@ def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) ->
         "0 if request.flags() & 1 else self.rounds[request.correlation_id()] + 1",
     ).replace("def initialize(self, args):\n", "def initialize(self, args):\n        self.rounds = {}\n")
     config = ITERATIVE_CONFIG + (ISOLATED if isolated else "")
-    write_model(tmp_path, "m", config, {"1/model.py": code})
+    write_model(tmp_path, "patient", config.replace(": 200000", ": 3600000000"), {"1/model.py": code})
+    write_model(tmp_path, "m", config.replace(": 200000", ": 1000000"), {"1/model.py": code})
     with Latch(tmp_path / "m" / "open") as latch, ServerProcess(tmp_path) as server, Stream(server) as stream:
         wanted = [5, 2, 30, 3, 4, 2]  # more than there are slots
         for value in wanted:
-            stream.send("m", 0, "", value)
+            stream.send("patient", 0, "", value)
         assert [stream.receive()["OUTPUT"] for _ in wanted] == wanted
-        assert listing(server, "m")["slots_used"] == 0
+        assert listing(server, "patient")["slots_used"] == 0
         stream.send("m", 77, "s", 1)  # its execution lasts for longer than the idle time
         until(lambda: [r["state"] for r in listing(server, "m")["sequences"]] == ["ending"])
         latch.open()

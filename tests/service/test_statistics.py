@@ -19,6 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from neptrio._cext.histogram import RELATIVE_ERROR, Histogram
 from tritonclient.utils import InferenceServerException
 
+from tests.support.gate import Gate
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -77,10 +78,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "versions", identity_config(extra=every), versions=(10, 2, 1))
     for name in ("untouched", "plain", "rejecting"):
         write_model(repository, name, identity_config())
-    queue = """dynamic_batching { default_queue_policy {
-        timeout_action: REJECT default_timeout_microseconds: 1000 } }"""
-    write_model(repository, "late", identity_config(extra=SLOW % 300 + queue))
-    write_model(repository, "slow", identity_config(extra=SLOW % 300))
     batching = "dynamic_batching { max_queue_delay_microseconds: 300 }"
     write_model(repository, "storm_default", identity_config(extra=SLOW % 1 + "instance_group { count: 2 }"))
     write_model(repository, "storm_inline", identity_config())
@@ -196,12 +193,29 @@ def test_refused_at_the_door_changes_nothing(server: ServerProcess) -> None:
     assert stats(server, "rejecting") == before
 
 
-def test_a_queue_timeout_is_a_failure_and_nothing_else(server: ServerProcess) -> None:
+@pytest.fixture
+def gated(tmp_path: Path) -> Iterator[tuple[ServerProcess, Gate, Gate]]:
+    """A server with the gated models `late`, whose queue is left after a millisecond, and `plain`."""
+    queue = """dynamic_batching { default_queue_policy {
+        timeout_action: REJECT default_timeout_microseconds: 1000 } }"""
+    late = Gate(tmp_path / "models", tmp_path / "late", "late", queue)
+    plain = Gate(tmp_path / "models", tmp_path / "plain", "plain", "")
+    with ServerProcess(tmp_path / "models") as process:
+        yield process, late, plain
+    late.close()
+    plain.close()
+
+
+def test_a_queue_timeout_is_a_failure_and_nothing_else(gated: tuple[ServerProcess, Gate, Gate]) -> None:
+    server, gate, _ = gated
     results: list[BaseException | None] = []
 
     def one() -> None:
+        tensor = httpclient.InferInput("INPUT0", [8, 1], "INT32")
+        tensor.set_data_from_numpy(np.zeros((8, 1), np.int32))
         try:
-            infer(server, "late", batch=8)
+            with httpclient.InferenceServerClient(server.http) as client:
+                client.infer("late", [tensor])
             results.append(None)
         except InferenceServerException as error:
             results.append(error)
@@ -209,10 +223,14 @@ def test_a_queue_timeout_is_a_failure_and_nothing_else(server: ServerProcess) ->
     threads = [threading.Thread(target=one) for _ in range(3)]
     for thread in threads:
         thread.start()
+    # one executes, the others wait for longer than they may
+    until(lambda: stats(server, "late")["inference_stats"]["fail"]["count"] == 2, "two failures")
+    until_held(server, "late", accepted=1, executing=1)
+    gate.go()
     for thread in threads:
         thread.join(60)
     failed = sum(result is not None for result in results)
-    assert 0 < failed < 3
+    assert failed == 2
     got = stats(server, "late")
     assert got["inference_stats"]["fail"]["count"] == failed
     assert got["inference_stats"]["success"]["count"] == got["execution_count"] == 3 - failed
@@ -222,22 +240,26 @@ def test_a_queue_timeout_is_a_failure_and_nothing_else(server: ServerProcess) ->
     assert value(text, "nv_inference_request_failure", reason="REJECTED", **labels) == failed
 
 
-def test_a_cancel_in_the_queue_is_a_failure(server: ServerProcess) -> None:
-    infer(server, "slow")  # its first execution tells the server that it is a slow model
+def test_a_cancel_in_the_queue_is_a_failure(gated: tuple[ServerProcess, Gate, Gate]) -> None:
+    server, _, gate = gated
+    tensor = grpcclient.InferInput("INPUT0", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         done = threading.Semaphore(0)
-        calls = [
-            client.async_infer("slow", tensors(grpcclient), callback=lambda result, error: done.release())
-            for _ in range(4)
-        ]
-        until_held(server, "slow", accepted=4, queued=2)
+        calls = []
+        for number in range(1, 5):
+            calls.append(client.async_infer("plain", [tensor], lambda result, error: done.release()))
+            until_held(server, "plain", accepted=number)
+        until_held(server, "plain", accepted=4, queued=2)
         calls[3].cancel()
+        until_held(server, "plain", accepted=3, queued=1)
+        gate.go("kkk")
         for _ in calls:
             assert done.acquire(timeout=60)
-    until_held(server, "slow", accepted=0)
-    counts = {k: v["count"] for k, v in stats(server, "slow")["inference_stats"].items()}
-    assert (counts["success"], counts["fail"], counts["queue"]) == (4, 1, 4)
-    labels = {"model": "slow", "version": "1"}
+    until_held(server, "plain", accepted=0)
+    counts = {k: v["count"] for k, v in stats(server, "plain")["inference_stats"].items()}
+    assert (counts["success"], counts["fail"], counts["queue"]) == (3, 1, 3)
+    labels = {"model": "plain", "version": "1"}
     assert value(scrape(server), "nv_inference_request_failure", reason="CANCELED", **labels) == 1
 
 

@@ -22,6 +22,7 @@ from tests.backends.python.models import config, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.metrics import families, scrape, value
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 # IN = [good, bad, close]: good responses, then bad errors, then a final flag if close
 DECOUPLED = """
@@ -150,6 +151,8 @@ def stream(server: ServerProcess, model: str, *wishes: tuple[int, int]) -> None:
 
 def test_decoupled_responses(server: ServerProcess) -> None:
     stream(server, "decoupled", (3, 0), (0, 0), (1, 1))
+    # an execution is counted when execute() has returned, which may be after the last response
+    until(lambda: stats(server, "decoupled")["execution_count"] == 3, "the third execution")
     got = stats(server, "decoupled")
     assert {k: counts(v) for k, v in got["response_stats"].items()} == {
         "0": {"compute_infer": 3, "compute_output": 2, "success": 2, "empty_response": 1},
@@ -244,10 +247,13 @@ def test_a_stream_that_its_client_leaves_is_cancelled(server: ServerProcess) -> 
         client.async_stream_infer("endless", [tensor])
         assert results.get(timeout=60)[1] is None
         client.stop_stream(cancel_requests=True)
-    for _ in range(3000):
-        got = stats(server, "endless")
-        if got["inference_stats"]["fail"]["count"] and got["execution_count"]:
-            break
+
+    def ended() -> bool:
+        now = stats(server, "endless")
+        return bool(now["inference_stats"]["fail"]["count"] and now["execution_count"])
+
+    until(ended, "the cancelled stream's end")
+    got = stats(server, "endless")
     assert counts(got["inference_stats"]) == {"fail": 1}
     assert {k: counts(v) for k, v in got["response_stats"].items()} == {
         "0": {"compute_infer": 1, "compute_output": 1, "success": 1},
