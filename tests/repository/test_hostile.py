@@ -381,7 +381,7 @@ def test_a_configuration_that_is_written_without_end(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------ models
 
-LIMITED = ' parameters { key: "INITIALIZE_TIMEOUT_SECONDS" value { string_value: "1" } }'
+LIMITED = ' parameters {{ key: "INITIALIZE_TIMEOUT_SECONDS" value {{ string_value: "{}" }} }}'
 NEVER = "import threading\nclass TritonPythonModel:\n    def {where}:\n        threading.Event().wait()\n"
 
 
@@ -394,7 +394,8 @@ NEVER = "import threading\nclass TritonPythonModel:\n    def {where}:\n        t
     ],
 )
 def test_a_model_that_never_initializes(tmp_path: Path, isolated: bool, where: str) -> None:
-    text = PYTHON + LIMITED + (ISOLATED if isolated else "")
+    limit = 10 if isolated else 1  # a process has to start within it
+    text = PYTHON + LIMITED.format(limit) + (ISOLATED if isolated else "")
     code = NEVER.format(where=where) + "    def execute(self, requests):\n        return []\n"
     write_model(
         tmp_path,
@@ -405,7 +406,7 @@ def test_a_model_that_never_initializes(tmp_path: Path, isolated: bool, where: s
     write_model(tmp_path, "m", identity_config())
     with ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=m", FOR_EVER) as server:
         text = refused(load(server, "never"), 400)
-        assert "did not return within 1 s" in text and where.partition("(")[0] in text
+        assert f"did not return within {limit} s" in text and where.partition("(")[0] in text
         with httpclient.InferenceServerClient(server.http) as client:
             assert rows(client, "never")[0][:2] == ("1", "UNAVAILABLE")
             assert "did not return" in rows(client, "never")[0][2]

@@ -468,7 +468,7 @@ def test_the_server_ends_in_spite_of_a_client_that_does_not_read(
     repository = tmp_path_factory.mktemp("ending")
     write_models(repository)
     body, headers = large()
-    flags = ("--http-request-timeout-secs=600", "--exit-timeout-secs=2")
+    flags = ("--http-request-timeout-secs=600", "--exit-timeout-secs=600")
     with ServerProcess(repository, *flags) as process:
         with Http2(process.http) as client:
             client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -477,4 +477,4 @@ def test_the_server_ends_in_spite_of_a_client_that_does_not_read(
             stream = client.start("POST", "/v2/models/many/infer", body, headers)
             while stream not in client.replies:
                 client.pump()
-            assert process.stop() == 0  # after two seconds, with the answer on its way
+            assert process.stop() == 0  # long before its time is over, with the answer on its way
