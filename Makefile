@@ -32,10 +32,13 @@ run: build ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 80
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/neptrio --model-repository examples/model_repository $(ARGS)
 
+# a test that hangs is shown with every thread's stack, and ends the run: loadfile would start it again
+BOUND := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
+
 test: build lint ## Set up, lint, type-check and run every test
 	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(BOUND) $(ARGS)
 
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)

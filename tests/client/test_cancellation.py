@@ -81,8 +81,8 @@ def test_one_of_eight_mates_cancels_during_execution(bench: Bench) -> None:
     bench.gate.go()
     assert bench.gate.reported() == []
     assert bench.gate.started() == EIGHT
-    bench.cancel_executing("m5")
-    bench.gate.go()
+    bench.calls["m5"].cancel()
+    bench.gate.go("c")
     assert bench.gate.reported() == ["m5"], "the model is told"
     bench.assert_answered("first", *(id for id in EIGHT if id != "m5"))
     bench.assert_nothing_left(8, 1)
@@ -265,7 +265,7 @@ def test_a_client_vanishes_with_a_thousand_queued_requests(bench: Bench) -> None
     bench.send("r1")
     client.send_signal(signal.SIGKILL)
     client.communicate()
-    until(lambda: bench.live("accepted") <= 10, "the vanished client's requests are cancelled")
+    until(lambda: bench.live("accepted") == 2, "the vanished client's requests are cancelled")
     bench.gate.go()
     # at most the batch that was prepared for the vanished client may have begun: it had not
     assert bench.gate.started() == ["r1"]

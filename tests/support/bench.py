@@ -93,11 +93,6 @@ class Bench:
         self.calls[id].cancel()
         until(lambda: self.count("fail") == before + 1, f"'{id}' is cancelled")
 
-    def cancel_executing(self, id: str) -> None:
-        """Cancels a call that executes; returns when the server has read the cancel."""
-        self.calls[id].cancel()
-        self.client.get_inference_statistics("gate")  # behind it on the same connection
-
     def result(self, id: str) -> Any:
         with self._news:
             assert self._news.wait_for(lambda: id in self.outcomes, 60), f"no answer for '{id}'"
