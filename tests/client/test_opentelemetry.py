@@ -340,9 +340,9 @@ def test_the_requests_of_a_batch(server: ServerProcess, collector: Collector) ->
 # ------------------------------------------------------------ collectors that are not there
 
 
-def quiet_server(tmp_path: Path, url: str, *more: str) -> ServerProcess:
+def quiet_server(tmp_path: Path, url: str, *more: str, patience: str = "60") -> ServerProcess:
     write_model(tmp_path / "models", "single", identity_config(pairs=1))
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}  # seconds that the exporter tries again for
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": patience}  # seconds that the exporter tries again for
     return ServerProcess(tmp_path / "models", *opentelemetry(url, "--trace-config=rate=1", *more), env=env)
 
 
@@ -365,7 +365,7 @@ def test_a_dead_collector_disturbs_nobody(tmp_path: Path) -> None:
         "--trace-config=opentelemetry,bsp_max_queue_size=8",
         "--trace-config=opentelemetry,bsp_max_export_batch_size=4",
     )
-    with quiet_server(tmp_path, url, *more) as server:
+    with quiet_server(tmp_path, url, *more, patience="1") as server:
         with httpclient.InferenceServerClient(server.http) as client:
             for i in range(300):
                 assert client.infer("single", sixteen(httpclient), request_id=str(i)).get_response()[

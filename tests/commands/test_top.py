@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -117,7 +118,9 @@ def test_other_servers_and_no_server() -> None:
     assert done.returncode == 0, done.stderr
     assert "AVG REQUEST" in done.stdout and "m      1" in done.stdout
     assert wrong.returncode == 1 and "is this the HTTP port" in wrong.stderr
-    gone = top(url, "--once")
+    with socket.socket() as nobody:  # bound, so that nobody else listens there
+        nobody.bind(("127.0.0.1", 0))
+        gone = top(f"127.0.0.1:{nobody.getsockname()[1]}", "--once")
     assert gone.returncode == 1 and "cannot read statistics" in gone.stderr
     assert top("ftp://x", "--once").returncode == 1
     assert top("--interval=0", "--once").returncode == 2

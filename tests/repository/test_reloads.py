@@ -126,6 +126,8 @@ def test_unloads_under_load_refuse_in_the_right_words(tmp_path: Path) -> None:
                     clients.more(CLIENTS)
                     control.unload_model("m")
                     assert settled(control, "m") == [("1", "UNAVAILABLE", "unloaded")]
+                    told = len(clients.refused)
+                    until(lambda: len(clients.refused) > told, "a client is refused meanwhile")  # noqa: B023
                     control.load_model("m")
                 clients.more(CLIENTS)
                 clients.stop()

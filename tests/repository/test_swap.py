@@ -127,7 +127,7 @@ def test_unloading_lets_accepted_requests_finish(tmp_path: Path) -> None:
         identity_config(dims="-1", pairs=1, extra="dynamic_batching { max_queue_delay_microseconds: 1000 }"),
     )
     write_model(tmp_path / "repository", "through", GATED)
-    with ServerProcess(tmp_path / "repository", *EXPLICIT, "--exit-timeout-secs=5") as server:
+    with ServerProcess(tmp_path / "repository", *EXPLICIT) as server:
         with (
             httpclient.InferenceServerClient(server.http) as http,
             grpcclient.InferenceServerClient(server.grpc) as client,
