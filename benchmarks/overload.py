@@ -15,9 +15,10 @@ machine may be shared, the capacity is measured (closed loop) right before each 
 every load, and the table has the medians of the rounds.
 
 Columns: offered and answered requests per second, answered as a share of capacity, the 99th percentile of
-accepted requests and, above capacity, what the queue bound implies for it: the time that one batch takes,
-answers at that load's own rate, for each batch that may be ahead (those of a full queue, the one
-prepared, the one executing). Then the median and the 99th percentile of refusals, the server's memory, its CPU time per answer (refusals included: what of it grows
+accepted requests and what the queue bound implies for it. The bound says that a request is answered once
+as many others have been as may be ahead of it (a full queue, the batch prepared and the one executing)
+and its own batch is done; how long that took from its sending is seen in the answers themselves, so that
+a machine which was slow for a moment was so for both. Then the median and the 99th percentile of refusals, the server's memory, its CPU time per answer (refusals included: what of it grows
 with the load is their price), and how much of the machine everybody else used. Times are milliseconds
 at the client, so a busy client machine adds its own.
 """
@@ -128,10 +129,29 @@ async def capacity(call: Any, body: bytes, seconds: float) -> float:
     return done / (time.monotonic() - begin)
 
 
-async def offer(call: Any, body: bytes, rate: float, seconds: float) -> tuple[list[float], list[float]]:
-    """(latencies of answers, latencies of refusals) in ms, at `rate` requests per second."""
-    good: list[float] = []
-    refused: list[float] = []
+@dataclass
+class Offered:
+    """What became of the requests of one load: (sent, done) of answers, latencies of refusals in ms."""
+
+    answers: list[tuple[float, float]]
+    refused: list[float]
+
+    def latencies(self) -> list[float]:
+        """Of the answers, in ms."""
+        return [(done - sent) * 1e3 for sent, done in self.answers]
+
+    def implied(self, ahead: int) -> list[float]:
+        """How long `ahead` answers took from each request's sending on, in ms. Of the last requests, which
+        fewer followed, up to the last answer."""
+        done = np.sort([done for _, done in self.answers])
+        sent = np.array([sent for sent, _ in self.answers])
+        last = np.minimum(np.searchsorted(done, sent) + ahead, len(done)) - 1
+        return list((done[last] - sent) * 1e3)
+
+
+async def offer(call: Any, body: bytes, rate: float, seconds: float) -> Offered:
+    """Offers `rate` requests per second at fixed times, whatever comes back."""
+    made = Offered([], [])
 
     async def one() -> None:
         begin = time.monotonic()
@@ -139,9 +159,9 @@ async def offer(call: Any, body: bytes, rate: float, seconds: float) -> tuple[li
             await call(body)
         except grpc.aio.AioRpcError as error:
             assert error.code() == grpc.StatusCode.UNAVAILABLE, error
-            refused.append((time.monotonic() - begin) * 1e3)
+            made.refused.append((time.monotonic() - begin) * 1e3)
         else:
-            good.append((time.monotonic() - begin) * 1e3)
+            made.answers.append((begin, time.monotonic()))
 
     tasks = []
     begin = time.monotonic()
@@ -151,7 +171,7 @@ async def offer(call: Any, body: bytes, rate: float, seconds: float) -> tuple[li
             await asyncio.sleep(wait)
         tasks.append(asyncio.ensure_future(one()))
     await asyncio.gather(*tasks)
-    return good, refused
+    return made
 
 
 def percentile(values: list[float], p: float) -> float:
@@ -172,11 +192,12 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
                 capacities.append(full)
                 begin = time.monotonic()
                 own, mine, machine = cpu_seconds(pid), time.process_time(), machine_seconds()
-                good, refused = await offer(call, body, full * factor, seconds)
+                offered = await offer(call, body, full * factor, seconds)
                 took = time.monotonic() - begin
                 own = cpu_seconds(pid) - own
                 others = machine_seconds() - machine - own - (time.process_time() - mine)
                 rss = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+                good, refused = offered.latencies(), offered.refused
                 count = len(good) + len(refused)
                 found[factor].append(
                     Row(
@@ -184,7 +205,7 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
                         goodput=len(good) / took,
                         share=len(good) / took / full,
                         p99=percentile(good, 99),
-                        implied=(queue + 2 * BATCH) / (len(good) / took) * 1e3,
+                        implied=percentile(offered.implied(queue + 3 * BATCH), 99),
                         refused=percentile(refused, 50),
                         refused_p99=percentile(refused, 99),
                         rss_mb=rss,
@@ -203,7 +224,9 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
     )
     for factor, rows in found.items():
         row = Row(*(median(column) for column in zip(*map(astuple, rows), strict=True)))
-        implied = f"({row.implied:.0f})" if row.refused else "(-)"
+        implied = (
+            f"({row.implied:.0f})" if row.refused else "(-)"
+        )  # nothing to say of a queue that is not full
         print(
             f"{factor:6.1f}  {row.offered:7.0f}  {row.goodput:7.0f}  {row.share:11.0%}  {row.p99:6.0f} "
             f"{implied:<9}  {row.refused:6.1f} / {row.refused_p99:<6.1f} "
