@@ -320,17 +320,24 @@ class GrpcConnection(GrpcLane):
             self.session.ping()
             self._pinged_at = self.now()
             self.want_flush()
-            self._at("keepalive", settings.grpc_keepalive_timeout_ms, self._keep_alive_over)
+            soon_ms = min(settings.grpc_keepalive_time_ms, settings.grpc_keepalive_timeout_ms)
+            self._at("keepalive", soon_ms, self._await_answer)
         else:
             self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
 
-    def _keep_alive_over(self) -> None:
-        if self.received_at < self._pinged_at:
+    def _await_answer(self) -> None:
+        """Looks as often as PINGs are due whether anything came since the last one."""
+        settings = self._settings
+        if self.received_at >= self._pinged_at:
+            self._keep_alive()
+            return
+        left_ms = settings.grpc_keepalive_timeout_ms - (self.now() - self._pinged_at) / 1e6
+        if left_ms > 0:
+            self._at("keepalive", min(left_ms, settings.grpc_keepalive_time_ms), self._await_answer)
+        else:
             log.debug("connection from %s does not answer PING", self.peer)
             self.link.fail()
             self.close()
-        else:
-            self._keep_alive()
 
     # ------------------------------------------------------------ end
 
