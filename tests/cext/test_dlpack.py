@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,19 +13,7 @@ import triton_python_backend_utils as utils
 from neptrio._cext import dlpack
 from neptrio.codec.numpy_tensor import from_numpy, to_numpy
 from neptrio.errors import InvalidArgument
-
-
-class Holder:
-    """A capsule as numpy wants it."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+from triton_python_backend_utils._dlpack import Capsule
 
 
 @pytest.mark.parametrize("kind", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?"])
@@ -34,7 +21,7 @@ def test_both_ways(kind: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(kind)
     capsule = dlpack.export(from_numpy("X", array))
     assert dlpack.device_of(capsule) == (1, 0)
-    seen = np.from_dlpack(Holder(capsule))
+    seen = np.from_dlpack(Capsule(capsule))
     assert seen.dtype == array.dtype and np.array_equal(seen, array)
     taken = dlpack.take("Y", array.__dlpack__())
     assert (taken.name, taken.shape, taken.nbytes) == ("Y", (2, 3), array.nbytes)
@@ -51,7 +38,7 @@ def test_memory_lives_as_long_as_someone_uses_it() -> None:
     assert sys.getrefcount(array) == before
     tensor = from_numpy("X", np.arange(4))
     before = sys.getrefcount(tensor)
-    seen = np.from_dlpack(Holder(dlpack.export(tensor)))
+    seen = np.from_dlpack(Capsule(dlpack.export(tensor)))
     assert sys.getrefcount(tensor) == before + 1
     del seen
     assert sys.getrefcount(tensor) == before
@@ -78,7 +65,7 @@ def test_a_model_s_bfloat16_tensors_go_both_ways() -> None:
     capsule = theirs.to_dlpack()
     taken = dlpack.take("Y", capsule)
     assert (taken.dtype, taken.shape, taken.address) == (14, (2, 2), array.ctypes.data)
-    for source in (Holder(dlpack.export(taken)), dlpack.export(taken), theirs):
+    for source in (Capsule(dlpack.export(taken)), dlpack.export(taken), theirs):
         back = utils.Tensor.from_dlpack("Z", source)
         assert back.triton_dtype() == 14 and back.as_numpy().tobytes() == array.tobytes()
         assert back.as_numpy().ctypes.data == array.ctypes.data, "not a copy"

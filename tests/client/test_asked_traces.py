@@ -197,9 +197,8 @@ def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protoco
     address = server.http if protocol == "http" else server.grpc
     with module.InferenceServerClient(address) as client:
         client.update_trace_settings(None, settings)
-        client.update_trace_settings(
-            "waits", {"trace_tail": "1000000"}
-        )  # microseconds: a loaded machine is quicker than that
+        # microseconds: a loaded machine is quicker than that
+        client.update_trace_settings("waits", {"trace_tail": "1000000"})
         if protocol == "stream":
             got: queue.Queue[Any] = queue.Queue()
             client.start_stream(lambda result, error: got.put(error))

@@ -13,6 +13,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from tests.support.infer_messages import identity_inputs
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -25,21 +26,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-def inputs(module: Any) -> list[Any]:
-    made = []
-    for i in range(2):
-        tensor = module.InferInput(f"INPUT{i}", [1, 16], "INT32")
-        tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16) + i)
-        made.append(tensor)
-    return made
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_http(server: ServerProcess, binary: bool) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("identity")
         outputs = [httpclient.InferRequestedOutput("OUTPUT1", binary_data=binary)]
-        result = client.infer("identity", inputs(httpclient), outputs=outputs, request_id="a1")
+        result = client.infer("identity", identity_inputs(httpclient), outputs=outputs, request_id="a1")
         assert result.get_response()["id"] == "a1"
         np.testing.assert_array_equal(
             result.as_numpy("OUTPUT1"), np.arange(1, 17, dtype=np.int32).reshape(1, 16)
@@ -50,7 +42,7 @@ def test_http(server: ServerProcess, binary: bool) -> None:
 def test_grpc(server: ServerProcess) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("identity")
-        result = client.infer("identity", inputs(grpcclient), request_id="b1")
+        result = client.infer("identity", identity_inputs(grpcclient), request_id="b1")
         assert result.get_response().id == "b1"
         np.testing.assert_array_equal(
             result.as_numpy("OUTPUT1"), np.arange(1, 17, dtype=np.int32).reshape(1, 16)
@@ -62,7 +54,7 @@ def test_grpc_stream(server: ServerProcess) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: results.put((result, error)))
         for i in range(10):
-            client.async_stream_infer("identity", inputs(grpcclient), request_id=str(i))
+            client.async_stream_infer("identity", identity_inputs(grpcclient), request_id=str(i))
         for i in range(10):
             result, error = results.get(timeout=60)
             assert error is None
@@ -73,12 +65,12 @@ def test_grpc_stream(server: ServerProcess) -> None:
 def test_unknown_model(server: ServerProcess) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
-            client.infer("nope", inputs(httpclient))
+            client.infer("nope", identity_inputs(httpclient))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         with pytest.raises(
             InferenceServerException, match="Request for unknown model: 'nope' is not found"
         ) as info:
-            client.infer("nope", inputs(grpcclient))
+            client.infer("nope", identity_inputs(grpcclient))
         assert info.value.status() == "StatusCode.NOT_FOUND"
 
 
@@ -87,7 +79,7 @@ def test_statistics_agree_on_both_protocols(server: ServerProcess) -> None:
         httpclient.InferenceServerClient(server.http) as http,
         grpcclient.InferenceServerClient(server.grpc) as grpc,
     ):
-        http.infer("identity", inputs(httpclient))
+        http.infer("identity", identity_inputs(httpclient))
         plain = http.get_inference_statistics("identity")["model_stats"][0]
         message = grpc.get_inference_statistics("identity").model_stats[0]
         assert plain["inference_stats"]["success"]["count"] == message.inference_stats.success.count > 0

@@ -36,11 +36,11 @@ def identity(request_id: str = "", model: str = "identity", **parameters: Any) -
     return request(model, row, row + 1, request_id=request_id, **parameters)
 
 
-def identity_inputs() -> list[grpcclient.InferInput]:
-    """The inputs of the same for the real client."""
+def identity_inputs(module: Any = grpcclient) -> list[Any]:
+    """The inputs of the same for a real client: `tritonclient.grpc`, `tritonclient.http` or their aio forms."""
     made = []
     for i in range(2):
-        tensor = grpcclient.InferInput(f"INPUT{i}", [1, 16], "INT32")
+        tensor = module.InferInput(f"INPUT{i}", [1, 16], "INT32")
         tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16) + i)
         made.append(tensor)
     return made
