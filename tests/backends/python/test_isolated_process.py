@@ -190,7 +190,7 @@ class TritonPythonModel:
         (pid,) = children(server.process.pid)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not client.is_model_ready("once"), "the model is not ready")
-        assert not client.is_server_ready()
+        until(lambda: not client.is_server_ready(), "nor is the server, once its loop has heard of it")
         server.until_logged("restart of once_0_0 failed")
         (row,) = client.get_model_repository_index()
         assert row["state"] == "UNAVAILABLE"
