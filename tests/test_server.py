@@ -81,7 +81,7 @@ class Gate:
     def close(self) -> None:
         """Waits for the request's end; the server has ended."""
         self.open()
-        self.thread.join(60)
+        self.thread.join(300)
         self.server.stop()
 
 
@@ -152,7 +152,7 @@ def test_open_requests_are_answered(
     until(lambda: not listening(gate.address), "it refuses connections")
     assert gate.answers == []
     gate.open()
-    gate.thread.join(60)
+    gate.thread.join(300)
     assert gate.answers == [2.5]
     assert gate.server.process.wait(60) == 0
     assert (tmp_path / "finalized").exists()

@@ -281,7 +281,7 @@ def test_many_clients_get_their_own_rows(server: ServerProcess) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert wrong == []
 
 

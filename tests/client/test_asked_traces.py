@@ -193,12 +193,12 @@ def test_it_takes_a_permission(tmp_path: Path) -> None:
 def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protocol: str) -> None:
     module: Any = httpclient if protocol == "http" else grpcclient
     settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_file": path, "trace_count": "3"}
-    waits = {"quick": 0, "slow": 1100, "failed": -1, "quick again": 0, "failed again": -1, "too late": -1}
+    waits = {"quick": 0, "slow": 3100, "failed": -1, "quick again": 0, "failed again": -1, "too late": -1}
     address = server.http if protocol == "http" else server.grpc
     with module.InferenceServerClient(address) as client:
         client.update_trace_settings(None, settings)
         # microseconds: a loaded machine is quicker than that
-        client.update_trace_settings("waits", {"trace_tail": "1000000"})
+        client.update_trace_settings("waits", {"trace_tail": "3000000"})
         if protocol == "stream":
             got: queue.Queue[Any] = queue.Queue()
             client.start_stream(lambda result, error: got.put(error))
@@ -216,9 +216,9 @@ def test_only_slow_and_failed_requests(server: ServerProcess, path: str, protoco
             client.stop_stream()
         kept = client.get_trace_settings("waits")
         if protocol == "http":
-            assert (kept["trace_count"], kept["trace_tail"]) == ("0", "1000000")
+            assert (kept["trace_count"], kept["trace_tail"]) == ("0", "3000000")
         else:
-            assert kept.settings["trace_tail"].value == ["1000000"]
+            assert kept.settings["trace_tail"].value == ["3000000"]
         client.update_trace_settings("waits", dict.fromkeys(FIELDS))
         client.update_trace_settings(None, dict.fromkeys(FIELDS))
     assert ids(read(path + ".0")) == ["slow", "failed", "failed again"]

@@ -86,7 +86,7 @@ def test_lower_numbers_first_and_the_default_level_for_the_rest(bench: Bench) ->
     thread = over_http(bench, "two", priority=2)
     bench.send("one", priority=1)
     assert order_of(bench, 6) == ["one", "none", "zero", "nine", "two", "three"]
-    thread.join(60)
+    thread.join(300)
     bench.assert_answered("running", "three", "none", "zero", "nine", "one")
 
 

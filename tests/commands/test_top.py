@@ -45,7 +45,7 @@ def test_once_and_interactive(tmp_path: Path) -> None:
             only = top(f"http://{server.http}/", "--once", "--interval=0.1", "--model=busy")
         finally:
             ended.set()
-            thread.join(60)
+            thread.join(300)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         assert lines[2].split()[:3] == ["MODEL", "VER", "REQ/S"]
@@ -114,7 +114,7 @@ def test_other_servers_and_no_server() -> None:
             wrong = top(url, "--once", "--model=x")
         finally:
             other.shutdown()
-            thread.join(60)
+            thread.join(300)
     assert done.returncode == 0, done.stderr
     assert "AVG REQUEST" in done.stdout and "m      1" in done.stdout
     assert wrong.returncode == 1 and "is this the HTTP port" in wrong.stderr

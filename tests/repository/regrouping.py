@@ -125,7 +125,7 @@ class Load:
     def stop(self) -> int:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(300)
         assert self.failures == []
         return next(self.answers)
 

@@ -105,5 +105,5 @@ def test_load_times_in_the_index(tmp_path: Path) -> None:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(60)
+                thread.join(300)
         assert progress(server, "n")["versions"][0]["state"] == "READY"

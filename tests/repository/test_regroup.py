@@ -249,7 +249,7 @@ def test_an_unload_ends_a_change_that_never_ends(tmp_path: Path) -> None:
         until(lambda: "of 2" in log.read_text(), log.read_text)
         job("m", "X", "INT32", 4)(httpclient, client)  # the old set serves
         assert post(server, "models/m/unload").status == 200
-        thread.join(60)
+        thread.join(300)
         assert "out-dated" in refused(replies[0], 500)
         until(lambda: rows(client, "m")[0][1] == "UNAVAILABLE", lambda: rows(client, "m"))
         assert server.stop() == 0

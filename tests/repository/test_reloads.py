@@ -86,7 +86,7 @@ class Clients:
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive()
 
 

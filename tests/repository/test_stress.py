@@ -73,7 +73,7 @@ def test_random_operations_under_load(tmp_path: Path) -> None:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(120)
+                thread.join(300)
                 assert not thread.is_alive(), server.log()
         finally:
             storm.stop()

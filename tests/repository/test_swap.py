@@ -78,7 +78,7 @@ class Storm:
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(300)
 
 
 def test_no_request_is_lost_in_reloads(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_load_that_never_ends_holds_nothing_up(tmp_path: Path) -> None:
             infer(client)
             assert not client.is_server_ready()
             client.unload_model("stuck")
-            thread.join(60)
+            thread.join(300)
             assert outcome == [
                 "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
             ]

@@ -165,10 +165,12 @@ def test_sequences_take_their_turns(tmp_path: Path) -> None:
             {"1/model.py": EXCLUSIVE.replace("LOG", repr(str(log)))},
         )
     problems: list[str] = []
+    together = threading.Barrier(12)  # so that both instances get sequences
 
     def load(server: ServerProcess, seed: int) -> None:
         model = ("direct", "oldest")[seed % 2]
         with Caller(server, "grpc" if seed % 3 else "http") as call:
+            together.wait(60)
             for round_ in range(4):
                 id = seed * 100 + round_ + 1
                 for position in range(5):
@@ -184,7 +186,7 @@ def test_sequences_take_their_turns(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
         assert problems == []
         for name in ("direct", "oldest"):
             _, listing = rest(server, "GET", f"/v2/models/{name}/sequences")

@@ -108,7 +108,7 @@ class EmbeddedServer:
                 self.ask(self.server.stop)
             except trio.RunFinishedError:
                 pass
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive(), "the server did not stop"
         if self._error is not None:
             raise self._error

@@ -66,7 +66,7 @@ def test_a_latch_holds_until_it_is_opened_and_never_again(tmp_path: Path) -> Non
         latch.open()
         for thread in threads:
             assert passed.acquire(timeout=60)
-            thread.join(60)
+            thread.join(300)
         read()
 
 
