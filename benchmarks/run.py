@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOADGEN = ROOT / "build" / "loadgen"
 RESULTS = ROOT / "benchmarks" / "results"
 BASE = "tritonserver"
+PYTHON_PEERS = ("mlserver", "kserve")
+PYTHON_PEERS_TARGET = 10  # wherever they take part
 PARTS = ("table", "open", "onnx", "scale", "startup")
 WARMUP = 0.3
 
@@ -163,26 +165,29 @@ def load(
     return result
 
 
+def serves(server: peers.Server, case: Case) -> bool:
+    """Whether the server speaks the case's form and has its model."""
+    return case.form in server.forms and (server.name not in PYTHON_PEERS or case.model == "simple")
+
+
 def measure(
     servers: list[peers.Server], cases: list[Case], rounds: int, seconds: float, cpu: int | None, folder: Path
 ) -> dict[str, Any]:
     """rounds x cases x servers, interleaved. Returns {case key: {server: [results]}}.
 
-    Cases without a target only draw the curves: they are visited once. A server that ends under load
+    Cases that nobody has a target for only draw the curves: they are visited once. A server that ends under load
     is said to have ended and is left out from there on.
     """
     found: dict[str, Any] = {}
     alive = list(servers)
     for i in range(rounds):
         for case in cases:
-            if i and case.target is None and case.python_target is None:
+            takes = [server for server in alive if serves(server, case)]
+            judged = case.target or case.python_target or any(server.name in PYTHON_PEERS for server in takes)
+            if i and not judged:
                 continue
             row = found.setdefault(case.key, {})
-            for server in list(alive):
-                if case.form not in server.forms or (
-                    server.name in ("mlserver", "kserve") and case.model != "simple"
-                ):
-                    continue
+            for server in takes:
                 try:
                     row.setdefault(server.name, []).append(load(case, server, folder, seconds, cpu))
                 except RuntimeError as error:
@@ -260,12 +265,12 @@ def tables(cases: list[Case], found: dict[str, Any], names: list[str]) -> str:
         text += markdown(
             own, found, ["neptrio-python", BASE], "neptrio-python", target=lambda case: case.python_target
         )
-    for peer in ("mlserver", "kserve"):
+    for peer in PYTHON_PEERS:
         if not {"neptrio", peer} <= set(names):
             continue
         text += f"\n### {peer}\n\n"
         own = [case for case in cases if found.get(case.key, {}).get(peer) and not case.latency]
-        text += markdown(own, found, ["neptrio", peer], base=peer, target=lambda case: 10)
+        text += markdown(own, found, ["neptrio", peer], base=peer, target=lambda case: PYTHON_PEERS_TARGET)
     return text
 
 
