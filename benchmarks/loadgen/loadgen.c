@@ -11,8 +11,9 @@
  *                           late_* says how much of that is ours: the time from when a request was
  *                           due and there was room for it to when we sent it
  *
- * With a core of its own (--cpu) it asks for events without sleeping: what its own wake-ups cost, up to
- * 200 us on a virtual machine, is not the server's. Without one it sleeps, for the server may need the core.
+ * With a core of its own (--cpu) it sleeps only when nothing came for 200 us: what its own wake-ups cost,
+ * about as much on a virtual machine, is not the server's. Without one it sleeps at once, for the server
+ * may need the core.
  *
  * --idle N connections answer one request each before the measurement and are then kept open without
  * another; "idle N" is printed when they are, so that the server's memory can be looked at.
@@ -32,6 +33,8 @@
 
 struct options opt;
 static conn *conns;
+static uint64_t t_event; /* when something came last */
+static const uint64_t AWAKE_NS = 200000;
 
 void die(const char *format, ...) {
     va_list ap;
@@ -111,6 +114,7 @@ static void on_readable(conn *c) {
 static void serve_events(int wait) {
     struct epoll_event events[256];
     int n = epoll_wait(ep, events, 256, wait);
+    if (n > 0) t_event = now_ns();
     for (int i = 0; i < n; i++) {
         conn *c = events[i].data.ptr;
         if (events[i].events & EPOLLOUT) { flush_out(c); if (opt.mode != HTTP) pump(c); }
@@ -263,7 +267,7 @@ int main(int argc, char **argv) {
             int unsent = opt.rate > 0 && t_begin + (uint64_t)(due_count * interval_ns) < t_end;
             if ((!flying && !unsent) || t > grace) break;
         }
-        int wait = opt.cpu >= 0 ? 0 : 100;
+        int wait = opt.cpu >= 0 && t - t_event < AWAKE_NS ? 0 : 100;
         if (opt.rate > 0 && t < t_end) {
             uint64_t due = t_begin + (uint64_t)(due_count * interval_ns);
             wait = due > t ? (int)((due - t) / 1000000) : 0;
