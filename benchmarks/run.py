@@ -19,6 +19,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -384,6 +385,7 @@ def main() -> int:
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     from benchmarks import onnx_cost, open_loop, scale
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped on the way out
     build_loadgen()
     raise_file_limit()
     cases = [case for case in table() if options.only in case.key]
