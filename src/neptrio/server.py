@@ -53,6 +53,7 @@ from neptrio.turn import Turn
 log = logging.getLogger("neptrio.server")
 
 SEQUENCES_PERIOD = 0.05  # seconds between two looks at the sequences that hold up a shutdown
+REST_OF_SHUTDOWN = 5.0  # seconds, for answers under way and unloading, where the exit timeout has them
 
 
 class Server:
@@ -186,10 +187,11 @@ class Server:
     async def _sequences(self) -> None:
         """Running sequences go on while somebody is connected who could (spec/rules.md E1.17).
 
-        A tenth of the time is left for the rest of the shutdown: sequences that idle for longer than
+        Some of the time is left for the rest of the shutdown: sequences that idle for longer than
         the exit timeout end with it and make it no less clean.
         """
-        with trio.move_on_after(0.9 * self.settings.exit_timeout_secs):
+        seconds = self.settings.exit_timeout_secs
+        with trio.move_on_after(seconds - max(0.1 * seconds, min(0.5 * seconds, REST_OF_SHUTDOWN))):
             while self.repository.live_sequences() and any(front.connections for front in self.fronts):
                 await trio.sleep(SEQUENCES_PERIOD)
 
