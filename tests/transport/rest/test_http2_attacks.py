@@ -253,7 +253,8 @@ def test_as_many_cancels_as_streams_are_no_attack(process: ServerProcess) -> Non
         assert limit >= 100
         streams = [client.start("POST", "/v2/models/slow/infer", GOOD) for _ in range(limit)]
         for stream in streams:
-            client.connection.reset_stream(stream)
+            if stream not in client.ended:  # a machine that stands still may see answers before it cancels
+                client.connection.reset_stream(stream)
         client.flush()
         assert client.request("POST", INFER, GOOD).status == 200
         assert not client.terminated
