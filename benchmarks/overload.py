@@ -224,9 +224,8 @@ async def measure(server: ServerProcess, model: str, seconds: float, queue: int,
     )
     for factor, rows in found.items():
         row = Row(*(median(column) for column in zip(*map(astuple, rows), strict=True)))
-        implied = (
-            f"({row.implied:.0f})" if row.refused else "(-)"
-        )  # nothing to say of a queue that is not full
+        # the bound has nothing to say of a queue that is not full
+        implied = f"({row.implied:.0f})" if row.refused else "(-)"
         print(
             f"{factor:6.1f}  {row.offered:7.0f}  {row.goodput:7.0f}  {row.share:11.0%}  {row.p99:6.0f} "
             f"{implied:<9}  {row.refused:6.1f} / {row.refused_p99:<6.1f} "

@@ -39,7 +39,7 @@ LOADGEN = ROOT / "build" / "loadgen"
 RESULTS = ROOT / "benchmarks" / "results"
 BASE = "tritonserver"
 PYTHON_PEERS = ("mlserver", "kserve")
-PYTHON_PEERS_TARGET = 10  # wherever they take part
+PYTHON_PEERS_TARGET = 10  # how many times their rate ours should be, wherever they take part
 PARTS = ("table", "open", "onnx", "scale", "startup")
 WARMUP = 0.3
 
@@ -176,16 +176,18 @@ def measure(
 ) -> dict[str, Any]:
     """rounds x cases x servers, interleaved. Returns {case key: {server: [results]}}.
 
-    Cases that nobody has a target for only draw the curves: they are visited once. A server that ends under load
-    is said to have ended and is left out from there on.
+    Cases without a target, PYTHON_PEERS_TARGET included, only draw the curves: they are visited once. A
+    server that ends under load is said to have ended and is left out from there on.
     """
     found: dict[str, Any] = {}
     alive = list(servers)
     for i in range(rounds):
         for case in cases:
             takes = [server for server in alive if serves(server, case)]
-            judged = case.target or case.python_target or any(server.name in PYTHON_PEERS for server in takes)
-            if i and not judged:
+            has_target = (
+                case.target or case.python_target or any(server.name in PYTHON_PEERS for server in takes)
+            )
+            if i and not has_target:
                 continue
             row = found.setdefault(case.key, {})
             for server in takes:
