@@ -1,10 +1,10 @@
-"""Builds the Cython modules of cext/ into the package neptrio._cext.
+"""Builds the Cython modules of cext/ into the packages of neptrio.
 
-The sources live in cext/ at the top level, one concept per .pyx/.pxd pair. They cimport
-each other by their installed name, so the build gives Cython a folder in which
-neptrio/_cext is a link to cext/.
+cext/ mirrors src/neptrio/: cext/scheduling/batch_queue.pyx becomes neptrio.scheduling.batch_queue, beside
+the Python modules that use it. The sources cimport each other by their installed name, so the build gives
+Cython a folder in which neptrio/ has those packages.
 
-http2_nghttp2 and nghttp2_headers need libnghttp2 and its headers. Without them they are left out and
+The nghttp2_* modules need libnghttp2 and its headers. Without them they are left out and
 the server serves gRPC over h2 instead (slower, same behaviour).
 
 The cuda_* modules need cuda-bindings and cuda.h at build time (no driver). Without them they are left
@@ -17,16 +17,18 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
+CEXT = ROOT / "cext"
 DEBUG = os.environ.get("NEPTRIO_CEXT_DEBUG") == "1"
 JOBS = os.cpu_count() or 1
-NGHTTP2_MODULES = {"http2_nghttp2", "nghttp2_headers"}
-COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3"]
+COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]
+LINK_ARGS = [] if DEBUG else ["-Wl,-s"] if sys.platform == "linux" else []
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
@@ -82,13 +84,18 @@ def cuda_headers() -> str | None:
 
 
 def cimport_folder() -> Path:
-    """A folder in which `neptrio._cext` resolves to cext/, for Cython's cimport search."""
+    """A folder in which `neptrio.X` has the declarations of cext/X, for Cython's cimport search."""
     base = ROOT / "build" / "cimport"
-    package = base / "neptrio"
     shutil.rmtree(base, ignore_errors=True)
+    package = base / "neptrio"
     package.mkdir(parents=True)
     (package / "__init__.pxd").touch()
-    (package / "_cext").symlink_to(ROOT / "cext", target_is_directory=True)
+    for declarations in sorted(CEXT.rglob("*.pxd")):
+        link = package / declarations.relative_to(CEXT)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        for folder in link.relative_to(package).parents:
+            (package / folder / "__init__.pxd").touch()
+        link.symlink_to(declarations)
     return base
 
 
@@ -100,27 +107,28 @@ def extensions() -> list[Extension]:
     headers = cuda_headers()
     if headers is None:
         print("cuda-bindings or cuda.h not found: kernel models will run on the host only")
-    for source in sorted((ROOT / "cext").glob("*.pyx")):
-        name = source.stem
+    for source in sorted(CEXT.rglob("*.pyx")):
+        name = ".".join(source.relative_to(CEXT).with_suffix("").parts)
         libraries = []
-        if name in NGHTTP2_MODULES:
+        if source.name.startswith("nghttp2_"):
             if not nghttp2:
                 continue
             libraries.append("nghttp2")
-        include_dirs = [str(ROOT / "cext")]
-        cuda = name.startswith("cuda_")
+        include_dirs = []
+        cuda = source.name.startswith("cuda_")
         if cuda:
             if headers is None:
                 continue
             include_dirs.append(headers)
             if not (Path(headers) / "cudaProfiler.h").is_file():
-                include_dirs.append(str(ROOT / "cext" / "stubs"))
+                include_dirs.append(str(CEXT / "stubs"))
         found.append(
             Extension(
-                f"neptrio._cext.{name}",
+                f"neptrio.{name}",
                 [str(source.relative_to(ROOT))],
                 libraries=libraries,
                 extra_compile_args=COMPILE_ARGS,
+                extra_link_args=LINK_ARGS,
                 include_dirs=include_dirs,
                 language="c++" if cuda else None,
             )

@@ -2,7 +2,7 @@
 
 Without a subcommand it serves. Flags are declared here, one line each, in the group where a user
 would look for them; every destination is a field of Settings. Flags of missing features, hints
-without effect and unknown flags are flags.refuse_unknown's. Source: spec/features.md A8.
+without effect and unknown flags are flags.refuse_unknown's. Source: docs/protocol/features.md A8.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         default=30.0,
         help="how long a shutdown may wait for requests",
     )
+    add("--exit-grace-secs", type=flags.seconds, default=1.0,
+        help="how long connected clients may send one more request when the server stops; at most a quarter "
+        "of --exit-timeout-secs")  # fmt: skip
     add("--exit-on-error", type=flags.boolean, default=True, help="exit when a model fails to load at start")
     add("--strict-readiness", type=flags.boolean, default=True, help="ready only while every model is")
 
@@ -101,6 +104,12 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--pinned-memory-pool-byte-size", type=flags.not_negative, default=256 << 20,
         help="page-locked memory for outputs of kernel models, at most, per GPU; what is above uses ordinary memory")  # fmt: skip
 
+    add = p.add_argument_group("connections").add_argument
+    add("--max-connections", type=flags.not_negative, default=0,
+        help="REST and gRPC connections together, 0 = as many as there are descriptors")  # fmt: skip
+    add("--max-connections-per-address", type=flags.not_negative, default=0,
+        help="of those, how many one client address may have, 0 = no limit of its own")  # fmt: skip
+
     add = p.add_argument_group("HTTP/REST").add_argument
     add("--allow-http", type=flags.boolean, default=True, help="serve HTTP")
     add("--http-address", default="0.0.0.0", help="the address to listen on")
@@ -121,7 +130,7 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--http-lean", type=flags.boolean, default=True, help="false: hypercorn serves plain HTTP/1.1 too")
     add("--http-request-timeout-secs", type=flags.seconds, default=60.0,
         help="how long a request may take to arrive; large bodies earn more")  # fmt: skip
-    add("--http-keep-alive-timeout-secs", type=flags.seconds, default=0.0,
+    add("--http-keep-alive-timeout-secs", type=flags.seconds, default=600.0,
         help="close connections that are idle for so long, 0 = never")  # fmt: skip
     add("--http-tls-cert", type=Path, metavar="FILE", help="serve REST over TLS: the certificate chain, PEM")
     add("--http-tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
@@ -159,6 +168,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="bytes of unfinished requests over all connections, 0 = half of the machine's memory")  # fmt: skip
     add("--grpc-max-unread-bytes", type=flags.not_negative, default=0,
         help="bytes of answers that clients do not read, over all connections, 0 = a quarter of the machine's memory")  # fmt: skip
+    add("--grpc-max-connection-idle", dest="grpc_max_connection_idle_ms", type=flags.not_negative,
+        default=600_000, help="ms after which a connection without calls ends, 0 = never")  # fmt: skip
     add("--grpc-max-connection-age", dest="grpc_max_connection_age_ms", type=flags.not_negative, default=0,
         help="ms after which a connection takes no more calls, 0 = never")  # fmt: skip
     add("--grpc-max-connection-age-grace", dest="grpc_max_connection_age_grace_ms", type=flags.not_negative,

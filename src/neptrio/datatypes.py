@@ -1,4 +1,4 @@
-"""The protocol's datatypes: wire names, numbers, numpy types (spec/features.md B3)."""
+"""The protocol's datatypes: wire names, numbers, numpy types (docs/protocol/features.md B3)."""
 
 from __future__ import annotations
 

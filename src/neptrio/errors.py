@@ -2,14 +2,13 @@
 
 Everything the server refuses or fails is a TritonError with a Code. Foreign exceptions are
 mapped to one at the edge where they appear (a backend, a codec) and nowhere else.
-Source: spec/features.md A1 and A2, with the first deviation of spec/README.md: a malformed
+Source: docs/protocol/features.md A1 and A2, with the first deviation of docs/protocol/README.md: a malformed
 request is INVALID_ARGUMENT, not INTERNAL.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 from grpclib.const import Status
 
@@ -26,6 +25,11 @@ class Code(Enum):
     ALREADY_EXISTS = ("Already exists", 400, Status.ALREADY_EXISTS)
     CANCELLED = ("Cancelled", 400, Status.CANCELLED)
     DEADLINE = ("Deadline exceeded", 400, Status.DEADLINE_EXCEEDED)
+    TIMED_OUT = (
+        "Deadline exceeded",
+        504,
+        Status.DEADLINE_EXCEEDED,
+    )  # the server's own limit, not the client's
     RESOURCE_EXHAUSTED = ("Resource exhausted", 413, Status.RESOURCE_EXHAUSTED)
     FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)
 
@@ -36,7 +40,7 @@ class Code(Enum):
 
 
 class Reason(Enum):
-    """Why a request failed, as the failure metric labels it (spec/rules.md E3.11)."""
+    """Why a request failed, as the failure metric labels it (docs/protocol/rules.md E3.11)."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -48,8 +52,12 @@ class TritonError(Exception):
     """An error with the code a client sees and the message it is told."""
 
     code = Code.UNKNOWN
-    # its encoded answers, shared by errors that say the same and come by the thousand (a full queue)
-    answers: dict[Any, Any] | None = None
+    # Errors with the same object here have the same code and the same text: who encodes one may keep the
+    # encoding for the others. For errors that come by the thousand (a full queue); only constants of modules
+    # are put here, so whoever keeps encodings by it keeps few.
+    alike: object = None
+    # of its answer over HTTP, beside those of every error
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, message: str, code: Code | None = None, reason: Reason = Reason.OTHER) -> None:
         super().__init__(message)
@@ -84,6 +92,12 @@ class Unsupported(TritonError):
     """A combination this server (or any Triton server) does not serve."""
 
     code = Code.UNSUPPORTED
+
+
+class UnsupportedEncoding(Unsupported):
+    """A compression that bodies may not have; the answer names those that they may have."""
+
+    headers = ((b"accept-encoding", b"gzip, deflate"),)
 
 
 class Internal(TritonError):

@@ -6,7 +6,7 @@ Rules:
  2. A tuning hint for threads or pools that this server does not have is accepted with a warning
     that says so: scripts written for tritonserver keep working and nobody is misled.
  3. An unknown flag is refused with the nearest known one.
-Source: spec/features.md A8.
+Source: docs/protocol/features.md A8.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Protocol
 
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")
@@ -212,66 +211,31 @@ def check_restrictions(restrictions: tuple[Restriction, ...], what: str) -> None
             seen.add(category)
 
 
-_LEADING_FLAGS = re.compile(r"\(\?([ims]*)(?:-([ims]+))?\)")
-_REGEX_FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
+class Pattern(Protocol):
+    """A compiled regular expression, as far as headers need one."""
+
+    def search(self, text: str) -> object | None:
+        """A match anywhere in `text`, or None."""
 
 
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A header-forward pattern: without regard to case unless it begins with `(?-i)`.
+def compile_pattern(pattern: str) -> Pattern:
+    """A header-forward pattern in RE2's syntax: without regard to case unless it says `(?-i)`.
 
-    Raises ValueError saying what is wrong. Patterns written for RE2 work as they are; Python's
-    wants flags in front, and spells RE2's \\z as \\Z. RE2 matches in linear time and Python's by trial:
-    a pattern that may need more than MOST_WAYS trials is refused, and so is what RE2 does not know.
+    RE2 matches in linear time, so no header can hold up the server, whatever the pattern. Raises
+    ValueError saying what is wrong with it.
     """
-    flags, rest = re.IGNORECASE, pattern
-    while (leading := _LEADING_FLAGS.match(rest)) is not None:
-        for letter in leading[1]:
-            flags |= _REGEX_FLAGS[letter]
-        for letter in leading[2] or "":
-            flags &= ~_REGEX_FLAGS[letter]
-        rest = rest[leading.end() :]
-    text = re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", rest)
+    import re2  # only servers that forward headers need it
+
+    options = re2.Options()
+    options.case_sensitive = False
+    options.log_errors = False
     try:
-        compiled = re.compile(text, flags)
-        ways = _ways(_parser.parse(text, flags), pattern)
-    except (re.error, RecursionError) as error:
-        raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
-    if ways > MOST_WAYS:
-        raise ValueError(
-            f"'{pattern}' could take very long to match: expected at most two of *, + and {{n,m}} in a row, and "
-            "none inside another"
-        )
+        compiled: Pattern = re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(f"'{pattern}' is not a regular expression (RE2): {text}") from None
     return compiled
-
-
-LONGEST_HEADER_NAME = 128  # longer ones match no header-forward pattern
-MOST_WAYS = (LONGEST_HEADER_NAME + 1) ** 2
-
-
-def _ways(parsed: Any, pattern: str) -> int:
-    """In how many ways a pattern may be tried at one place of a name; more than MOST_WAYS is not
-    told apart. Raises ValueError for what RE2 does not know."""
-    ways = 1
-    for kind, argument in parsed:
-        name = str(kind)
-        inner = 1
-        if name in ("GROUPREF", "GROUPREF_EXISTS", "ASSERT", "ASSERT_NOT"):
-            raise ValueError(
-                f"'{pattern}': expected no back-reference and nothing that looks ahead or behind"
-            )
-        if name == "BRANCH":
-            inner = sum(_ways(choice, pattern) for choice in argument[1])
-        elif name == "SUBPATTERN":
-            inner = _ways(argument[3], pattern)
-        elif name == "ATOMIC_GROUP":
-            inner = _ways(argument, pattern)
-        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-            least, most, body = argument
-            least, most = min(least, LONGEST_HEADER_NAME), min(most, LONGEST_HEADER_NAME)
-            once = _ways(body, pattern)
-            inner = most - least + 1 if once == 1 else sum(once**n for n in range(least, most + 1))
-        ways = min(ways * max(1, inner), MOST_WAYS + 1)
-    return ways
 
 
 def header_pattern(text: str) -> str:

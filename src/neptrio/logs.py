@@ -1,7 +1,8 @@
 """Logging as the flags ask for it: levels that can each be off, two line formats, a file.
 
 Lines look like a Triton server's: `I1121 00:31:38.123456 4711 repository.py:12] text` or, with
---log-format=ISO8601, `2026-11-21T00:31:38Z I 4711 repository.py:12] text`.
+--log-format=ISO8601, `2026-11-21T00:31:38Z I 4711 repository.py:12] text`. They know the levels E, W and I
+alone: verbose records are I, as there.
 
 The problem: much of what is logged is somebody else's doing (a model that fails on every request, a
 request that a library chokes on), and whoever can provoke a line can provoke ten thousand a second,
@@ -41,7 +42,7 @@ class LineFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.gmtime(record.created)
-        letter = record.levelname[0]
+        letter = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
         where = f"{record.process} {record.filename}:{record.lineno}]"
         if self._iso:
             head = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', when)} {letter} {where}"

@@ -1,6 +1,6 @@
 """Every nursery of the server: what starts, in what order, how it drains.
 
-    turn, timers, completions        the loop's own tasks
+    loop pass, timers, completions        the loop's own tasks
       models                         loaded before the listeners accept
         REST, gRPC, metrics          the fronts
 
@@ -17,22 +17,35 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import trio
 
-from neptrio import accelerators, startup
-from neptrio._cext.mailbox import CompletionQueue
+from neptrio import startup
+from neptrio.codec.inflate_budget import InflateBudget
+from neptrio.config import accelerators
+from neptrio.errors import TritonError
+from neptrio.execution.admission import Admission
+from neptrio.execution.model_host import ModelHost
+from neptrio.execution.rate_limiter import RateLimiter
+from neptrio.loop import open_files
+from neptrio.loop.doorbells import Doorbells
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.mailbox import CompletionQueue
+from neptrio.loop.poller import Poller
+from neptrio.loop.socket_writer import listen
+from neptrio.loop.timers import Timers
+from neptrio.loop.workers import Workers
 from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
-from neptrio.response_cache import parse_config
 from neptrio.scheduling.base import LoopServices
-from neptrio.scheduling.rate_limiter import RateLimiter
+from neptrio.scheduling.response_cache import parse_config
 from neptrio.service import Services
-from neptrio.service.inference import InferenceService
+from neptrio.service.connections import Connections
 from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
 from neptrio.service.repository import RepositoryService
@@ -41,14 +54,10 @@ from neptrio.service.shared_memory import SharedMemoryService
 from neptrio.service.statistics import StatisticsService
 from neptrio.service.trace import TraceService
 from neptrio.settings import Settings
-from neptrio.timers import Timers
-from neptrio.transport.grpc import GrpcServer
-from neptrio.transport.http2_session import implementation
-from neptrio.transport.link import listen
-from neptrio.transport.metrics import MetricsServer
-from neptrio.transport.poller import Poller
-from neptrio.transport.rest import RestServer
-from neptrio.turn import Turn
+from neptrio.transport.grpc.server import GrpcServer
+from neptrio.transport.http2.session import implementation
+from neptrio.transport.metrics_server import MetricsServer
+from neptrio.transport.rest_server import RestServer
 
 log = logging.getLogger("neptrio.server")
 
@@ -61,31 +70,38 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        turn = Turn()
+        loop_pass = LoopPass()
         limiter = None
         if settings.rate_limit == "execution_count":
-            limiter = RateLimiter(turn, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
-        timers = Timers(turn)
-        self.loop = LoopServices(turn, timers, limiter, Poller(turn, timers))
+            limiter = RateLimiter(loop_pass, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
+        timers = Timers(loop_pass)
+        cache = parse_config(settings.cache_config) if settings.cache_config else None
+        self.loop = LoopServices(loop_pass, timers, Poller(loop_pass, timers), limiter, cache)
         self.completions = CompletionQueue()
-        self.repository = RepositoryManager(settings, self.loop, self.completions)
-        inference = InferenceService(self.repository)
-        self.tracer = Tracer(settings, turn, self.completions, inference)
+        workers = Workers()
+        self.tracer = Tracer(settings.trace_options(), loop_pass, self.completions)
+        self.shared_memory = SharedMemoryService(settings)
+        self.repository = RepositoryManager(settings, self.loop, self.completions, self._host)
         self.services = Services(
             settings=settings,
             loop=self.loop,
-            inference=inference,
+            admission=self.repository.host.admission,
             metadata=MetadataService(settings, self.repository),
             statistics=StatisticsService(self.repository),
             repository=RepositoryService(settings, self.repository),
             sequences=SequencesService(self.repository),
+            workers=workers,
+            inflating=InflateBudget(workers),
+            connections=Connections(
+                settings.max_connections, settings.max_connections_per_address, open_files.limit()
+            ),
             completions=self.completions,
-            shared_memory=SharedMemoryService(settings),
+            shared_memory=self.shared_memory,
             trace=TraceService(settings, self.repository, self.tracer),
             logging=LoggingService(settings),
-            cache=parse_config(settings.cache_config) if settings.cache_config else None,
+            cache=cache,
+            custom_metrics=self.repository.host.custom_metrics,
         )
-        self.repository.services = self.services
         self.stopping = trio.Event()
         self.fronts: list[Any] = []
         self.http_listener: socket.socket | None = None
@@ -96,6 +112,18 @@ class Server:
         self.abandoned = False  # stopped while models were loading: their threads may go on
         self._deadline: float | None = None
         self._loading = trio.CancelScope()
+
+    def _host(self, repository: RepositoryManager) -> ModelHost:
+        """What models may call, made before the first model is."""
+        return ModelHost(
+            admission=Admission(repository, self.tracer),
+            completions=self.completions,
+            shared_memory=self.shared_memory,
+            repository=RepositoryService(self.settings, repository),
+            timers=self.loop.timers,
+            doorbells=Doorbells(self.loop.poller, self.completions),
+            spans=self.tracer.options,
+        )
 
     async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Delivers what instance threads have finished: many per wake-up."""
@@ -113,7 +141,7 @@ class Server:
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
         """Loads the models, serves until stop() is called, drains and unloads."""
         async with trio.open_nursery() as core:
-            await core.start(self.loop.turn.run)
+            await core.start(self.loop.loop_pass.run)
             await core.start(self.loop.timers.run)
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
@@ -185,7 +213,7 @@ class Server:
         self.repository.close()
 
     async def _sequences(self) -> None:
-        """Running sequences go on while somebody is connected who could (spec/rules.md E1.17).
+        """Running sequences go on while somebody is connected who could (docs/protocol/rules.md E1.17).
 
         Some of the time is left for the rest of the shutdown: sequences that idle for longer than
         the exit timeout end with it and make it no less clean.
@@ -198,14 +226,25 @@ class Server:
     async def _drain(self) -> None:
         """No new connections, open requests answered; the deadline covers the unloading too."""
         with trio.CancelScope(deadline=self._deadline or 0) as scope:
-            async with trio.open_nursery() as nursery:
-                for front in self.fronts:
-                    nursery.start_soon(front.drain)
+            async with trio.open_nursery() as clock:
+                clock.start_soon(self._end_inflating)
+                async with trio.open_nursery() as nursery:
+                    for front in self.fronts:
+                        nursery.start_soon(front.drain)
+                clock.cancel_scope.cancel()
         self.timed_out = scope.cancelled_caught
+
+    async def _end_inflating(self) -> None:
+        """Compressed requests have the grace to become plain ones: after that they are refused."""
+        await trio.sleep(self.settings.grace_secs)
+        self.services.inflating.stop()
 
     def describe(self) -> str:
         """The start-up text: models, addresses, what was found."""
-        places = {(m.name, m.version): startup.place(m.config) for m in self.repository.ready_models()}
+        places = {
+            (m.name, m.version): startup.place(m.config, m.backend.own_processes)
+            for m in self.repository.ready_models()
+        }
         lines = [startup.table(self.repository.index(False), places)]
         for name, listener, note in (
             ("REST", self.http_listener, "https://{}" if self.settings.http_tls_cert else "http://{}"),
@@ -214,6 +253,7 @@ class Server:
         ):
             if listener is not None:
                 lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))
+        lines.append(f"sockets are waited for: {self.loop.poller.way}")
         lines.append(f"accelerators: {accelerators.describe()}")
         return "\n".join(lines)
 
@@ -230,6 +270,7 @@ async def _signals(server: Server) -> None:
 def run(settings: Settings) -> int:
     """Runs a server in this process until a signal; returns the exit status."""
     server: Server | None = None
+    open_files.raise_limit()
 
     async def main() -> None:
         nonlocal server
@@ -255,7 +296,8 @@ def run(settings: Settings) -> int:
         trio.run(main)
     except BaseExceptionGroup as group:
         if server is not None:
-            print(startup.table(server.repository.index(False)), file=sys.stderr)
+            with suppress(TritonError):  # a table that cannot be made must not hide what happened
+                print(startup.table(server.repository.index(False)), file=sys.stderr)
         raise _first(group) from None
     if server is not None and server.timed_out:
         print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)

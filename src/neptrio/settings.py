@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neptrio.flags import Restriction, check_restrictions, compile_pattern
-from neptrio.observe.trace_settings import start_values
-from neptrio.response_cache import parse_config
+from neptrio.observe.trace_options import TraceOptions, start_values
+from neptrio.scheduling.response_cache import parse_config
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the command line can set (spec/features.md A8)."""
+    """Everything the command line can set (docs/protocol/features.md A8)."""
 
     id: str = "triton"
     model_repository: tuple[Path | str, ...] = ()  # str: a URL, see flags.repository
@@ -23,6 +23,7 @@ class Settings:
     strict_readiness: bool = True
     exit_on_error: bool = True
     exit_timeout_secs: float = 30.0
+    exit_grace_secs: float = 1.0  # for connected clients to send one more request
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
@@ -38,6 +39,9 @@ class Settings:
     allow_client_shm: bool = False
     pinned_memory_pool_byte_size: int = 256 << 20  # of each GPU that models use
 
+    max_connections: int = 0  # of REST and gRPC together, 0 = as many as there are descriptors
+    max_connections_per_address: int = 0  # 0 = no limit of its own
+
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000
@@ -47,7 +51,7 @@ class Settings:
     http_restricted_api: tuple[Restriction, ...] = ()
     http_lean: bool = True  # False: hypercorn serves plain HTTP/1.1 too
     http_request_timeout_secs: float = 60.0  # for a request to arrive whole (large bodies earn more)
-    http_keep_alive_timeout_secs: float = 0.0  # of an idle connection, 0 = for ever, as Triton does
+    http_keep_alive_timeout_secs: float = 600.0  # of an idle connection, 0 = for ever, as Triton does
     http_tls_cert: Path | None = None
     http_tls_key: Path | None = None
 
@@ -70,6 +74,7 @@ class Settings:
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_unfinished_bytes: int = 0  # of requests, over all connections; 0 = half of the memory
     grpc_max_unread_bytes: int = 0  # of answers, over all connections; 0 = a quarter of the memory
+    grpc_max_connection_idle_ms: int = 600_000  # 0 = for ever
     grpc_max_connection_age_ms: int = 0  # 0 = for ever
     grpc_max_connection_age_grace_ms: int = 0  # 0 = for ever
 
@@ -91,7 +96,7 @@ class Settings:
     trace_config: tuple[str, ...] = ()  # MODE,KEY=VALUE or KEY=VALUE
     trace_file: str = ""
     trace_level: tuple[str, ...] = ()
-    trace_rate: str = ""  # texts: observe.trace_settings parses them as it does those of the network
+    trace_rate: str = ""  # texts: observe.trace_options parses them as it does those of the network
     trace_count: str = ""
     trace_log_frequency: str = ""
     trace_dir: Path | None = None
@@ -111,10 +116,11 @@ class Settings:
         if self.cache_config:
             parse_config(self.cache_config)
         for pattern in (self.http_header_forward_pattern, self.grpc_header_forward_pattern):
-            compile_pattern(pattern)
+            if pattern:
+                compile_pattern(pattern)
         check_restrictions(self.http_restricted_api, "api")
         check_restrictions(self.grpc_restricted_protocol, "protocol")
-        start_values(self)
+        start_values(self.trace_options())
         tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
         if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):
             raise ValueError("TLS on the gRPC port needs --grpc-server-cert=FILE and --grpc-server-key=FILE")
@@ -122,6 +128,25 @@ class Settings:
             raise ValueError(
                 "--grpc-use-ssl-mutual needs --grpc-root-cert=FILE, the roots of client certificates"
             )
+
+    def trace_options(self) -> TraceOptions:
+        """What the flags say of tracing."""
+        return TraceOptions(
+            config=self.trace_config,
+            file=self.trace_file,
+            level=self.trace_level,
+            rate=self.trace_rate,
+            count=self.trace_count,
+            log_frequency=self.trace_log_frequency,
+            directory=self.trace_dir,
+            tensor_bytes=self.trace_tensor_bytes,
+            allow_forced=self.allow_forced_trace,
+        )
+
+    @property
+    def grace_secs(self) -> float:
+        """exit_grace_secs, but never so much that the exit timeout passes over it."""
+        return min(self.exit_grace_secs, self.exit_timeout_secs / 4)
 
     def backend_settings(self, backend: str) -> dict[str, str]:
         """--backend-config of a backend: its own keys over those given for all ("")."""

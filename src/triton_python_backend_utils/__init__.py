@@ -43,7 +43,7 @@ from ._request import (
     get_output_tensor_by_name,
 )
 from ._sender import InferenceResponseSender
-from ._tensor import Tensor
+from ._tensor import Tensor, empty
 from ._types import (
     deserialize_bytes_tensor,
     numpy_to_triton_type,
@@ -73,6 +73,7 @@ __all__ = [
     "TritonError",
     "TritonModelException",
     "deserialize_bytes_tensor",
+    "empty",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
     "get_output_config_by_name",

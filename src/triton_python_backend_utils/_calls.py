@@ -44,6 +44,9 @@ class _Call:
 
     def take(self) -> InferenceResponse | None:
         """The next response; None when the final one was taken."""
+        wait = getattr(self.handle, "wait", None)  # a host that has the waiting thread receive
+        while wait is not None and not self._responses and not self._final:
+            wait()
         with self._ready:
             while not self._responses and not self._final:
                 self._ready.wait()

@@ -1,4 +1,4 @@
-"""What every runner of a model does around execute(): checking its answer, wording its failure."""
+"""What every runner of a model does around its methods: checking their answers, wording their failures."""
 
 from __future__ import annotations
 
@@ -8,36 +8,57 @@ from typing import Any
 
 from ._errors import TritonModelException
 
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    # what runs an async model, and is above it in every traceback
+    *(os.path.join(os.path.dirname(os.__file__), name, "") for name in ("asyncio", "concurrent")),
+)
+hidden: list[str] = []  # prefixes of more files that say nothing to a model's author
 
 
-def failure_text(instance: str, error: BaseException, own: tuple[str, ...] = ()) -> str:
-    """What the client is told of an exception in execute(): its text and the model's own frames.
+class AnswerError(TritonModelException):
+    """What execute() returned cannot be used. Its text is told as it stands."""
+
+
+def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
+    """What is told of an exception in a model: its type, its text and the model's own frames.
 
     `own` are prefixes of files that say nothing to a model's author.
     """
-    own = (*own, _OWN, "<frozen", "<string>")
+    own = (*own, *hidden, *_OWN, "<frozen", "<string>")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
     at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-5:]))
-    text = (
-        f"Failed to process the request(s) for model '{instance}', message: {type(error).__name__}: {error}"
-    )
+    text = f"{type(error).__name__}: {error}"
     return f"{text}\n\nAt:\n{at}" if at else text
 
 
+def failure_text(instance: str, error: BaseException, own: tuple[str, ...] = ()) -> str:
+    """What the clients are told when execute() raised, or returned what cannot be used."""
+    text = str(error) if isinstance(error, AnswerError) else described(error, own)
+    return f"Failed to process the request(s) for model '{instance}', message: {text}"
+
+
 def check_count(responses: Any, expected: int) -> list[Any]:
-    """execute()'s answer as a list of `expected` responses. Raises TritonModelException."""
+    """execute()'s answer as a list of `expected` responses. Raises AnswerError."""
     if not isinstance(responses, (list, tuple)):
-        raise TritonModelException(
+        raise AnswerError(
             f"execute() must return a list of {expected} InferenceResponse objects, one per request, "
             f"got {type(responses).__name__}"
         )
     if len(responses) != expected:
-        raise TritonModelException(
+        raise AnswerError(
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(responses)}"
+            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(responses)}\n"
         )
     return list(responses) if isinstance(responses, tuple) else responses
+
+
+def check_none(responses: Any, instance: str) -> None:
+    """What execute() of a decoupled model returned. Raises AnswerError."""
+    if responses is not None:
+        raise AnswerError(
+            f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
+        )
 
 
 def check_class(module: Any, path: str) -> Any:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 from ._errors import TritonModelException
 
 
@@ -40,6 +42,10 @@ class Host:
     def is_model_ready(self, name: str, version: str) -> bool:
         """True when the model can be used now."""
         raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array for an output, from where it need not be copied if that is possible."""
+        return np.empty(shape, dtype)
 
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         """A family of custom metrics: Metric(labels, buckets) makes its metrics."""

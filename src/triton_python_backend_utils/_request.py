@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _host
 from ._errors import TritonError, TritonModelException
+from ._json import parameters_text
 from ._tensor import Tensor
 
 if TYPE_CHECKING:
@@ -21,6 +22,25 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
+
+
+class OutputNames(set[str]):
+    """The outputs that a request asks for: a set of str, iterated in the order in which they were asked for."""
+
+    _order: tuple[str, ...] = ()  # of a copy too, which no __init__ has made
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._order = tuple(names)
+        super().__init__(self._order)
+
+    def __iter__(self) -> Iterator[str]:
+        kept = dict.fromkeys(name for name in self._order if name in self)
+        if len(kept) != len(self):  # the model has added to it
+            kept.update(dict.fromkeys(super().__iter__()))
+        return iter(kept)
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}}}" if self else "set()"
 
 
 class PreferredMemory:
@@ -95,8 +115,8 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The response's parameters as a JSON object."""
-        return json.dumps(self._parameters or {})
+        """The response's parameters as a JSON object without blanks."""
+        return parameters_text(self._parameters)
 
     def __repr__(self) -> str:
         return f"InferenceResponse({self._tensors!r}, error={self._error!r})"
@@ -129,7 +149,7 @@ class InferenceRequest:
         request_id: str = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
+        requested_output_names: Iterable[str] = (),
         model_name: str = "",
         model_version: int = -1,
         flags: int = 0,
@@ -141,21 +161,20 @@ class InferenceRequest:
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"inputs must hold Tensor objects, got {type(tensor).__name__}")
-        if isinstance(parameters, str):
-            parameters = json.loads(parameters)
-        if parameters:
-            _check_parameters(parameters)
+        given = json.loads(parameters) if isinstance(parameters, str) else parameters
+        if given:
+            _check_parameters(given)
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
-        self._requested_output_names = list(requested_output_names)
+        self._requested_output_names = list(dict.fromkeys(requested_output_names))
         self._model_name = model_name
         self._model_version = int(model_version)
         self._flags = flags
         self._timeout = timeout
         self._preferred_memory = preferred_memory
         self._trace = trace
-        self._parameters = parameters
+        self._parameters: dict[str, Any] | None = given
         self._channel: Any = None
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
@@ -171,9 +190,9 @@ class InferenceRequest:
         """The sequence's id, 0 when there is none."""
         return self._correlation_id
 
-    def requested_output_names(self) -> list[str]:
-        """The outputs that the client wants."""
-        return self._requested_output_names
+    def requested_output_names(self) -> set[str]:
+        """The outputs that the client wants, in the order in which it named them."""
+        return OutputNames(self._requested_output_names)
 
     def model_name(self) -> str:
         """The model that executes the request."""
@@ -204,8 +223,8 @@ class InferenceRequest:
         return self._trace
 
     def parameters(self) -> str:
-        """The custom parameters as a JSON object."""
-        return json.dumps(self._parameters or {})
+        """The custom parameters as a JSON object without blanks."""
+        return parameters_text(self._parameters)
 
     def is_cancelled(self) -> bool:
         """True once the client has cancelled the request or is gone."""

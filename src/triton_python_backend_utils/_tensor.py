@@ -7,11 +7,12 @@ Tensors that a model makes hold the array it gave. Writing to an input is allowe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from . import _host
 from ._dlpack import Capsule, array_of, capsule_of
 from ._errors import TritonModelException
 from ._types import BYTES, numpy_to_triton_type
@@ -19,6 +20,18 @@ from ._types import BYTES, numpy_to_triton_type
 CPU = (1, 0)  # DLPack's device type and number
 # devices(name, object or capsule) -> Tensor in device memory, or None; set by a server that has GPUs
 devices: Callable[[str, Any], Any] | None = None
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray:
+    """An array for an output, its elements not set: a large one of a model in a process of its own need not be copied.
+
+    `dtype` is numpy's. Anywhere else it is numpy.empty().
+    """
+    host = _host.find()
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if host is None:
+        return np.empty(shape, dtype)
+    return host.empty(shape, np.dtype(dtype))
 
 
 class Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neptrio.backends.base import Backend, BackendInstance
+from neptrio.execution.backend import Backend, BackendInstance
 
 
 class EnsembleBackend(Backend):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from neptrio._cext.batch import Batch
-from neptrio._cext.native import DelayBatch, identity
-from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.backends.identity_batch import DelayBatch, identity
 from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import Backend, BackendInstance, LoadContext
+from neptrio.execution.batch import Batch
 
 
 class IdentityBackend(Backend):
@@ -59,7 +59,7 @@ class IdentityInstance(BackendInstance):
         self.expected_ns = float(delay_ns)
 
     def prepare(self, batch: Batch) -> Batch:
-        identity(batch, self._pairs, self._delay_ns)
+        identity(batch, self._pairs, self._delay_ns)  # type: ignore[arg-type]  # batch_type makes it one
         return batch
 
     def execute(self, batch: Batch) -> None:

@@ -6,16 +6,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from neptrio.backends.base import Backend
 from neptrio.backends.ensemble import EnsembleBackend
 from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import Backend
 from neptrio.settings import Settings
 
 # backend name -> "module:class"; imported when the first model needs it
 BUILT_IN = {
     "identity": "neptrio.backends.identity:IdentityBackend",
     "kernel": "neptrio.backends.kernel.backend:KernelBackend",
-    "onnxruntime": "neptrio.backends.onnx:OnnxBackend",
+    "onnxruntime": "neptrio.backends.onnx.backend:OnnxBackend",
     "sequence": "neptrio.backends.sequence:SequenceBackend",
     "python": "neptrio.backends.python:PythonBackend",
 }

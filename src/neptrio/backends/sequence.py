@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.accumulate import AccumulateBatch
-from neptrio._cext.batch import Batch
-from neptrio._cext.request import InferRequest, InferResponse, Tensor
-from neptrio.backends.base import Backend, BackendInstance, LoadContext
+from neptrio.backends.accumulate import AccumulateBatch
 from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import Backend, BackendInstance, LoadContext
+from neptrio.execution.batch import Batch
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 INT32 = datatypes.NUMBER["INT32"]
 RESCHEDULE = 2
@@ -94,28 +94,32 @@ class SequenceInstance(BackendInstance):
 
     def prepare(self, batch: Batch) -> Batch:
         backend = self._backend
-        made: Batch = AccumulateBatch.of(batch, backend.delay_ns, backend.fail_value)
+        made = AccumulateBatch.of(batch, backend.delay_ns, backend.fail_value)
         made.responses = [self._job(made, i, request) for i, request in enumerate(batch.requests)]
         return made
 
-    def _job(self, batch: Any, i: int, request: InferRequest) -> InferResponse | None:
+    def _job(self, batch: AccumulateBatch, i: int, request: InferRequest) -> InferResponse | None:
         tensor = request.input_named(self._input)
+        assert tensor is not None  # every request was validated
         output = bytearray(tensor.nbytes)
         outputs = [Tensor(self._output, INT32, tensor.shape, output)]
         if request.scheduler_data is None:  # a null request
             batch.job(i, tensor, None, output, output)
             return InferResponse(outputs)
         slot = request.scheduler_data.slot
+        before: Tensor | bytearray | None
         if self._state_in is None:
-            before = None if request.sequence_start else self._sums.get(slot)
-            after = before
-            if after is None or len(after) < tensor.nbytes:
+            sums = None if request.sequence_start else self._sums.get(slot)
+            if sums is None or len(sums) < tensor.nbytes:
                 before, after = None, bytearray(tensor.nbytes)
                 self._sums[slot] = after
+            else:
+                before = after = sums
         else:
-            before = request.input_named(self._state_in)
+            state = before = request.input_named(self._state_in)
+            assert state is not None  # the sequence batcher gives it
             after = bytearray(tensor.nbytes)
-            outputs.append(Tensor(self._state_out, INT32, before.shape, after))
+            outputs.append(Tensor(self._state_out, INT32, state.shape, after))
         batch.job(i, tensor, before, after, output)
         if backend_rounds := self._backend.iterations - 1:
             done = 0 if request.sequence_start else self._rounds.get(slot, 0)

@@ -13,8 +13,8 @@ import trio
 
 from neptrio import datatypes
 from neptrio.client.connection import Call, Connection, ConnectionLost
-from neptrio.codec.numpy_tensor import join_bytes, split_bytes
-from neptrio.descriptors import message_class
+from neptrio.codec.descriptors import message_class
+from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 Inputs = Mapping[str, np.ndarray]
 

@@ -13,7 +13,7 @@ import numpy as np
 from neptrio import datatypes
 from neptrio.client.client import InferenceError, Inputs, Result
 from neptrio.client.connection import ConnectionLost
-from neptrio.codec.numpy_tensor import join_bytes, split_bytes
+from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 HEADER = "Inference-Header-Content-Length"
 

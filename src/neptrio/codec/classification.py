@@ -1,6 +1,6 @@
 """The classification extension: the k largest values of an output as `value:index[:label]`.
 
-Source: spec/features.md A3, spec/observed.md 4.
+Source: docs/protocol/features.md A3, docs/protocol/observed.md 4.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from neptrio import datatypes
-from neptrio._cext.request import Tensor
-from neptrio.codec.numpy_tensor import join_bytes, to_numpy
 from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import Tensor
+from neptrio.request.numpy_tensor import join_bytes, to_numpy
 
 log = logging.getLogger("neptrio.classification")
 

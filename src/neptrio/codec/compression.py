@@ -1,18 +1,19 @@
 """gzip and deflate (zlib format) bodies: bounded when they come in, negotiated when they go out.
 
-Source: spec/observed.md 4. An undecodable body is an error here, not an empty body.
+Source: docs/protocol/observed.md 4. An undecodable body is an error here, not an empty body.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from neptrio.errors import Code, InvalidArgument, TritonError, Unsupported
+from neptrio.codec.inflate import Deflater, Inflater, TooLong, Undecodable
+from neptrio.errors import Code, InvalidArgument, TritonError, UnsupportedEncoding
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
+LEVEL = 6
 
 
 def too_large(limit: int) -> TritonError:
@@ -23,47 +24,26 @@ def too_large(limit: int) -> TritonError:
     )
 
 
-def decompress(encoding: str, body: Any, limit: int) -> Any:
-    """The plain body; never more than `limit` bytes are made.
-
-    Raises Unsupported for an unknown encoding, InvalidArgument for undecodable or cut-off data,
-    TritonError (413) over the limit.
-    """
+def inflater(encoding: str, body: Any, limit: int) -> Inflater | None:
+    """What inflates a body of an encoding; None for one that is plain already. Raises UnsupportedEncoding."""
     if encoding in ("", "identity"):
-        return body
+        return None
     bits = WINDOW_BITS.get(encoding)
     if bits is None:
-        raise Unsupported("Unsupported compression type")
-    plain = bytearray()
-    data: Any = body
-    while True:
-        decoder = zlib.decompressobj(bits)
-        try:
-            part = decoder.decompress(data, limit + 1 - len(plain))
-        except zlib.error as error:
-            raise InvalidArgument(f"failed to decompress the {encoding} request body: {error}") from None
-        plain += part
-        if len(plain) > limit:
-            raise too_large(limit)
-        if not decoder.eof:
-            raise InvalidArgument(
-                f"failed to decompress the {encoding} request body: it ends before the compressed data does"
-            )
-        data = decoder.unused_data
-        if not data:
-            return plain
-        if encoding != "gzip":
-            raise InvalidArgument(
-                f"failed to decompress the {encoding} request body: {len(data)} bytes follow the compressed data"
-            )
+        raise UnsupportedEncoding("Unsupported compression type")
+    return Inflater(bits, body, limit, members=encoding == "gzip")
 
 
-def compress(encoding: str, parts: Iterable[Any]) -> bytes:
-    """The buffers, one after the other, as one compressed body."""
-    encoder = zlib.compressobj(6, zlib.DEFLATED, WINDOW_BITS[encoding])
-    out = [encoder.compress(part) for part in parts]
-    out.append(encoder.flush())
-    return b"".join(out)
+def refusal(encoding: str, limit: int, error: Undecodable | TooLong) -> TritonError:
+    """What a client is told of a body that cannot be inflated: 400, or 413 over the limit."""
+    if isinstance(error, TooLong):
+        return too_large(limit)
+    return InvalidArgument(f"failed to decompress the {encoding} request body: {error}")
+
+
+def deflater(encoding: str, parts: Iterable[Any]) -> Deflater:
+    """What compresses an answer's buffers as one body."""
+    return Deflater(WINDOW_BITS[encoding], LEVEL, parts)
 
 
 @lru_cache(256)

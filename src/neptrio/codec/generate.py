@@ -2,7 +2,7 @@
 
 Top-level keys that name inputs become tensors, all others request parameters; a response's
 outputs, parameters and model identity are the keys of its object.
-Source: spec/observed.md 7.
+Source: docs/protocol/observed.md 7.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import math
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.json_reader import load
-from neptrio._cext.json_request import add_parameter
-from neptrio._cext.json_tensor import tensor_json, tensor_of
-from neptrio._cext.json_writer import dump
-from neptrio._cext.request import InferRequest, InferResponse, Tensor
+from neptrio.codec.json_reader import load
+from neptrio.codec.json_request import add_parameter
+from neptrio.codec.json_tensor import tensor_json, tensor_of
+from neptrio.codec.json_writer import dump
 from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
 def decode(request: InferRequest, body: Any) -> None:
     """Fills `request` (its model is set) from a generate body. Raises InvalidArgument."""
-    document = load(body)
+    repeated: list[str] = []
+    document = load(body, repeated)
     if not isinstance(document, dict):
         raise InvalidArgument("attempt to get members for non-object")
     specs = request.model.input_index
@@ -42,6 +43,11 @@ def decode(request: InferRequest, body: Any) -> None:
                     raise InvalidArgument("Unable to parse 'id': attempt to access JSON non-string as string")
                 request.id = value
             add_parameter(request, key, value)
+    for key in repeated:
+        if key in specs:  # of anything else the first counts
+            raise InvalidArgument(
+                f"[request id: {request.id or '<id_unknown>'}] input '{key}' already exists in request"
+            )
 
 
 def _count(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""JSON for the REST front: control documents here, infer bodies in cext/json_request and json_response."""
+"""JSON for the REST front: control documents here, infer bodies in cext/codec/json_request and json_response."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from neptrio._cext.json_reader import kind_error, load
-from neptrio._cext.json_request import decode_request
-from neptrio._cext.json_response import encode_response
-from neptrio._cext.json_writer import dump
+from neptrio.codec.json_reader import kind_error, load
+from neptrio.codec.json_request import decode_request
+from neptrio.codec.json_response import encode_response
+from neptrio.codec.json_writer import dump
 
 HEADER_LENGTH = b"inference-header-content-length"
 

@@ -1,11 +1,35 @@
-"""Bodies of the shared memory extensions' REST verbs."""
+"""The shared memory extensions: the bodies of their REST verbs, and what decoders ask of the regions."""
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, Protocol
 
 from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import Tensor
+
+
+class SharedMemory(Protocol):
+    """Regions that clients registered (service.shared_memory)."""
+
+    def input_tensor(
+        self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
+    ) -> Tensor:
+        """An input that lies in a region. Raises TritonError."""
+
+    def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
+        """(address, owner) of where an output of `needed` bytes goes, None when the region is not on a
+        GPU. Raises TritonError."""
+
+    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
+        """Puts an output into a region; returns it as it leaves in the response. Raises TritonError."""
+
+
+class WithSharedMemory(Protocol):
+    """Whoever knows the regions: service.Services, execution.model_host.ModelHost."""
+
+    @property
+    def shared_memory(self) -> SharedMemory: ...
 
 
 def system_registration(document: Any) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
 """Text that need not be valid Unicode, as bytes and back.
 
 A client may send bytes that are not UTF-8 wherever a JSON string stands; they pass through the house as
-what `surrogateescape` makes of them (cext/json_reader, rule 3). Halves of surrogate pairs that came from
+what `surrogateescape` makes of them (cext/codec/json_reader, rule 3). Halves of surrogate pairs that came from
 no bytes can only come from a Python model or an embedding program.
 """
 

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Checks and prints."""
+    from neptrio.config.problem import ERROR
     from neptrio.errors import TritonError, Unavailable
-    from neptrio.model.problem import ERROR
     from neptrio.repository.check import Checker
     from neptrio.repository.places import Places
     from neptrio.settings import Settings

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from neptrio.config import defaults
+from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
-from neptrio.model import config as model_config
-from neptrio.model import defaults
 from neptrio.scheduling.explain import explain
 
 HELP = "say what will and won't batch for a model"

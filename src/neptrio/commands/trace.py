@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio import flags
-from neptrio.observe.trace_export import perfetto
-from neptrio.observe.trace_reader import NoTraceFile, Trace, read
-from neptrio.observe.trace_summary import Summary, trace_lines
-from neptrio.observe.trace_view import LIMIT, collect, html
+from neptrio.traces.export import perfetto
+from neptrio.traces.reader import NoTraceFile, Trace, read
+from neptrio.traces.summary import Summary, trace_lines
+from neptrio.traces.view import LIMIT, collect, html
 
 HELP = "summarise, show and export trace files"
 
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the action; 1 when a file cannot be read or written, or is no trace file."""
     if options.action == "replay":
-        from neptrio.observe.replay_report import replay
+        from neptrio.traces.replay_report import replay
 
         return replay(options, lambda name, text: _warn(name)(text))
     if options.action == "summary":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 active = False  # True once a server of this process is in mode opentelemetry
 
 if TYPE_CHECKING:
-    from neptrio._cext.request import InferRequest
+    from neptrio.request.infer_request import InferRequest
 
 
 def enter(requests: list[InferRequest]) -> Any:

@@ -1,7 +1,7 @@
 """What a model holds at this moment, counted, not sampled.
 
 Invariant (tested): accepted requests = queued + prepared + executing. A decoupled model may owe
-responses to requests that its instance is done with: these are accepted and in none of the three.
+responses to requests whose batch is back already: these are accepted and in none of the three.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def live(model: Any) -> Live:
     instances = [instance.statistics() for instance in model.pool.all]
     scheduler = model.scheduler.statistics()
     return Live(
-        accepted=model.inflight - getattr(scheduler, "null_requests_open", 0),
+        accepted=model.inflight - scheduler.null_requests_open,
         queued=scheduler.queued,
         prepared=sum(i.prepared_requests for i in instances),
         # an ensemble has no instances: its scheduler counts the requests that walk its steps
         executing=sum(i.executing_requests for i in instances) if instances else scheduler.executing,
         inflight_bytes=model.counters.inflight_bytes,
-        sequences=getattr(getattr(scheduler, "table", None), "live", 0),
+        sequences=scheduler.sequences,
     )

@@ -2,23 +2,26 @@
 
 Read at the moment of the scrape on the trio thread, from the same counters as the statistics
 extension; nothing is collected beside the path of a request. Names, labels and kinds of the nv_*
-families are a Triton server's (spec/features.md A7, spec/observed.md 15); labels are sorted by name,
-as scripts match them. What Triton does not have is called neptrio_*.
+families are a Triton server's (docs/protocol/features.md A7, docs/protocol/observed.md 15); labels are
+sorted by name, as scripts match them. What Triton does not have is called neptrio_*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
-from neptrio._cext.request import monotonic_ns
+from neptrio.observe.custom_metrics import CustomMetrics
 from neptrio.observe.exposition import Family, Labels, render
 from neptrio.observe.host import HostSample
 from neptrio.observe.live import live
 from neptrio.observe.memory import device_pools, pinned_pools
 from neptrio.observe.metrics_config import FIRST_RESPONSE, MetricsConfig
+from neptrio.observe.processes import processes
+from neptrio.observe.trace_file import TraceWriterStatistics
+from neptrio.request.infer_request import monotonic_ns
 
 # upper bounds of the stage histograms: 2**14 ns (16 us) to 2**36 ns (69 s); powers of two are exact
 STAGE_BOUNDS_NS = tuple(1 << exponent for exponent in range(14, 37))
@@ -50,10 +53,45 @@ def with_label(labels: Labels, name: str, value: str) -> list[tuple[str, str]]:
     return sorted([*labels, (name, value)])
 
 
+class PinnedLimit(Protocol):
+    """What the document says of the settings."""
+
+    @property
+    def pinned_memory_pool_byte_size(self) -> int: ...
+
+
+class Cache(Protocol):
+    """The response cache (scheduling.response_cache)."""
+
+    def statistics(self) -> Any: ...
+
+
+class Traces(Protocol):
+    """Whoever has traces written (service.trace)."""
+
+    def statistics(self) -> TraceWriterStatistics: ...
+
+
+class Sources(Protocol):
+    """Where the document's numbers come from, beside the models; service.Services is it."""
+
+    @property
+    def settings(self) -> PinnedLimit: ...
+
+    @property
+    def cache(self) -> Cache | None: ...
+
+    @property
+    def trace(self) -> Traces | None: ...
+
+    @property
+    def custom_metrics(self) -> CustomMetrics: ...
+
+
 class Metrics:
     """Makes the document. `models` lists the ready model versions; `host` is the last sample."""
 
-    def __init__(self, models: Callable[[], Iterable[Any]], services: Any, config: MetricsConfig) -> None:
+    def __init__(self, models: Callable[[], Iterable[Any]], services: Sources, config: MetricsConfig) -> None:
         self._models = models
         self._services = services
         self._config = config
@@ -321,7 +359,23 @@ class Metrics:
                 slots.sample(with_label(labels, "state", "free"), table.slots - table.slots_used)
                 backlog.sample(with_label(labels, "kind", "sequences"), table.backlog_sequences)
                 backlog.sample(with_label(labels, "kind", "requests"), table.backlog_requests)
-        return [requests, accepted, inflight, sequences, slots, backlog]
+        return [requests, accepted, inflight, sequences, slots, backlog, *self._processes(models)]
+
+    def _processes(self, models: Models) -> list[Family]:
+        resident = Family(
+            "neptrio_process_resident_bytes", "Resident memory of an instance's process", "gauge"
+        )
+        cpu = Family("neptrio_process_cpu_seconds_total", "CPU time of an instance's process", "counter")
+        restarts = Family("neptrio_process_restarts_total", "Restarts of an instance's process", "counter")
+        ring = Family("neptrio_process_ring_entries", "Batches and messages ahead of a process", "gauge")
+        for model, labels in models:
+            for process in processes(model):
+                own = with_label(labels, "instance", process.instance)
+                resident.sample(own, process.resident_bytes)
+                cpu.sample(own, process.cpu_seconds)
+                restarts.sample(own, process.restarts)
+                ring.sample(own, process.ring)
+        return [resident, cpu, restarts, ring]
 
     async def _batches(self, models: Models) -> list[Family]:
         sizes = Family(

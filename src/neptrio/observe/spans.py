@@ -10,10 +10,12 @@ that makes spans of them, with the ids that were drawn when the requests were sa
         MODEL               ensemble steps and the calls of Python models
 
 Rules:
+ 0. Level TENSORS alone makes the span InferRequest without events, and no other, as a Triton server does;
+    tensors are in no span.
  1. A span is exported only as a part of a finished trace, or made by a model under such a span.
  2. At most max_queue_size traces wait here, and as many spans in the processor; more are dropped.
  3. A collector that does not answer is logged once, and once more when it does again.
-Sources: spec/observed.md 11; W3C Trace Context.
+Sources: docs/protocol/observed.md 11; W3C Trace Context.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from random import getrandbits
 from typing import Any
 
 from neptrio import __version__
-from neptrio._cext.request import monotonic_ns
 from neptrio.errors import Unavailable
 from neptrio.observe import current_span
 from neptrio.observe.current_span import span_context
+from neptrio.observe.span_options import SpanOptions
 from neptrio.observe.trace_file import TraceWriterStatistics
-from neptrio.observe.trace_settings import SpanOptions
+from neptrio.request.infer_request import monotonic_ns
 
 try:
     from opentelemetry import trace
@@ -193,10 +195,14 @@ class SpanWriter:
         top = span_context(group, group.root_span_id)
         made = []
         contexts = {0: top}
+        if not group.timestamps:
+            parts = [root]
         times = {part: [(ns + offset, name) for ns, name in part.times] for part in parts}
-        front = [t for t in times[root] if t[1].startswith(FRONT)]
+        front = [t for t in times[root] if group.timestamps and t[1].startswith(FRONT)]
         first, last = times[root][0][0], times[root][-1][0]
         made.append(self._span(ROOT, top, above, front, first, last, root.error))
+        if not group.timestamps:
+            return made
         for part in parts:
             name, version, request_id = part.identity
             context = contexts[part.id] = span_context(group, part.span_id)

@@ -149,4 +149,23 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
         for row in found
         if row.closings
     ]
-    return [*lines, "", "batches closed in the interval:", *why] if why else lines
+    if why:
+        lines += ["", "batches closed in the interval:", *why]
+    apart = _processes(before, now)
+    return [*lines, "", "processes:", *apart] if apart else lines
+
+
+def _processes(before: Sample, now: Sample) -> list[str]:
+    """A line per instance that is a process: its memory, its share of a core in the interval, and its life."""
+    seconds = max(now.seconds - before.seconds, 1e-9)
+    lines = []
+    for key, stat in now.models.items():
+        earlier = {p["pid"]: p["cpu_seconds"] for p in before.models.get(key, {}).get("processes", ())}
+        for p in stat.get("processes", ()):
+            used = p["cpu_seconds"] - earlier.get(p["pid"], p["cpu_seconds"])
+            lines.append(
+                f"  {p['instance']}: pid {p['pid']}, {p['resident_bytes'] / 1e6:.0f} MB, "
+                f"{100 * used / seconds:.0f}% of a core, "
+                f"{p['restarts']} restarts, {p['ring']} ahead"
+            )
+    return lines

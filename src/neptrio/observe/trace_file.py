@@ -2,8 +2,8 @@
 
 The problem: a trace file is read while the server runs and after it was killed, and a disk may be
 slow or full, and no request may notice any of it. The choice: records of finished traces gather in a
-block of their scope (cext/trace_block), and a thread that wakes up a few times a second takes the
-blocks, makes their text and lets files grow (cext/array_file).
+block of their scope (cext/observe/trace_block), and a thread that wakes up a few times a second takes the
+blocks, makes their text and lets files grow (cext/observe/array_file).
 
 Rules:
  1. On disk there is a complete JSON array at every moment, and a file exists only if something was
@@ -31,9 +31,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from neptrio._cext.array_file import ArrayFile, sweep
-from neptrio._cext.trace_block import TraceBlock
 from neptrio.codec.http_json import dump_json
+from neptrio.observe.array_file import ArrayFile, sweep
+from neptrio.observe.trace_block import TraceBlock
 from neptrio.observe.trace_settings import Scope, holds_traces
 
 log = logging.getLogger("neptrio.trace")
@@ -76,7 +76,7 @@ def group_text(parts: list[Any]) -> bytes:
 
 
 def _may_begin(path: str) -> bool:
-    """Nothing that is worth anything is lost where an array begins at `path`."""
+    """True when an array may begin at `path`: there is no file, or it is empty or a trace file."""
     return not os.path.lexists(path) or holds_traces(path)
 
 

@@ -1,7 +1,7 @@
 """A traced tensor: its bytes when it was seen, and what a trace file says of it.
 
 The copy is made on the trio thread, while the tensor is there; the text on the writer's.
-Source: spec/trace-file.md.
+Source: docs/protocol/trace-file.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from base64 import b64encode
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.request import InferRequest, Tensor
+from neptrio.request.infer_request import InferRequest, Tensor
 
 
 class Copied:
@@ -61,7 +61,7 @@ def tensor_document(copied: Copied) -> dict[str, Any]:
     """
     import numpy as np
 
-    from neptrio.codec.numpy_tensor import split_bytes
+    from neptrio.request.numpy_tensor import split_bytes
 
     dtype = copied.dtype
     made: dict[str, Any] = {"name": copied.name, "data": "", "shape": ",".join(map(str, copied.shape)),

@@ -5,7 +5,8 @@ settings is the one set over the network, else the command line's. What follows 
 that table is a Scope: effective values with the counters of sampling.
 
 Rules:
- 1. null, an empty string and an empty list clear a field of the scope they are sent to.
+ 1. null over HTTP and an empty list over gRPC clear a field of the scope they are sent to; nothing else
+    does. An empty trace_level over HTTP names no level, so it changes nothing.
  2. An update is atomic: the whole table that would result is checked before anything changes.
  3. An update replaces the scopes it touches: they count from zero, and the old ones finish what
     they have sampled. A global update touches every model's scope.
@@ -13,24 +14,22 @@ Rules:
     at what the global scope has left (the global one: at the command line's value).
  5. Values are judged where tracing is on: with level OFF anything that can be parsed is kept.
 trace_tail is ours: with it, only traces of requests that took that long or failed are kept and counted.
-Sources: the trace extension's text; spec/rules.md E5; spec/observed.md 11; spec/README.md.
+Sources: docs/protocol/trace-extension.md; docs/protocol/rules.md E5; docs/protocol/observed.md 11;
+docs/protocol/README.md.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from neptrio._cext.trace_scope import Sampling
 from neptrio.codec.http_json import dump_json
 from neptrio.codec.text import bytes_text
 from neptrio.errors import InvalidArgument, Unsupported
-
-if TYPE_CHECKING:
-    from neptrio.settings import Settings
+from neptrio.observe.span_options import SpanOptions
+from neptrio.observe.trace_scope import Sampling
 
 LONGEST_NAME = 255 - len(".4294967295.4194304.tmp2")  # an index and what array_file adds
 FIELDS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_tail")
@@ -46,25 +45,9 @@ DEFAULTS: dict[str, Any] = {
     "trace_file": "",
     "trace_tail": 0,
 }
-CONFIG_KEYS = {
-    "level": "trace_level",
-    "rate": "trace_rate",
-    "count": "trace_count",
-    "tail": "trace_tail",
-    "log-frequency": "log_frequency",
-    "file": "trace_file",
-}
 FILE_FIELDS = ("log_frequency", "trace_file")  # of no use in mode opentelemetry
-OPENTELEMETRY_KEYS = (
-    "url",
-    "resource",
-    "bsp_max_queue_size",
-    "bsp_schedule_delay",
-    "bsp_max_export_batch_size",
-)
+NO_TENSORS = "Tensor level tracing is not supported by the mode: opentelemetry; no span holds tensors"
 TRACES = re.compile(rb'\s*\[\s*(\]|\{\s*"(model_name|id)")')  # how trace files begin
-MODES = ("triton", "opentelemetry")
-SERVICE_NAME = "triton-inference-server"  # the resource attribute service.name, unless it is given
 
 
 class Scope(Sampling):
@@ -90,12 +73,10 @@ class Scope(Sampling):
         return dict(zip(FIELDS, values, strict=True))
 
 
-def _check(values: Mapping[str, Any], count_given: bool, mode: str) -> None:
+def check_values(values: Mapping[str, Any], count_given: bool, mode: str) -> None:
     if not values["trace_level"]:
         return
     spans = mode == "opentelemetry"
-    if spans and "TENSORS" in values["trace_level"]:
-        raise InvalidArgument(INVALID + "trace level TENSORS is not there in mode opentelemetry")
     if not values["trace_rate"] and not spans:  # with spans: only requests whose parent is sampled
         raise InvalidArgument(INVALID + "sample rate must be non-zero")
     if count_given and not values["trace_count"]:
@@ -109,7 +90,7 @@ class TraceTable:
 
     def __init__(self, start: Mapping[str, Any], mode: str = "triton") -> None:
         """`start` has a value for every field. Raises InvalidArgument when they do not fit together."""
-        _check(start, True, mode)
+        check_values(start, True, mode)
         self.mode = mode
         self.start = dict(start)
         self.globals = Scope({}, self.start)
@@ -166,7 +147,7 @@ class TraceTable:
             else:
                 own[field] = value
         values = {**above, **own}
-        _check(values, changes.get("trace_count") is not None, self.mode)
+        check_values(values, changes.get("trace_count") is not None, self.mode)
         return Scope(own, values) if own else None
 
 
@@ -184,7 +165,7 @@ def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton")
         if key not in given or (mode == "opentelemetry" and key in FILE_FIELDS):
             continue
         value = given[key]
-        if value is None or value == [] or value == "":
+        if value is None or (protocol == "grpc" and value == []):
             changes[key] = None
         elif key == "trace_level":
             levels = _levels(value)
@@ -197,7 +178,9 @@ def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton")
                 value = value[0]
             if not isinstance(value, str):
                 raise _wrong_type(key, "string", value)
-            changes[key] = None if value == "" else _scalar(key, value, protocol)
+            if key == "trace_file" and not value:
+                raise InvalidArgument(INVALID + "trace file name is not given")
+            changes[key] = scalar(key, value, protocol)
     return changes
 
 
@@ -223,7 +206,7 @@ def _wrong_type(key: str, expected: str, value: Any) -> InvalidArgument:
     )
 
 
-def _scalar(key: str, text: str, protocol: str) -> Any:
+def scalar(key: str, text: str, protocol: str) -> Any:
     if key == "trace_file":
         if "\0" in text:
             raise InvalidArgument("trace_file contains a NUL character")
@@ -265,14 +248,6 @@ def reply(scope: Scope, spans: SpanOptions | None = None) -> dict[str, Any]:
 # ------------------------------------------------------------ trace files
 
 
-def directory(settings: Settings) -> str:
-    """The folder that trace_file may be set to over the network."""
-    if settings.trace_dir is not None:
-        return os.path.realpath(settings.trace_dir)
-    start = start_values(settings)["trace_file"]
-    return os.path.realpath(os.path.dirname(start) or ".")
-
-
 def check_file(path: str, folder: str, allowed: bool) -> None:
     """Refuses a path that the network may not choose. Raises Unsupported or InvalidArgument."""
     if not allowed:
@@ -302,122 +277,3 @@ def holds_traces(path: str) -> bool:
     except OSError:
         return False
     return not head or TRACES.match(head) is not None
-
-
-# ------------------------------------------------------------ from the command line
-
-
-@dataclass(frozen=True)
-class SpanOptions:
-    """Mode opentelemetry: where spans go, and how they are gathered on the way."""
-
-    url: str = "http://localhost:4318/v1/traces"
-    resource: tuple[tuple[str, str], ...] = ()
-    max_queue_size: int = 2048  # spans; more are dropped
-    schedule_delay_ms: int = 5000
-    max_export_batch_size: int = 512
-
-    def attributes(self) -> dict[str, str]:
-        """The resource's attributes."""
-        return {"service.name": SERVICE_NAME, **dict(self.resource)}
-
-    def shown(self) -> dict[str, str]:
-        """The options as a reply to trace/setting has them."""
-        shown = {"url": self.url}
-        if self.resource:
-            shown["resource"] = ",".join(f"{key}={value}" for key, value in self.resource)
-        return {
-            **shown,
-            "bsp_schedule_delay": str(self.schedule_delay_ms),
-            "bsp_max_export_batch_size": str(self.max_export_batch_size),
-            "bsp_max_queue_size": str(self.max_queue_size),
-        }
-
-
-def _split(settings: Settings) -> tuple[str, list[tuple[str, str]], list[tuple[str, str]]]:
-    """--trace-config as (mode, settings, options of mode opentelemetry). Raises ValueError."""
-    chosen = "triton"
-    found: list[tuple[str, str]] = []
-    spans: list[tuple[str, str]] = []
-    for item in settings.trace_config:
-        mode, comma, rest = item.partition(",")
-        if not comma or "=" in mode:
-            mode, rest = "", item
-        key, equals, value = rest.partition("=")
-        if not equals or mode not in ("", *MODES):
-            raise ValueError(f"--trace-config: expected MODE,KEY=VALUE or KEY=VALUE, got '{item}'")
-        known: Iterable[str] = OPENTELEMETRY_KEYS if mode == "opentelemetry" else CONFIG_KEYS
-        if key == "mode":
-            if value not in MODES:
-                raise ValueError(f"--trace-config: unknown mode '{value}', expected {' or '.join(MODES)}")
-            chosen = value
-        elif key not in known:
-            raise ValueError(
-                f"--trace-config: unknown setting '{key}'{f' of mode {mode}' if mode else ''}, expected one "
-                f"of {', '.join(known)}"
-            )
-        else:
-            (spans if mode == "opentelemetry" else found).append((key, value))
-    return chosen, found, spans
-
-
-def span_options(settings: Settings) -> SpanOptions | None:
-    """The options of mode opentelemetry, None in mode triton. Raises ValueError."""
-    mode, _, given = _split(settings)
-    values: dict[str, Any] = {}
-    resource: list[tuple[str, str]] = []
-    for key, value in given:
-        if key == "url":
-            values["url"] = value if "://" in value else f"http://{value}"
-        elif key == "resource":
-            name, equals, text = value.partition("=")
-            if not equals or not name:
-                raise ValueError(f"--trace-config: expected opentelemetry,resource=KEY=VALUE, got '{value}'")
-            resource.append((name, text))
-        else:
-            number = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
-            if not number:
-                raise ValueError(f"--trace-config: {key} must be a number from 1 on, got '{value}'")
-            values["schedule_delay_ms" if key == "bsp_schedule_delay" else key[4:]] = number
-    made = SpanOptions(resource=tuple(resource), **values)
-    if made.max_export_batch_size > made.max_queue_size:
-        raise ValueError(
-            f"--trace-config: bsp_max_export_batch_size ({made.max_export_batch_size}) must not be above "
-            f"bsp_max_queue_size ({made.max_queue_size})"
-        )
-    return made if mode == "opentelemetry" else None
-
-
-def start_values(settings: Settings) -> dict[str, Any]:
-    """The fields' values from --trace-config or the older --trace-* flags. Raises ValueError."""
-    mode, found, _ = _split(settings)
-    span_options(settings)
-    texts = {CONFIG_KEYS[key]: value for key, value in found if key != "level"}
-    levels = [value for key, value in found if key == "level"]
-    older = {
-        "trace_file": settings.trace_file,
-        "trace_rate": settings.trace_rate,
-        "trace_count": settings.trace_count,
-        "log_frequency": settings.trace_log_frequency,
-    }
-    if settings.trace_config and (any(older.values()) or settings.trace_level):
-        raise ValueError(
-            "--trace-config replaces --trace-file, --trace-level and the like: use only one of them"
-        )
-    texts.update({key: value for key, value in older.items() if value})
-    levels += settings.trace_level
-    values = dict(DEFAULTS)
-    for level in levels:
-        if level not in ("OFF", "MIN", "MAX", *LEVELS):
-            raise ValueError(f"unknown trace level '{level}', expected OFF, TIMESTAMPS or TENSORS")
-        if level == "OFF" and len(levels) > 1:
-            raise ValueError("Expect only one trace level 'OFF' is specified")
-    asked = {"TIMESTAMPS" if level in ("MIN", "MAX") else level for level in levels}
-    values["trace_level"] = tuple(level for level in LEVELS if level in asked)
-    try:
-        for field, text in texts.items():
-            values[field] = _scalar(field, text, "flag")
-        _check(values, True, mode)
-    except InvalidArgument as error:
-        raise ValueError(f"trace settings: {error}") from None
-    return values

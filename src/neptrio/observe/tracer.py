@@ -1,7 +1,7 @@
 """Sampling: which requests are traced, under which settings, and where finished traces go.
 
 Rules:
- 1. With tracing off everywhere a request costs one attribute test (InferenceService.tracing).
+ 1. With tracing off everywhere a request costs one attribute test (Sampler.tracing).
  2. A request that came over the network is counted once in its model's scope, after it was validated;
     ensemble steps and BLS calls are parts of the request they are made for and count nowhere.
  3. A trace that was asked for (by the request itself, where that is allowed, or by a sampled parent in
@@ -17,22 +17,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from random import getrandbits
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
-from neptrio._cext.mailbox import WorkItem
-from neptrio._cext.request import InferRequest
-from neptrio._cext.trace import Trace
-from neptrio._cext.trace_recent import RECENT, Recent
-from neptrio._cext.trace_sampler import Sampler
 from neptrio.errors import InvalidArgument
+from neptrio.loop.mailbox import WorkItem
 from neptrio.observe.propagation import Asked, traceparent
+from neptrio.observe.trace import Trace
 from neptrio.observe.trace_file import TraceWriter
-from neptrio.observe.trace_settings import LEVELS, Scope, TraceTable, span_options, start_values
-
-if TYPE_CHECKING:
-    from neptrio.settings import Settings
+from neptrio.observe.trace_options import TraceOptions, span_options, start_values
+from neptrio.observe.trace_recent import RECENT, Recent
+from neptrio.observe.trace_sampler import Sampler
+from neptrio.observe.trace_settings import LEVELS, Scope, TraceTable
+from neptrio.request.infer_request import InferRequest
 
 log = logging.getLogger("neptrio.trace")
 PARAMETER = "neptrio_trace"  # of a request that forces its own trace; the header is neptrio-trace
@@ -40,7 +38,7 @@ CLOSE_SECONDS = 5.0
 
 
 class _Failed(WorkItem):
-    """The writer's bad news, on its way to the trio thread."""
+    """Tells the trio thread that the writer failed."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -52,13 +50,13 @@ class _Failed(WorkItem):
 class Tracer(Sampler):
     """Samples requests and hands finished traces to the writer."""
 
-    def __init__(self, settings: Settings, turn: Any, completions: Any, inference: Any) -> None:
-        self.options = span_options(settings)
+    def __init__(self, options: TraceOptions, loop_pass: Any, completions: Any) -> None:
+        self.options = span_options(options)
         self.spans = self.options is not None
-        self.table = TraceTable(start_values(settings), "opentelemetry" if self.spans else "triton")
-        self.attach(turn)
-        self.tensor_bytes = settings.trace_tensor_bytes
-        self.may_force = settings.allow_forced_trace
+        self.table = TraceTable(start_values(options), "opentelemetry" if self.spans else "triton")
+        self.attach(loop_pass)
+        self.tensor_bytes = options.tensor_bytes
+        self.may_force = options.allow_forced
         self.recent = Recent()
         self.writer: Any
         if self.options is None:
@@ -67,20 +65,18 @@ class Tracer(Sampler):
             from neptrio.observe.spans import SpanWriter
 
             self.writer = SpanWriter(self.options)
-        self._inference = inference
-        inference.tracer = self
         self.activate()
 
     def activate(self) -> None:
-        """Takes the table's scopes, and tells the request path whether there is anything to do."""
+        """Takes the table's scopes, and sets Sampler.tracing, which requests look at."""
         scopes = self.table.scopes()
         self.default, self.models = self.table.globals, self.table.models
         if self.spans:
-            wanted = any(scope.level for scope in scopes)  # a sampled parent is reason enough
+            wanted = any(scope.level for scope in scopes)  # whatever is left: a sampled parent may ask
         else:
             wanted = not self.disabled and any(scope.level and scope.left for scope in scopes)
-        self._inference.tracing = wanted or self.may_force or self.open > 0
-        self._inference.trace_headers = self.may_force or (self.spans and wanted)
+        self.tracing = wanted or self.may_force or self.open > 0
+        self.trace_headers = self.may_force or (self.spans and wanted)
 
     def asked_level(self, request: InferRequest, scope: Scope) -> tuple[str, ...]:
         """The level at which a trace is asked for, () when none is. Raises InvalidArgument."""
@@ -103,7 +99,8 @@ class Tracer(Sampler):
         if asked is not None and asked.trace_id:
             trace.trace_id, trace.remote = asked.trace_id, asked
         trace.root_span_id = _span_id()
-        trace.span_id = _span_id()
+        # without timestamps there is no span but the first: what a model makes lies under that
+        trace.span_id = _span_id() if trace.timestamps else trace.root_span_id
         headers = [(b"traceparent", traceparent(trace.trace_id, trace.root_span_id).encode())]
         if trace.remote is not None and trace.remote.tracestate:
             headers.append((b"tracestate", trace.remote.tracestate.encode("latin-1")))
@@ -111,7 +108,7 @@ class Tracer(Sampler):
 
     def identify_part(self, trace: Trace) -> None:
         """The same for a part below."""
-        trace.span_id = _span_id()
+        trace.span_id = _span_id() if trace.group.timestamps else trace.group.root_span_id
 
     def kept(self, root: Trace) -> None:
         """A finished trace whose text is not made here: spans, tensors, or no file at all."""
@@ -152,7 +149,7 @@ class Tracer(Sampler):
 
     async def close(self) -> None:
         """Writes what is left; nothing is traced any more."""
-        self._inference.tracing = False
+        self.tracing = False
         for scope in self.table.scopes():
             self.writer.flush(scope, False)
         with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs does not hold up the exit

@@ -12,12 +12,33 @@ from typing import Any
 import trio
 
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
-from neptrio.model.model import Model
 from neptrio.repository import lifecycle, scan
 from neptrio.repository.bell import Bell
+from neptrio.repository.model import Model
 from neptrio.repository.places import Places
 from neptrio.repository.records import Record, Row
+from neptrio.scheduling.base import Scheduler
 from neptrio.settings import Settings
+
+
+def version_number(version: str) -> int:
+    """The number that a request names a version by. Raises InvalidArgument for text that is none."""
+    try:  # int() also reads '1_0' and the digits of other scripts
+        if len(version) < 19 and version.isascii() and "_" not in version:
+            return int(version)
+    except ValueError:
+        pass
+    raise InvalidArgument(
+        f"failed to get model version from specified version string '{version}' (details: stol), version "
+        "should be an integral value > 0"
+    )
+
+
+def not_above_zero(version: str) -> InvalidArgument:
+    """The error of a version's number that no version has."""
+    return InvalidArgument(
+        f"invalid model version specified '{version}' , version should be an integral value > 0"
+    )
 
 
 class Catalog:
@@ -32,7 +53,7 @@ class Catalog:
         self.nursery: trio.Nursery | None = None  # of loads and retirements, while the server runs
 
     def lookup(self, name: str, version: str = "") -> Model:
-        """The ready version asked for, or the highest ready one. Texts as in spec/features.md A1."""
+        """The ready version asked for, or the highest ready one. Texts as in docs/protocol/features.md A1."""
         if not version:
             model = self.latest.get(name)
             if model is not None:
@@ -41,24 +62,14 @@ class Catalog:
                         f"Request for unknown model: '{name}' version {model.version} is not at ready state"
                     )
                 return model
-            if self._rows(name):
+            if self._rows(name) or self._versionless(name):
                 raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        try:  # int() also reads '1_0' and the digits of other scripts
-            number = int(version) if len(version) < 19 and version.isascii() and "_" not in version else None
-        except ValueError:
-            number = None
-        if number is None:
-            raise InvalidArgument(
-                f"failed to get model version from specified version string '{version}' (details: stol), version "
-                "should be an integral value > 0"
-            )
+        number = version_number(version)
         if number <= 0:
-            raise InvalidArgument(
-                f"invalid model version specified '{version}' , version should be an integral value > 0"
-            )
+            raise not_above_zero(version)
         versions = self._rows(name)
-        if not versions:
+        if not versions and not self._versionless(name):
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         row = versions.get(number)
         if row is None:
@@ -82,6 +93,10 @@ class Catalog:
     def _rows(self, name: str) -> dict[int, Row]:
         record = self.records.get(name)
         return record.rows if record is not None else {}
+
+    def _versionless(self, name: str) -> bool:
+        record = self.records.get(name)
+        return record is not None and record.versionless
 
     def ready_versions(self, name: str) -> list[int]:
         """Ready version numbers of a model, ascending."""
@@ -133,12 +148,16 @@ class Catalog:
 
     def flush(self) -> None:
         """Shutdown has begun: no scheduler waits any longer for company before it sends."""
-        for model in self.ready_models():
-            model.scheduler.flush()
+        for scheduler in self._ready_schedulers():
+            scheduler.flush()
 
     def live_sequences(self) -> int:
         """Sequences of all models that a request may continue."""
-        return sum(model.scheduler.live_sequences() for model in self.ready_models())
+        return sum(scheduler.live_sequences() for scheduler in self._ready_schedulers())
+
+    def _ready_schedulers(self) -> list[Scheduler]:
+        """Those of the ready models; a model has one from its start."""
+        return [model.scheduler for model in self.ready_models() if model.scheduler is not None]
 
     def standings(self) -> dict[str, lifecycle.Standing]:
         """What lifecycle's plans need to know of every model."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from neptrio.model import defaults
-from neptrio.model.model import Model
+from neptrio.config import defaults
 from neptrio.repository import scan
 from neptrio.repository.loader import Found
+from neptrio.repository.model import Model
 from neptrio.repository.records import Record
 
 

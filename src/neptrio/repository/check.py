@@ -20,19 +20,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from neptrio import datatypes
 from neptrio.backends import registry
-from neptrio.backends.base import Backend, LoadContext
+from neptrio.config import config_problems, defaults, labels, sequence_config, validate_config
+from neptrio.config import model_config as model_config
+from neptrio.config.config_problems import Lost
+from neptrio.config.model_config import ConfigSource
+from neptrio.config.no_effect import fields_without_effect
+from neptrio.config.problem import ERROR, WARNING, Problem
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
-from neptrio.model import config as model_config
-from neptrio.model import config_problems, defaults, labels, sequence_config, validate_config
-from neptrio.model.config import ConfigSource
-from neptrio.model.config_problems import Lost
-from neptrio.model.no_effect import fields_without_effect
-from neptrio.model.problem import ERROR, WARNING, Problem
-from neptrio.observe.metrics_config import first_response_buckets
+from neptrio.execution.backend import Backend, LoadContext
+from neptrio.execution.model_host import ModelHost
 from neptrio.repository import scan
 from neptrio.repository.places import Places
 from neptrio.scheduling import ensemble_graph
@@ -216,7 +216,9 @@ class Checker:
         own = model_config.new_config()
         own.CopyFrom(source.config)
         name, folder = checked.name, checked.folder
-        context = LoadContext(name, version, folder, folder / str(version), own, self._settings, None)
+        context = LoadContext(
+            name, version, folder, folder / str(version), own, self._settings, cast(ModelHost, None)
+        )
 
         def tell(error: Exception | str) -> None:
             checked.report(
@@ -252,7 +254,6 @@ class Checker:
             if own.WhichOneof("scheduling_choice") == "sequence_batching":
                 sequence_config.parse(own, folder)
             batching_policy(own)
-            first_response_buckets(own)
             if backend is not None and version and not files_told:
                 backend.examine(context, tell)
         except TritonError as error:

@@ -11,10 +11,10 @@ from typing import Any
 
 import trio
 
+from neptrio.config import defaults
+from neptrio.config.describe_config import to_dict
+from neptrio.config.problem import WARNING, Problem
 from neptrio.errors import NotFound, Unavailable
-from neptrio.model import defaults
-from neptrio.model.describe_config import to_dict
-from neptrio.model.problem import WARNING, Problem
 from neptrio.repository import change, override, scan
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.check import Checked, Checker

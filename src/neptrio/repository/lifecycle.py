@@ -6,7 +6,7 @@ a version is in and why. The choice: a version's state moves only by the table b
 loads and withdrawals (repository.loading, repository.withdrawal) follow. Nothing here waits, reads
 files or knows a clock.
 
-Rules (spec/rules.md E4, spec/observed.md 14):
+Rules (docs/protocol/rules.md E4, docs/protocol/observed.md 14):
  1. A load makes the new version beside the old one (RELOADING serves), then swaps, or changes its
     instances in place. A load that fails leaves a version that served READY.
  2. Unloading takes effect at once: the version serves nobody new, and is UNLOADING until its last

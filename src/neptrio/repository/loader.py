@@ -21,20 +21,21 @@ from typing import Any
 
 import trio
 
-from neptrio._cext.mailbox import CompletionQueue
 from neptrio.backends import registry
-from neptrio.backends.base import Abandonment, Backend, LoadContext
+from neptrio.config import defaults, groups, validate_config
+from neptrio.config import model_config as model_config
+from neptrio.config.model_config import ConfigSource
+from neptrio.config.no_effect import fields_without_effect
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
-from neptrio.model import config as model_config
-from neptrio.model import defaults, groups, validate_config
-from neptrio.model.config import ConfigSource
-from neptrio.model.model import Model, too_long
-from neptrio.model.no_effect import fields_without_effect
-from neptrio.model.regroup import Regrouping
+from neptrio.execution.backend import Abandonment, Backend, LoadContext
+from neptrio.execution.model_host import ModelHost
+from neptrio.loop.mailbox import CompletionQueue
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
+from neptrio.repository.model import Model, too_long
 from neptrio.repository.override import Folder, LoadParameters
 from neptrio.repository.places import Places
+from neptrio.repository.regroup import Regrouping
 from neptrio.scheduling.base import LoopServices
 from neptrio.settings import Settings
 
@@ -69,7 +70,12 @@ class Loader:
     """Reads folders and makes models. Lives on the trio thread, works on loader threads."""
 
     def __init__(
-        self, settings: Settings, places: Places, loop: LoopServices, completions: CompletionQueue
+        self,
+        settings: Settings,
+        places: Places,
+        loop: LoopServices,
+        completions: CompletionQueue,
+        host: ModelHost,
     ) -> None:
         self._settings = settings
         self._places = places
@@ -77,7 +83,7 @@ class Loader:
         self._completions = completions
         self._memory = MemoryProbe()
         self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
-        self.services: Any = None
+        self._host = host
         self.left_behind = 0  # threads of cancelled loads that have not ended
 
     async def fingerprint(self, name: str) -> scan.Fingerprint | None:
@@ -162,6 +168,8 @@ class Loader:
         else:
             source = model_config.read(model_dir, self._settings.model_config_name)
         defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
+        for problem in validate_config.given(source, source.config, model_dir):
+            raise InvalidArgument(str(problem))
         return Found(
             model_dir, source, state, scan.wanted(source.config, scan.versions(model_dir)), folder, listed
         )
@@ -175,7 +183,7 @@ class Loader:
         self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
     ) -> Model:
         """A started model, not serving yet. It is in `made` from the moment it holds anything;
-        `tell` hears of each phase. A failure is final once --model-load-retry-count attempts more
+        `tell` is called with each phase. A failure is final once --model-load-retry-count attempts more
         have failed, or when a thread of the model does not come back. Raises TritonError."""
         for left in range(self._settings.model_load_retry_count, -1, -1):
             try:
@@ -193,7 +201,7 @@ class Loader:
         own = model_config.new_config()
         own.CopyFrom(found.source.config)
         context = LoadContext(
-            name, version, found.model_dir, found.model_dir / str(version), own, self._settings, self.services
+            name, version, found.model_dir, found.model_dir / str(version), own, self._settings, self._host
         )
 
         def limits() -> tuple[type[Backend], float | None]:
@@ -241,7 +249,7 @@ class Loader:
     ) -> Regrouping:
         """A change of `model`'s instances to those of the folder's configuration, ready to take place.
 
-        It is in `made` from the moment it holds anything; `tell` hears of each phase. Raises TritonError.
+        It is in `made` from the moment it holds anything; `tell` is called with each phase. Raises TritonError.
         """
 
         def complete() -> Any:

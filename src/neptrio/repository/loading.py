@@ -17,16 +17,16 @@ import logging
 
 import trio
 
+from neptrio.config import defaults
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
-from neptrio.model import defaults
-from neptrio.model.model import Model
-from neptrio.model.regroup import Regrouping
 from neptrio.repository import change, lifecycle, loader
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
 from neptrio.repository.loader import Building, Found, Loader, PollFailure
+from neptrio.repository.model import Model
 from neptrio.repository.override import LoadParameters
 from neptrio.repository.records import Operation, Record, Row
+from neptrio.repository.regroup import Regrouping
 from neptrio.repository.withdrawal import Withdrawal
 from neptrio.scheduling import ensemble_graph
 from neptrio.settings import Settings
@@ -66,8 +66,8 @@ class Loading:
         loaded = False
         try:
             with operation.scope:
-                await self._turn(operation)
-                record.problem = ""
+                await self._first_in_line(operation)
+                record.problem, record.versionless = "", False
                 changed = await self._load(operation)
                 loaded = True
                 operation.release()
@@ -98,7 +98,7 @@ class Loading:
         if not ((record.listed and record.problem) or record.operations):
             self._catalog.records.pop(record.name, None)
 
-    async def _turn(self, operation: Operation) -> None:
+    async def _first_in_line(self, operation: Operation) -> None:
         """Waits for the older loads of the model."""
         while operation.stopped_by is None and (first := operation.record.operations[0]) is not operation:
             await first.released.wait()
@@ -168,6 +168,7 @@ class Loading:
         config = found.source.config
         children = tuple(ensemble_graph.child_names(config)) if defaults.is_ensemble(config) else ()
         if not found.versions:
+            record.versionless = True
             raise loader.no_version(name)
         before = record.children
         record.children = tuple(dict.fromkeys(before + children))

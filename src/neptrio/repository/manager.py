@@ -11,13 +11,14 @@ shutdown.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
 
-from neptrio._cext.mailbox import CompletionQueue
 from neptrio.errors import Internal, TritonError, Unavailable
+from neptrio.execution.model_host import ModelHost
+from neptrio.loop.mailbox import CompletionQueue
 from neptrio.repository import override
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.loader import Loader
@@ -38,23 +39,19 @@ class RepositoryManager(Catalog):
     """Finds, loads, serves and unloads models. Lives on the trio thread."""
 
     def __init__(
-        self, settings: Settings, loop: LoopServices, completions: CompletionQueue, services: Any = None
+        self,
+        settings: Settings,
+        loop: LoopServices,
+        completions: CompletionQueue,
+        host: Callable[[RepositoryManager], ModelHost],
     ) -> None:
+        """`host` makes what models may call; some of that is this manager's."""
         super().__init__(settings)
+        self.host = host(self)
         self.withdrawal = Withdrawal(self)
         self.loading = Loading(
-            settings, self, self.withdrawal, Loader(settings, self.places, loop, completions)
+            settings, self, self.withdrawal, Loader(settings, self.places, loop, completions, self.host)
         )
-        self.loading.loader.services = services
-
-    @property
-    def services(self) -> Any:
-        """What backends may call; set once the server has made everything."""
-        return self.loading.loader.services
-
-    @services.setter
-    def services(self, services: Any) -> None:
-        self.loading.loader.services = services
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The nursery of every load and retirement; runs until it is cancelled."""

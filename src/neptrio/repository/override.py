@@ -1,8 +1,9 @@
-"""What a load call brings along: a configuration, files, or both (seed 004).
+"""What a load call brings along: a configuration, files, or both.
 
-Files are written to a temporary folder that takes the model folder's place; it lives as long as a
-model loaded from it. Nothing is ever written outside that folder: a path is relative, has no `..`
-and no component that a file system refuses.
+The parameters are those of docs/protocol/model-repository-extension.md. Files are written to a
+temporary folder that takes the model folder's place; it lives as long as a model loaded from it.
+Nothing is ever written outside that folder: a path is relative, has no `..` and no component that a
+file system refuses.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class LoadParameters:
 def parse(parameters: Mapping[str, Any]) -> LoadParameters:
     """Checks the types of a load call's parameters. `file:` values are bytes or base64 text.
 
-    Raises InvalidArgument, or Internal for an unknown parameter (spec/rules.md E4.2).
+    Raises InvalidArgument, or Internal for an unknown parameter (docs/protocol/rules.md E4.2).
     """
     config: str | None = None
     files: dict[str, bytes | str] = {}

@@ -10,13 +10,13 @@ from typing import Any
 
 import trio
 
+from neptrio.config.model_config import ConfigSource
 from neptrio.errors import TritonError
-from neptrio.model.config import ConfigSource
-from neptrio.model.model import Model
-from neptrio.model.regroup import Regrouping
 from neptrio.repository import lifecycle
 from neptrio.repository.lifecycle import Event, Standing, State
+from neptrio.repository.model import Model
 from neptrio.repository.override import Folder, LoadParameters
+from neptrio.repository.regroup import Regrouping
 from neptrio.repository.scan import Fingerprint
 
 log = logging.getLogger("neptrio.repository")
@@ -29,7 +29,7 @@ class Row:
     state: State = State.NEW
     reason: str = ""
     model: Model | None = None  # what serves; None in every state that does not
-    changed: Callable[[], None] = lambda: None  # hears of every move
+    changed: Callable[[], None] = lambda: None  # called at every change of state
 
     def apply(self, event: Event, reason: str = "") -> None:
         """Moves by the table of repository.lifecycle."""
@@ -98,7 +98,7 @@ class Record:
     wanted: bool = False
     explicit: bool = False
     children: tuple[str, ...] = ()
-    operations: list[Operation] = field(default_factory=list)  # the first has its turn
+    operations: list[Operation] = field(default_factory=list)  # the first one runs, the others wait
     retiring: list[Retirement] = field(default_factory=list)
     # of what serves: the configuration as it was given, the folder's state, what the call brought
     source: ConfigSource | None = None
@@ -106,6 +106,7 @@ class Record:
     override: str | None = None
     folder: Folder | None = None
     listed: bool = False  # a repository had a folder of that name at the last try
+    versionless: bool = False  # the folder was taken at the last try, but had no version to serve
     problem: str = ""  # why the folder could not be taken at the last try
     polled: Fingerprint | None = None  # the folder's state at the last load, done or failed
     last_error: str = ""

@@ -15,11 +15,11 @@ from collections.abc import Callable
 import trio
 
 from neptrio.errors import Internal, TritonError
-from neptrio.model.model import Model
 from neptrio.observe import memory
 from neptrio.repository import lifecycle
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
+from neptrio.repository.model import Model
 from neptrio.repository.override import Folder
 from neptrio.repository.records import Record, Retirement, Row
 

@@ -2,7 +2,7 @@
 
 A scheduler owns a model's accepted requests from enqueue() until it hands them to an instance
 in a batch. It never calls a responder itself: requests it refuses late (timeouts, cancels) go
-through neptrio._cext.batch.complete.
+through neptrio.execution.batch.complete.
 """
 
 from __future__ import annotations
@@ -10,15 +10,22 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from neptrio._cext.batch import complete
-from neptrio._cext.request import InferRequest, InferResponse
 from neptrio.errors import Internal, Reason
-from neptrio.scheduling.rate_limiter import RateLimiter
-from neptrio.timers import Timers
-from neptrio.turn import Turn
+from neptrio.execution.backend import LoadContext
+from neptrio.execution.batch import complete
+from neptrio.execution.rate_limiter import RateLimiter
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.poller import Poller
+from neptrio.loop.timers import Timers
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore
+from neptrio.scheduling.response_cache import ResponseCache
+
+if TYPE_CHECKING:
+    from neptrio.scheduling.sequence import SequenceScheduler
 
 log = logging.getLogger("neptrio.batcher")
 
@@ -37,20 +44,39 @@ class SchedulerStatistics:
 
     queued: int
     executing: int
+    sequences: int = field(default=0, kw_only=True)  # open ones
+    null_requests_open: int = field(default=0, kw_only=True)  # requests of nobody in batches under way
 
 
 @dataclass(frozen=True)
 class LoopServices:
     """What the trio thread offers to everything that decides on it."""
 
-    turn: Turn
+    loop_pass: LoopPass
     timers: Timers
+    poller: Poller  # reads for all connections
     rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
-    poller: Any = None  # transport.poller.Poller: reads for all connections
+    cache: ResponseCache | None = None  # None: no --cache-config
+
+
+class ServedModel(ModelCore):
+    """A model version as schedulers see it; what they are given is a repository.model.Model."""
+
+    config: Any  # inference.ModelConfig
+    context: LoadContext
+    counters: ModelCounters
+    scheduler: Any
+    state_outputs: tuple[str, ...]  # outputs that go round as implicit state
+
+
+class SequenceStream(Protocol):
+    """A stream on which sequences are started: models may ask to have them ended with it."""
+
+    sequences: dict[Any, Any]  # sequence -> its scheduler
 
 
 class Scheduler(ABC):
-    """Enqueue, cancel, dispatch; stop refuses newcomers and lets what is accepted finish."""
+    """Enqueue, cancel, dispatch. After stop() new requests are refused, accepted ones are finished."""
 
     @abstractmethod
     def enqueue(self, request: InferRequest) -> None:
@@ -61,22 +87,32 @@ class Scheduler(ABC):
         """The caller is gone. Queued requests complete as cancelled at once; others run on."""
 
     def arrived(self, request: InferRequest) -> None:
-        """A request that may be answered without this scheduler (a cache hit) takes its place in line."""
+        """A request that may be answered without this scheduler (a cache hit) takes its place in the order of
+        responses; see scheduling.ordering."""
 
     def left(self, request: InferRequest) -> None:
-        """A request that has arrived will not be answered in its place: it holds nobody up."""
+        """A request that arrived() gives up its place: responses behind it need not wait for it."""
 
     def expect_room(self) -> None:
-        """Raises Unavailable if any request would be refused now, for want of room. Asked before a
-        large body is decoded; enqueue() has the last word."""
+        """Raises Unavailable if the queue is so full that every request would be refused now. Asked before
+        a large body is decoded; enqueue() decides."""
 
     @abstractmethod
     def dispatch(self, now_ns: int) -> None:
-        """Forms batches and submits them while instances are free. Called by the turn."""
+        """Forms batches and submits them while instances are free. Called by the pass."""
 
     @abstractmethod
     def statistics(self) -> SchedulerStatistics:
         """What is held now."""
+
+    @property
+    def of_sequences(self) -> SequenceScheduler | None:
+        """This scheduler, if it keeps sequences that can be listed and ended."""
+        return None
+
+    def complete_sample(self, request: InferRequest, number: int) -> None:
+        """Gives request `number` of a warm-up sample what requests get from the scheduler on their way to
+        the model (controls, state), before it is executed past the scheduler."""
 
     def flush(self) -> None:
         """The server is about to exit: send what waits instead of waiting for company."""
@@ -86,7 +122,7 @@ class Scheduler(ABC):
         return 0
 
     def stop(self) -> None:
-        """No newcomers; what was accepted finishes."""
+        """Refuses new requests; accepted ones are finished."""
 
     def close(self) -> None:
         """The model is drained and its instances are about to be finalized."""

@@ -1,41 +1,46 @@
-"""The response cache in front of a scheduler: hits are answered at the door, misses go on.
+"""The response cache in front of a scheduler: hits are answered at once, misses go to the scheduler.
 
 Rules:
  1. A hit is answered before the model's scheduler hears of it and touches no compute counter.
  2. A response is offered to the cache once, when it is final, without error and not cancelled.
  3. With preserve_ordering hits and followers keep the order of arrival as well.
  4. With coalescing, requests equal to one in flight follow it: they get a copy of its answer, or
-    go on alone when it failed or was cancelled. A follower that is cancelled just leaves.
+    go on alone when it failed or was cancelled. A follower that is cancelled is answered as cancelled; nothing else changes.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import neptrio._cext.device_memory as device_memory
-from neptrio._cext.batch import complete
-from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
+import neptrio.request.device_memory as device_memory
 from neptrio.errors import Cancelled, TritonError
-from neptrio.response_cache import ResponseCache, request_key
-from neptrio.scheduling.base import Scheduler, SchedulerStatistics
-from neptrio.stamps import Stamp
+from neptrio.execution.batch import complete
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    MemoryKind,
+    RequestState,
+    Timestamp,
+    monotonic_ns,
+)
+from neptrio.scheduling.base import Scheduler, SchedulerStatistics, ServedModel
+from neptrio.scheduling.response_cache import ResponseCache, request_key
 
-QUEUE_START = int(Stamp.QUEUE_START)
-LOOKUP_START = int(Stamp.CACHE_LOOKUP_START)
-LOOKUP_END = int(Stamp.CACHE_LOOKUP_END)
-INSERT_START = int(Stamp.CACHE_INSERT_START)
-INSERT_END = int(Stamp.CACHE_INSERT_END)
-QUEUED = 1
+QUEUE_START = int(Timestamp.QUEUE_START)
+LOOKUP_START = int(Timestamp.CACHE_LOOKUP_START)
+LOOKUP_END = int(Timestamp.CACHE_LOOKUP_END)
+INSERT_START = int(Timestamp.CACHE_INSERT_START)
+INSERT_END = int(Timestamp.CACHE_INSERT_END)
+QUEUED = int(RequestState.QUEUED)
 _LOADS = itertools.count()
 
-GPU = 2  # Tensor.memory_kind
+GPU = int(MemoryKind.GPU_MEMORY)
 
 
 class CachingScheduler(Scheduler):
     """Wraps the scheduler of a model with response_cache.enable."""
 
-    def __init__(self, model: Any, inner: Scheduler, cache: ResponseCache) -> None:
+    def __init__(self, model: ServedModel, inner: Scheduler, cache: ResponseCache) -> None:
         self.inner = inner
         self.cache = cache
         self._model = model
@@ -44,7 +49,7 @@ class CachingScheduler(Scheduler):
 
     def enqueue(self, request: InferRequest) -> None:
         if device_memory.in_use() and any(t.memory_kind == GPU for t in request.inputs):
-            self.inner.enqueue(request)  # its bytes would have to be fetched to know them again
+            self.inner.enqueue(request)  # hashing them would mean fetching them from the device
             return
         key = request_key(request, self._model.name, self._load)
         request.stamp(QUEUE_START)
@@ -82,14 +87,14 @@ class CachingScheduler(Scheduler):
         followers = self._followers.get(request.cache_key) if request.cache_key is not None else None
         if followers is not None and request in followers:
             followers.remove(request)
-            request.cache_key = None  # it owes the cache nothing
+            request.cache_key = None  # its answer is not for the cache
             self.inner.left(request)
             complete(request, InferResponse(None, Cancelled()), True)
         else:
             self.inner.cancel(request)
 
     def offer(self, request: InferRequest, response: InferResponse) -> None:
-        """The final response of a missed request, before it is sent. Called by complete()."""
+        """Takes the final response of a request that missed, before it is sent. Called by complete()."""
         key, request.cache_key = request.cache_key, None
         assert key is not None
         outputs = response.outputs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
+from neptrio.config import sequence_config
 from neptrio.errors import InvalidArgument
-from neptrio.model import sequence_config
+from neptrio.execution.instance import InstancePool
 from neptrio.scheduling import ensemble_graph
-from neptrio.scheduling.base import LoopServices, Scheduler
+from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.caching import CachingScheduler
 from neptrio.scheduling.default import DefaultScheduler
 from neptrio.scheduling.dynamic import DynamicScheduler
@@ -21,23 +21,23 @@ from neptrio.scheduling.sequence_oldest import OldestScheduler
 log = logging.getLogger("neptrio.batcher")
 
 
-def make_scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
+def make_scheduler(model: ServedModel, pool: InstancePool, loop: LoopServices) -> Scheduler:
     """The scheduler for `model`'s scheduling_choice. Raises InvalidArgument."""
     scheduler = _scheduler(model, pool, loop)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("version %s: %s", model.version, " ".join(explain(model.config)))
-    cache = model.context.services.cache if model.context.services is not None else None
+    cache = loop.cache
     if model.config.response_cache.enable and cache is not None:
         if model.decoupled or model.config.WhichOneof("scheduling_choice") == "sequence_batching":
             kind = "a decoupled model" if model.decoupled else "a sequence model"
             raise InvalidArgument(f"response cache is not available for {kind}: '{model.name}'")
         return CachingScheduler(model, scheduler, cache)
-    if model.config.response_cache.enable and model.context.services is not None:
+    if model.config.response_cache.enable:
         log.warning("response_cache of model '%s' has no effect without --cache-config", model.name)
     return scheduler
 
 
-def _scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
+def _scheduler(model: ServedModel, pool: InstancePool, loop: LoopServices) -> Scheduler:
     choice = model.config.WhichOneof("scheduling_choice")
     if choice == "ensemble_scheduling":
         return make_ensemble(model, loop)
@@ -50,11 +50,11 @@ def _scheduler(model: Any, pool: Any, loop: LoopServices) -> Scheduler:
     return DefaultScheduler(pool, loop)
 
 
-def make_ensemble(model: Any, loop: LoopServices) -> Scheduler:
+def make_ensemble(model: ServedModel, loop: LoopServices) -> Scheduler:
     """The scheduler of an ensemble; the model becomes decoupled if a step is. Raises InvalidArgument."""
-    inference = model.context.services.inference
-    graph = ensemble_graph.build(model.config, inference.lookup)
+    admission = model.context.host.admission
+    graph = ensemble_graph.build(model.config, admission.lookup)
     model.config.model_transaction_policy.decoupled = graph.decoupled
     model.decoupled = graph.decoupled
     limit = model.config.ensemble_scheduling.max_inflight_requests
-    return EnsembleScheduler(graph, inference, loop, limit)
+    return EnsembleScheduler(graph, admission, loop, limit)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from neptrio._cext.batch import complete
-from neptrio._cext.default_queue import DefaultQueue
-from neptrio._cext.request import InferRequest, InferResponse
 from neptrio.errors import Cancelled
-from neptrio.model.instance import InstancePool
+from neptrio.execution.batch import complete
+from neptrio.execution.instance import InstancePool
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestState
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, withdraw
+from neptrio.scheduling.default_queue import DefaultQueue
 
-QUEUED = 1
+QUEUED = int(RequestState.QUEUED)
 
 
 class DefaultScheduler(DefaultQueue, Scheduler):
@@ -25,7 +25,7 @@ class DefaultScheduler(DefaultQueue, Scheduler):
     gaps: int
 
     def __init__(self, pool: InstancePool, loop: LoopServices) -> None:
-        super().__init__(pool, loop.turn)
+        super().__init__(pool, loop.loop_pass)
         pool.on_free = self.freed
 
     def cancel(self, request: InferRequest) -> None:
@@ -38,8 +38,8 @@ class DefaultScheduler(DefaultQueue, Scheduler):
             self.queue = deque(waiting for waiting in self.queue if waiting.state == QUEUED)
             self.gaps = 0
         if self.pool.limited:
-            self.turn.mark(self)
-        self.turn.soon()
+            self.loop_pass.mark(self)
+        self.loop_pass.soon()
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(queued=len(self.queue) - self.gaps, executing=self.pool.executing)

@@ -2,43 +2,41 @@
 
 The problem: a batch is cheaper than its requests one by one, yet nobody should wait for it longer
 than the model's owner allows, and limits and deadlines are promises. The choice: the queues and
-the decision (who, how many, why) are cext/batch_queue, pure code that is told the time; this
-module gives it instances, a timer and a voice.
+the decision (who, how many, why) are cext/scheduling/batch_queue, pure code that is told the time;
+this module connects it to instances, a timer, errors and the log.
 
 Rules:
  1. Everything happens on the trio thread. An expired request is refused before a batch is chosen.
  2. A batch is formed when an instance is idle. Where no queue policy needs exactness (no limit,
     no timeout, no priority levels) one batch per instance may be prepared while the instance
-    still works, and only a batch that waiting could not make any better.
+    still works, and only one that waiting could not improve (it is full, or cannot reach a preferred size).
  3. The delay counts from the oldest request of the batch. One timer stands at the earliest of
     that and the earliest deadline.
- 4. A full queue is asked to dispatch before a request is refused, unless that could change nothing, so
-    a limit counts requests that really wait, whatever the order of events within one pass of the loop.
+ 4. Before a request is refused because the queue is full, dispatch() runs if it has something to do. So
+    a limit counts requests that really wait, whatever the order of events within one loop pass.
  5. A cancelled request leaves at once while it is queued or prepared; its batch-mates go on.
 
-Source: spec/rules.md E2, spec/observed.md 9; docs/batching.md.
+Source: docs/protocol/rules.md E2, docs/protocol/observed.md 9; docs/batching.md.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
-from neptrio._cext.batch import complete
-from neptrio._cext.batch_queue import REASONS, BatchQueue
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore, monotonic_ns
 from neptrio.errors import Cancelled, Reason, TritonError, Unavailable
-from neptrio.model.instance import InstancePool
+from neptrio.execution.batch import complete
+from neptrio.execution.instance import InstancePool
+from neptrio.loop.timers import Timer
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Timestamp, monotonic_ns
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, held_requests, withdraw
+from neptrio.scheduling.batch_queue import REASONS, BatchQueue
 from neptrio.scheduling.ordering import ArrivalOrder
 from neptrio.scheduling.policy import BatchingPolicy
-from neptrio.stamps import Stamp
-from neptrio.timers import Timer
 
 log = logging.getLogger("neptrio.batcher")
 
-QUEUE_START = int(Stamp.QUEUE_START)
+QUEUE_START = int(Timestamp.QUEUE_START)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class DynamicStatistics(SchedulerStatistics):
 
 
 FULL_WITHOUT_ID = "[request id: <id_unknown>] Exceeds maximum queue size"
-FULL_ANSWERS: dict[Any, Any] = {}  # that text as the transports have encoded it
+FULL = object()  # TritonError.alike: the transports encode that text once
 
 
 class DynamicScheduler(Scheduler):
@@ -86,8 +84,8 @@ class DynamicScheduler(Scheduler):
         self._prefetch = not policy.exact and not pool.limited
         self._order = ArrivalOrder() if policy.preserve_ordering else None
         self._timer: Timer | None = None
-        self._wake = 0  # until then, or until something is noted, dispatch() would change nothing
-        self._noted = False
+        self._wake = 0  # before this time dispatch() would change nothing, unless _noted; 0 = at any time
+        self._noted = False  # marked in the loop pass
         self._flushing = False
         self._last_count = 1
         self._hold = held_requests("TRITONSERVER_DELAY_SCHEDULER")
@@ -125,9 +123,9 @@ class DynamicScheduler(Scheduler):
             return
         self._noted = True
         if queue.weight >= queue.max_batch_size or (self._last_count == 1 and self._model.inflight == 1):
-            self._loop.turn.mark(self)
+            self._loop.loop_pass.mark(self)
         else:
-            self._loop.turn.mark_later(self)
+            self._loop.loop_pass.mark_later(self)
 
     def arrived(self, request: InferRequest) -> None:
         if self._order is not None:
@@ -143,26 +141,26 @@ class DynamicScheduler(Scheduler):
         if id:
             return Unavailable(f"[request id: {id}] Exceeds maximum queue size", reason=Reason.REJECTED)
         error = Unavailable(FULL_WITHOUT_ID, reason=Reason.REJECTED)
-        error.answers = FULL_ANSWERS
+        error.alike = FULL
         return error
 
     def expect_room(self) -> None:
         if self._queue.full and not self._noted and not 0 < self._wake <= monotonic_ns():
-            self._model.counters.refused += 1  # as the door does for those that came as far as that
+            self._model.counters.refused += 1  # as admission counts a request that enqueue() refuses
             raise self._refusal("")
 
     def cancel(self, request: InferRequest) -> None:
         if self._queue.remove(request) or withdraw(request):
             self._cancelled += 1
             self._refuse(request, Cancelled())
-            if self._queue.size or self._pool.limited:  # what the departed kept apart may batch now
+            if self._queue.size or self._pool.limited:  # requests that it stood between may batch now
                 self._mark()
-            self._loop.turn.soon()
+            self._loop.loop_pass.soon()
 
     def flush(self) -> None:
         self._flushing = True
         self._mark()
-        self._loop.turn.soon()
+        self._loop.loop_pass.soon()
 
     def stop(self) -> None:
         """What waits is sent without waiting for batch-mates."""
@@ -177,10 +175,10 @@ class DynamicScheduler(Scheduler):
     def _mark(self) -> None:
         if not self._noted:
             self._noted = True
-            self._loop.turn.mark(self)
+            self._loop.loop_pass.mark(self)
 
     def _freed(self) -> None:
-        if self._queue.size or self._pool.limited:  # a turn that is not wanted is given back
+        if self._queue.size or self._pool.limited:  # a grant that is not wanted is given back
             self._mark()
 
     def _timer_fired(self) -> None:
@@ -225,7 +223,7 @@ class DynamicScheduler(Scheduler):
             self._timer = self._loop.timers.at(wake, self._timer_fired)
 
     def _held(self) -> bool:
-        """TRITONSERVER_DELAY_SCHEDULER: nothing leaves until that many requests wait, once."""
+        """TRITONSERVER_DELAY_SCHEDULER=N: True until N requests have waited at one time."""
         if self._hold and (self._flushing or self._queue.size >= self._hold):
             self._hold = 0
         return self._hold > 0

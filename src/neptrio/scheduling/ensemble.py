@@ -2,25 +2,28 @@
 
 The problem: steps must start the moment their tensors exist, run in parallel where the graph
 allows it, batch inside their own models with everybody else's requests, and a decoupled step may
-answer any number of times, each answer continuing the walk on its own. The choice: a walk holds
-frames. The root frame carries the request's inputs; each response of a decoupled step opens a
+answer any number of times; what follows it runs once for each of its responses. The choice: a
+request's way through the graph is a walk, and a walk holds frames. The root frame carries the request's inputs; each response of a decoupled step opens a
 frame below the one the step ran in. The graph knows each step's level: how many decoupled steps
 it depends on (they follow one another, ensemble_graph sees to that). A step runs once in every
 frame of its level, and a frame sees the tensors of those above it.
 
 Rules:
- 1. A step starts as soon as the last of its tensors exists, once per frame of its level.
- 2. Only frames of the deepest level are answered, each once, in the order in which they opened.
+ 1. A step starts as soon as the last of its tensors exists or is known to be absent, once per frame
+    of its level. Absent is an optional input that the client did not give, and an output that a model
+    left out of its answer. Whether a step can do without is its own model's to say.
+ 2. Only frames of the deepest level are answered, each once, in the order in which they opened, with
+    the outputs that were made: like a model of its own, an ensemble may leave some out.
  3. Without decoupled steps the root is the deepest level: one answer, which is final.
- 4. The first failure ends the walk: the steps still running are cancelled, their late answers
-    fall on a finished walk and are dropped.
+ 4. The first failure ends the walk: the steps that still run are cancelled, and what they answer
+    after that is dropped.
  5. A walk completes its request exactly once.
  6. Steps are ordinary requests: they carry the ensemble request's id, priority, remaining timeout,
     sequence and parameters, and they count in their own models.
  7. A tensor that is no output of the ensemble, and that only models on a GPU read, stays on the device
     where its step makes it there. Everything else passes through host memory.
  8. A decoupled step's sender waits while the walk holds more than WALK_BYTES of its responses, or
-    the ensemble's own client has no room: a slow reader or a slow later step costs no more.
+    the ensemble's own client has no room, so that a slow reader or a slow later step holds no more memory.
 """
 
 from __future__ import annotations
@@ -28,26 +31,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import neptrio._cext.device_memory as device_memory
-from neptrio._cext.batch import complete
-from neptrio._cext.request import (
+import neptrio.request.device_memory as device_memory
+from neptrio.errors import Cancelled, Internal, TritonError
+from neptrio.execution.admission import Admission
+from neptrio.execution.batch import complete
+from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
     RequestedOutput,
+    RequestState,
     Responder,
     Tensor,
+    Timestamp,
     monotonic_ns,
 )
-from neptrio.errors import Cancelled, Internal, TritonError
-from neptrio.scheduling.base import Scheduler, SchedulerStatistics
+from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
 from neptrio.scheduling.ensemble_graph import Graph, Step
-from neptrio.stamps import Stamp
 
-QUEUE_START = int(Stamp.QUEUE_START)
-COMPUTE_START = int(Stamp.COMPUTE_START)
-EXECUTING = 3
+QUEUE_START = int(Timestamp.QUEUE_START)
+COMPUTE_START = int(Timestamp.COMPUTE_START)
+TAKEN = int(RequestState.TAKEN)
 WALK_BYTES = 4 << 20  # of decoupled steps' responses on their way through one walk
 RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
 
@@ -59,6 +63,7 @@ class _Frame:
     parent: _Frame | None
     level: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)  # nobody will make them here
     started: set[int] = field(default_factory=set)
     below: list[_Frame] = field(default_factory=list)
     running: int = 0
@@ -73,6 +78,15 @@ class _Frame:
                 return tensor
             frame = frame.parent
         return None
+
+    def settled(self, name: str) -> bool:
+        """The tensor exists, or is known to be absent."""
+        frame: _Frame | None = self
+        while frame is not None:
+            if name in frame.tensors or name in frame.absent:
+                return True
+            frame = frame.parent
+        return False
 
 
 class _Walk(Responder):
@@ -95,11 +109,14 @@ class _Walk(Responder):
         ]
         self.children: dict[InferRequest, tuple[Step, _Frame]] = {}
         self.waiting = 0  # steps held back by max_inflight_requests
-        self._nested = 0  # steps may answer while they are being started; only the outermost settles
+        self._nested = 0  # depth of walk(): a step may answer while it is being started
         self._held = 0  # bytes of the frames below the root
         self._senders: list[Callable[[], None]] = []  # of decoupled steps, waiting for room
         self._asked = False  # the client will say when it has room
-        self.root = _Frame(None, 0, {t.name: t for t in request.inputs})
+        given = {t.name: t for t in request.inputs}
+        self.root = _Frame(None, 0, given)
+        if len(given) != len(graph.inputs):
+            self.root.absent.update(graph.inputs.difference(given))
         self.answers: deque[_Frame] = deque([self.root] if self.depth == 0 else [])
 
     def walk(self, frame: _Frame) -> None:
@@ -115,7 +132,7 @@ class _Walk(Responder):
     def _run(self, frame: _Frame) -> None:
         """Starts what can start in `frame` and below it, and notes which answers are complete."""
         for step in self.steps[frame.level]:
-            if step.index not in frame.started and all(frame.find(n) is not None for n in step.needs):
+            if step.index not in frame.started and all(frame.settled(n) for n in step.needs):
                 frame.started.add(step.index)
                 frame.running += 1
                 self.scheduler.start(self, step, frame)
@@ -125,14 +142,15 @@ class _Walk(Responder):
             self._run(lower)
             if self.finished:
                 return
-        if frame.level == self.depth and all(frame.find(name) is not None for name in self.outputs):
+        if frame.level == self.depth and all(frame.settled(name) for name in self.outputs):
             frame.complete = True
 
     def _settle(self) -> None:
         """Delivers complete answers in order; finishes when nothing is open."""
         while self.answers and self.answers[0].complete and not self.finished:
             frame = self.answers.popleft()
-            response = InferResponse([frame.find(name) for name in self.outputs])
+            made = [frame.find(name) for name in self.outputs]
+            response = InferResponse([tensor for tensor in made if tensor is not None])
             if self.depth == 0 and not self.scheduler.graph.decoupled:
                 self.finish(response)
                 return
@@ -142,7 +160,7 @@ class _Walk(Responder):
             self._let_send()
             return
         if self.answers:
-            missing = [name for name in self.outputs if self.answers[0].find(name) is None]
+            missing = [name for name in self.outputs if not self.answers[0].settled(name)]
             name = self.request.model_name
             self.fail(Internal(f"in ensemble '{name}', the steps made no tensor(s) {missing}"))
             return
@@ -170,7 +188,7 @@ class _Walk(Responder):
 
     def _client_is_full(self) -> bool:
         if not self._asked:
-            self._asked = True  # before asking: the client may have room again before it returns
+            self._asked = True  # set first: the client may call back before wait_for_room() returns
             if not self.request.responder.wait_for_room(self.request, self._client_has_room):
                 self._asked = False
         return self._asked
@@ -196,7 +214,7 @@ class _Walk(Responder):
             frame.running -= 1
             self.scheduler.ended(step)
         if response.error is not None:
-            self.fail(_within(self.request.model_name, step, response.error))
+            self.fail(_within(self.request.model_name, response.error))
             return
         if not response.null:
             target = frame
@@ -211,6 +229,8 @@ class _Walk(Responder):
             for own, tensor in step.outputs:
                 if own in made:
                     target.tensors[tensor] = made[own].renamed(tensor)
+                else:
+                    target.absent.add(tensor)
             self.walk(target)
         else:
             if final:
@@ -230,14 +250,13 @@ class _Walk(Responder):
         complete(self.request, response, True)
         for child, (step, _frame) in children.items():
             self.scheduler.ended(step)
-            self.scheduler.inference.cancel(child)
+            self.scheduler.admission.cancel(child)
         self._let_send()
 
 
-def _within(ensemble: str, step: Step, error: TritonError) -> TritonError:
-    made = TritonError(
-        f"in ensemble '{ensemble}', step {step.index} (model '{step.model_name}'): {error}", error.code
-    )
+def _within(ensemble: str, error: TritonError) -> TritonError:
+    """A step's error as the ensemble's: clients compare the text, so it is a Triton server's."""
+    made = TritonError(f"in ensemble '{ensemble}', {error}", error.code)
     made.reason = error.reason
     return made
 
@@ -245,9 +264,11 @@ def _within(ensemble: str, step: Step, error: TritonError) -> TritonError:
 class EnsembleScheduler(Scheduler):
     """Runs requests of one ensemble."""
 
-    def __init__(self, graph: Graph, inference: Any, loop: Any, max_inflight_requests: int = 0) -> None:
+    def __init__(
+        self, graph: Graph, admission: Admission, loop: LoopServices, max_inflight_requests: int = 0
+    ) -> None:
         self.graph = graph
-        self.inference = inference
+        self.admission = admission
         self.walks: set[_Walk] = set()
         self._loop = loop
         self._limit = max_inflight_requests
@@ -258,7 +279,7 @@ class EnsembleScheduler(Scheduler):
     def enqueue(self, request: InferRequest) -> None:
         request.stamp(QUEUE_START)
         request.stamp(COMPUTE_START, request.timestamp(QUEUE_START))
-        request.state = EXECUTING
+        request.state = TAKEN
         request.scheduler = self
         request.composing = True
         walk = _Walk(self, request)
@@ -283,7 +304,7 @@ class EnsembleScheduler(Scheduler):
                     self._submit(walk, step, frame)
 
     def start(self, walk: _Walk, step: Step, frame: _Frame) -> None:
-        """Submits a step's request, or queues it while the step has its fill."""
+        """Submits a step's request, or queues it while max_inflight_requests of the step are under way."""
         if self._limit and (self._inflight[step.index] >= self._limit or self._waiting[step.index]):
             walk.waiting += 1
             self._waiting[step.index].append((walk, step, frame))
@@ -295,7 +316,7 @@ class EnsembleScheduler(Scheduler):
         self._inflight[step.index] -= 1
         if self._waiting[step.index]:
             self._dirty.add(step.index)
-            self._loop.turn.mark(self)
+            self._loop.loop_pass.mark(self)
 
     def _submit(self, walk: _Walk, step: Step, frame: _Frame) -> None:
         request = walk.request
@@ -313,8 +334,8 @@ class EnsembleScheduler(Scheduler):
         tensors = []
         for own, name in step.inputs:
             tensor = frame.find(name)
-            assert tensor is not None
-            tensors.append(tensor.renamed(own))
+            if tensor is not None:
+                tensors.append(tensor.renamed(own))
         child.inputs = tensors
         child.outputs = [RequestedOutput(own) for own, _ in step.outputs]
         if device_memory.in_use():
@@ -325,12 +346,12 @@ class EnsembleScheduler(Scheduler):
             if request.timeout_us:
                 spent_us = (monotonic_ns() - request.timestamp(QUEUE_START)) // 1000
                 child.timeout_us = max(1, request.timeout_us - spent_us)
-            self.inference.submit(child)
+            self.admission.submit(child)
         except TritonError as error:
             if walk.children.pop(child, None) is not None:
                 frame.running -= 1
                 self.ended(step)
-                walk.fail(_within(request.model_name, step, error))
+                walk.fail(_within(request.model_name, error))
 
     def _keep_on_device(self, walk: _Walk, step: Step, outputs: list[RequestedOutput]) -> None:
         """Marks the outputs that only models read which take device memory (rule 7)."""
@@ -341,7 +362,7 @@ class EnsembleScheduler(Scheduler):
 
     def _takes_device_memory(self, step: Step) -> bool:
         try:
-            model = self.inference.lookup(step.model_name, step.model_version)
+            model = self.admission.lookup(step.model_name, step.model_version)
         except TritonError:
             return False
         return bool(getattr(model, "takes_device_memory", False))

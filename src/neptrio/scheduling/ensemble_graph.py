@@ -1,7 +1,7 @@
 """An ensemble's graph: which step needs which tensors, checked against the models it names.
 
 Pure: a configuration and the models' tensors in, a graph or an InvalidArgument out.
-Source: spec/features.md A4 and A5, spec/rules.md E4.6.
+Source: docs/protocol/features.md A4 and A5, docs/protocol/rules.md E4.6.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Step:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The ensemble tensors without which the step cannot start."""
+        """The ensemble tensors that the step waits for."""
         return frozenset(tensor for _, tensor in self.inputs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from neptrio.config.isolation import isolated, parameter
 from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy, batching_policy
 
 
@@ -12,6 +13,33 @@ def explain(config: Any) -> list[str]:
 
     Raises InvalidArgument when its dynamic_batching cannot be followed.
     """
+    return [*_explain(config), *_where(config)]
+
+
+def _where(config: Any) -> list[str]:
+    """Where instances of a Python model run, and why."""
+    if config.backend != "python":
+        return []
+    if not isolated(config):
+        why = (
+            "isolation 'none'"
+            if parameter(config, "isolation")
+            else "FORCE_CPU_ONLY_INPUT_TENSORS 'no': tensors in GPU memory are seen there only"
+        )
+        return [f"Its instances are threads of the server's process and share its GIL (parameter {why})."]
+    if parameter(config, "EXECUTION_ENV_PATH"):
+        return [
+            "Each instance is a process of its own, with the interpreter of its EXECUTION_ENV_PATH, behind a socket."
+        ]
+    if parameter(config, "isolation"):
+        return ["Each instance is a process of its own behind shared memory (parameter isolation 'process')."]
+    return [
+        "Each instance is a process of its own behind shared memory, the default for Python models "
+        "(--backend-config=python,isolation=none changes it)."
+    ]
+
+
+def _explain(config: Any) -> list[str]:
     choice = config.WhichOneof("scheduling_choice")
     name = config.name
     if choice == "ensemble_scheduling":

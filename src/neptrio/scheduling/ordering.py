@@ -2,20 +2,20 @@
 
 A request takes its place in line when it is enqueued; its responses wait until every earlier
 request has had its final one. Requests that never execute (timeouts, cancels) answer at once and
-hold nobody up. Place and original responder stand in for the request's responder, so models and
-schedulers know nothing of it.
+hold nobody up. A _Place becomes the request's responder and passes responses on to it,
+so models and schedulers know nothing of the order.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from neptrio._cext.batch import hand_over
-from neptrio._cext.request import InferRequest, InferResponse, Responder
+from neptrio.execution.batch import hand_over
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 
 
 class _Place(Responder):
-    """A request's place in line, in the role of its responder."""
+    """A request's place in line: its responder until it answers, in front of the one it came with."""
 
     def __init__(self, order: ArrivalOrder, responder: Responder) -> None:
         self.order = order

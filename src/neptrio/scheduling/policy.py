@@ -1,6 +1,6 @@
 """dynamic_batching of a model's configuration, validated and with its defaults.
 
-Source: spec/features.md A4, spec/rules.md E2.
+Source: docs/protocol/features.md A4, docs/protocol/rules.md E2.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class QueuePolicy:
 
     @property
     def exact(self) -> bool:
-        """Requests must leave the queue no earlier than they execute."""
+        """A limit or a timeout is exact only if requests stay in the queue until they execute."""
         return bool(self.max_size or self.timeout_us)
 
 
 @dataclass(frozen=True)
 class BatchingPolicy:
-    """What batches a model wants and how its queue is ruled. `levels[0]` is priority 1."""
+    """A model's batch sizes and delay, and the rules of its queue. `levels[0]` is priority 1."""
 
     max_batch_size: int
     preferred: tuple[int, ...]

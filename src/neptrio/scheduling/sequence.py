@@ -1,10 +1,10 @@
 """The sequence batcher: accepts requests into the slot table and acts on what the table decides.
 
-What is common to both strategies lives here: the checks at the door, controls and implicit state,
+What is common to both strategies lives here: the checks at admission, controls and implicit state,
 deadlines, cancellation, the end of a sequence, iterative sequences. How a batch is formed from the
 slots is the business of sequence_direct and sequence_oldest.
 
-Order of the checks (spec/rules.md E1.1): type of the id, batch size, missing id, stopping, missing
+Order of the checks (docs/protocol/rules.md E1.1): type of the id, batch size, missing id, stopping, missing
 START. A request that fails one of them was never accepted and disturbs nothing.
 """
 
@@ -13,27 +13,33 @@ from __future__ import annotations
 import itertools
 import logging
 from dataclasses import dataclass
-from typing import Any
 
-from neptrio._cext.batch import Batch, complete
-from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
+from neptrio.config.sequence_config import SequenceConfig
 from neptrio.errors import Cancelled, InvalidArgument, Reason, TritonError, Unavailable
-from neptrio.model.instance import Instance, InstancePool
-from neptrio.model.sequence_config import SequenceConfig
+from neptrio.execution.batch import Batch, complete
+from neptrio.execution.instance import Instance, InstancePool
+from neptrio.loop.timers import Timer
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, Timestamp, monotonic_ns
 from neptrio.scheduling import sequence_slots as slots
 from neptrio.scheduling import sequence_transitions as transitions
-from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, held_requests
+from neptrio.scheduling.base import (
+    LoopServices,
+    Scheduler,
+    SchedulerStatistics,
+    SequenceStream,
+    ServedModel,
+    held_requests,
+)
 from neptrio.scheduling.sequence_slots import Sequence, SlotTable, SlotTableStatistics, StartMissing
 from neptrio.scheduling.sequence_state import ImplicitState
 from neptrio.scheduling.sequence_tensors import Controls
-from neptrio.stamps import Stamp
 
 log = logging.getLogger("neptrio.sequence")
 
-QUEUED = 1
-PREPARED = 2
+QUEUED = int(RequestState.QUEUED)
+TAKEN = int(RequestState.TAKEN)
 RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-QUEUE_START = int(Stamp.QUEUE_START)
+QUEUE_START = int(Timestamp.QUEUE_START)
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,7 @@ class SequenceStatistics(SchedulerStatistics):
     """What the sequence batcher holds now. `queued` counts slots and backlog."""
 
     table: SlotTableStatistics
-    null_requests: int  # so many places of batches had nobody's request (direct)
-    null_requests_open: int  # of these, in batches that are under way
+    null_requests: int  # places of batches that null requests have filled so far (direct)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,9 @@ class SequenceScheduler(Scheduler):
     null_requests = 0
     null_requests_open = 0
 
-    def __init__(self, model: Any, pool: InstancePool, loop: LoopServices, config: SequenceConfig) -> None:
+    def __init__(
+        self, model: ServedModel, pool: InstancePool, loop: LoopServices, config: SequenceConfig
+    ) -> None:
         self.config = config
         self.model = model
         self.controls = Controls(config)
@@ -81,7 +88,7 @@ class SequenceScheduler(Scheduler):
         self._server_ids = itertools.count(1)
         self._stopping = False
         self.delay_ns = config.delay_ns  # 0 once the server is about to exit
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self._timer_ns = 0
         # debugging aids of a Triton server: every instance waits until so many requests wait
         hold = held_requests("TRITONSERVER_DELAY_SCHEDULER")
@@ -130,10 +137,10 @@ class SequenceScheduler(Scheduler):
         request.scheduler = self
         request.scheduler_data = sequence
         if self.config.free_on_disconnect and request.sequence_start:
-            self._follow(sequence, request.context)
+            self._follow(sequence, request.stream)
         if not self._timer_ns or request.timeout_us:
             self._arm()
-        self._loop.turn.mark(self)
+        self._loop.loop_pass.mark(self)
 
     def _new_id(self) -> int | str:
         for number in self._server_ids:
@@ -148,19 +155,19 @@ class SequenceScheduler(Scheduler):
             "flag on the first request of the sequence"
         )
 
-    def _follow(self, sequence: Sequence, stream: Any) -> None:
+    def _follow(self, sequence: Sequence, stream: SequenceStream | None) -> None:
         if sequence.stream is not None:
             sequence.stream.sequences.pop(sequence, None)
-        sequence.stream = stream if hasattr(stream, "sequences") else None
-        if sequence.stream is not None:
-            sequence.stream.sequences[sequence] = self
+        sequence.stream = stream
+        if stream is not None:
+            stream.sequences[sequence] = self
 
     def cancel(self, request: InferRequest) -> None:
         sequence = request.scheduler_data
         if sequence is not None:
             self.table.cancel(sequence, request, monotonic_ns())
             self._act()
-            self._loop.turn.soon()
+            self._loop.loop_pass.soon()
 
     # ------------------------------------------------------------ executing
 
@@ -179,7 +186,7 @@ class SequenceScheduler(Scheduler):
     def _issue(self, sequence: Sequence, now_ns: int) -> InferRequest:
         """The sequence's next request, complete with controls and state."""
         request: InferRequest = self.table.issue(sequence, now_ns)
-        request.state = PREPARED
+        request.state = TAKEN
         self._flights[request] = sequence
         self.controls.attach(request, sequence)
         if self.state:
@@ -187,7 +194,7 @@ class SequenceScheduler(Scheduler):
         return request
 
     def _held(self, index: int, waiting: int, backlog: int) -> bool:
-        """True while the debugging aid holds this instance; once let go, it stays so."""
+        """True while the debugging aid holds this instance. It holds it once."""
         hold = self._holds[index]
         if hold and (waiting < hold or backlog < self._backlog_hold):
             return True
@@ -205,7 +212,7 @@ class SequenceScheduler(Scheduler):
             self._instances[index] = instance
             self._holds[index] = 0
         self._arm()
-        self._loop.turn.mark(self)
+        self._loop.loop_pass.mark(self)
 
     def _retired(self, instance: Instance) -> None:
         instance.kept = True
@@ -218,7 +225,7 @@ class SequenceScheduler(Scheduler):
 
     def _freed(self) -> None:
         if any(self.table.waiting):
-            self._loop.turn.mark(self)
+            self._loop.loop_pass.mark(self)
 
     def _finished(self, batch: Batch) -> None:
         """A batch has left its instance and is about to be answered.
@@ -249,13 +256,13 @@ class SequenceScheduler(Scheduler):
             self._act()
 
     def reschedule(self, request: InferRequest) -> None:
-        """An iterative sequence goes round again: the same request, without START and END (E1.16)."""
+        """Executes a request of an iterative sequence once more, without START and END (E1.16)."""
         sequence = self._flights.get(request)
         if not self.config.iterative:
             super().reschedule(request)
         elif sequence is not None:
             request.release_flags = RESCHEDULE  # its batch is not back yet: _finished() does it
-        elif request.scheduler_data is None:  # a warm-up sample or a null request: once is enough
+        elif request.scheduler_data is None:  # a warm-up sample or a null request is executed once
             complete(request, InferResponse([]), True)
         else:
             self._requeue(request.scheduler_data, request)
@@ -269,14 +276,14 @@ class SequenceScheduler(Scheduler):
         if sequence is None or not self.table.requeue(sequence, request, monotonic_ns()):
             complete(request, InferResponse(None, self._start_missing(request.sequence_id)), True)
             return
-        self._loop.turn.mark(self)
+        self._loop.loop_pass.mark(self)
         if self.table.effects:
             self._act()
 
     # ------------------------------------------------------------ ending
 
     def _arm(self, when_ns: int | None = None) -> None:
-        """Makes sure that _due() runs when something is due, with one timer for everything."""
+        """Sets the one timer to the table's next deadline, or to `when_ns` if that is earlier."""
         due = self.table.next_deadline()
         if when_ns is not None and (due is None or when_ns < due):
             due = when_ns
@@ -292,7 +299,7 @@ class SequenceScheduler(Scheduler):
         self._timer_ns = 0
         self.table.expire(monotonic_ns())
         self._act()
-        self._loop.turn.mark(self)
+        self._loop.loop_pass.mark(self)
         self._arm()
 
     def _act(self) -> None:
@@ -312,7 +319,7 @@ class SequenceScheduler(Scheduler):
                         "timeout of the corresponding sequence has been expired", reason=Reason.REJECTED
                     )
                     complete(subject, InferResponse(None, error), True)
-        self._loop.turn.mark(self)
+        self._loop.loop_pass.mark(self)
 
     def _ended(self, sequence: Sequence) -> None:
         sequence.states = sequence.corrid = None
@@ -324,11 +331,15 @@ class SequenceScheduler(Scheduler):
             instance.sequence_ended(sequence.id, sequence.reason)
 
     def _drained(self, index: int) -> None:
-        """A retired instance has no sequence any more: it may go."""
+        """A retired instance has no sequence any more: the pool may finalize it."""
         instance, self._instances[index] = self._instances[index], None
         if instance is not None:
             instance.kept = False
             self._pool.note_retired()
+
+    @property
+    def of_sequences(self) -> SequenceScheduler:
+        return self
 
     def end_sequence(self, sequence_id: int | str) -> int | None:
         """Evicts a live sequence: its accepted requests still run. Returns how many, None if not live."""
@@ -338,7 +349,7 @@ class SequenceScheduler(Scheduler):
         left = len(sequence.waiting or ()) + (sequence.in_flight is not None)
         self.table.end(sequence, transitions.EVICT, monotonic_ns())
         self._act()
-        self._loop.turn.soon()
+        self._loop.loop_pass.soon()
         return left
 
     def disconnected(self, sequence: Sequence) -> None:
@@ -346,10 +357,10 @@ class SequenceScheduler(Scheduler):
         sequence.stream = None
         self.table.end(sequence, transitions.DISCONNECT, monotonic_ns())
         self._act()
-        self._loop.turn.soon()
+        self._loop.loop_pass.soon()
 
     def complete_sample(self, request: InferRequest, number: int) -> None:
-        """Adds the controls and states that place `number` of a warm-up sample does not give itself."""
+        """Adds the controls and states that the sample does not give itself."""
         given = {tensor.name for tensor in request.inputs}
         sample = Sequence(self.controls.id_of(number + 1), 0)
         request.scheduler = self
@@ -361,12 +372,12 @@ class SequenceScheduler(Scheduler):
         request.inputs = own + [t for t in request.inputs + self.state.initial if t.name not in given]
 
     def flush(self) -> None:
-        """The server is about to exit: nothing waits for company any more, and new sequences are refused."""
+        """The server is about to exit: batches leave without waiting for more requests, new sequences are refused."""
         self.stop()
         self.delay_ns = 0
         self._holds = [0] * len(self._instances)
-        self._loop.turn.mark(self)
-        self._loop.turn.soon()
+        self._loop.loop_pass.mark(self)
+        self._loop.loop_pass.soon()
 
     def live_sequences(self) -> int:
         return len(self.table.live)
@@ -376,7 +387,7 @@ class SequenceScheduler(Scheduler):
         self._stopping = True
 
     def close(self) -> None:
-        """The model goes: every sequence left ends as unloaded."""
+        """The model is unloaded: the sequences that are left end as unloaded."""
         self.table.close(monotonic_ns())
         self._act()
         if self._timer is not None:
@@ -413,5 +424,6 @@ class SequenceScheduler(Scheduler):
             executing=self._pool.executing,
             table=table,
             null_requests=self.null_requests,
+            sequences=table.live,
             null_requests_open=self.null_requests_open,
         )

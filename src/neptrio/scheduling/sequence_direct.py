@@ -3,7 +3,7 @@
 The model may keep its state by position, so slot N's request is always the Nth of its batch, and
 slots below the highest one with a request are filled with null requests.
 
-Rules (spec/rules.md E1.9 and E1.10):
+Rules (docs/protocol/rules.md E1.9 and E1.10):
  1. One batch per instance is under way; the next is formed when it has left the instance.
  2. A batch reaches from slot 0 to the highest slot that has a request.
  3. A request whose inputs do not have the shapes of the first one waits; its slot gets a null request.
@@ -13,13 +13,12 @@ Rules (spec/rules.md E1.9 and E1.10):
 
 from __future__ import annotations
 
-from typing import Any
-
-from neptrio._cext.request import InferRequest
-from neptrio.model.instance import Instance, InstancePool
-from neptrio.model.sequence_config import SequenceConfig
-from neptrio.scheduling.base import LoopServices
+from neptrio.config.sequence_config import SequenceConfig
+from neptrio.execution.instance import Instance, InstancePool
+from neptrio.request.infer_request import InferRequest
+from neptrio.scheduling.base import LoopServices, ServedModel
 from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
+from neptrio.scheduling.sequence_slots import Sequence
 from neptrio.scheduling.sequence_tensors import NullRequests, same_inputs
 
 
@@ -37,7 +36,9 @@ def delay_left(delay_ns: int, utilization: float, slots: int, ready: int, oldest
 class DirectScheduler(SequenceScheduler):
     """See the module's text."""
 
-    def __init__(self, model: Any, pool: InstancePool, loop: LoopServices, config: SequenceConfig) -> None:
+    def __init__(
+        self, model: ServedModel, pool: InstancePool, loop: LoopServices, config: SequenceConfig
+    ) -> None:
         super().__init__(model, pool, loop, config)
         self._nulls = NullRequests(model, self.controls)
 
@@ -61,7 +62,7 @@ class DirectScheduler(SequenceScheduler):
         assert first.waiting is not None
         pattern: InferRequest = first.waiting[0]
         like = list(pattern.inputs)
-        batch: list[InferRequest] = []
+        batch: list[InferRequest | Sequence] = []
         for sequence in ready:
             assert sequence.waiting is not None
             if sequence is not first and not same_inputs(pattern, sequence.waiting[0], self.config.ragged):

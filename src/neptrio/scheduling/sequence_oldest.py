@@ -1,6 +1,6 @@
 """The oldest strategy: the sequences that have waited longest share a dynamic batch.
 
-Rules (spec/rules.md E1.12 and E2.5):
+Rules (docs/protocol/rules.md E1.12 and E2.5):
  1. At most one request of a sequence is under way; the next is offered when it has left the instance.
  2. Every instance has a batcher of its own; a sequence stays with its instance.
  3. The batcher's queue is the table's list of ready sequences, in the order in which they became
@@ -14,8 +14,8 @@ Rules (spec/rules.md E1.12 and E2.5):
 
 from __future__ import annotations
 
-from neptrio._cext.request import InferRequest
-from neptrio.model.instance import Instance
+from neptrio.execution.instance import Instance
+from neptrio.request.infer_request import InferRequest
 from neptrio.scheduling.ordering import ArrivalOrder
 from neptrio.scheduling.sequence import QUEUE_START, SequenceScheduler
 from neptrio.scheduling.sequence_slots import Sequence

@@ -3,10 +3,11 @@
 The problem: a sequence's requests must all reach the same slot of the same instance, in order, while
 clients start, end, vanish, cancel, time out and start again at any moment. A slot that is lost, given
 twice or released twice corrupts somebody's state for ever. The choice: a sequence is a small record
-with a state, every change of it is a row of TRANSITIONS (sequence_transitions.py), and nothing else touches a slot. The
-table is pure: time is an argument, and what has to happen outside comes back as effects.
+with a state, every change of it is a row of TRANSITIONS (sequence_transitions.py), and nothing else
+touches a slot. The table is pure: time is an argument, and what has to happen outside comes back as
+effects.
 
-Rules (E1.n is spec/rules.md):
+Rules (E1.n is docs/protocol/rules.md):
  1. An id is live from its START to its END (at enqueue, not at execution), its idle deadline, its
     cancellation or its eviction, whichever comes first (E1.4, E1.7, E1.13).
  2. START on a live id continues in the same slot or backlog place (E1.3).
@@ -125,8 +126,8 @@ class SlotTable:
     """Slots of every instance of one model, the backlog and the ids that are live.
 
     `effects` collects (CANCELLED | TIMED_OUT, request), (ENDED, sequence) and (DRAINED, instance index)
-    for the caller to act on, in order. With `offers`, `ready[instance]` lists sequences that have a request to issue, in the order in which
-    they came to have one; entries may be stale (see `drop_stale`).
+    for the caller to act on, in order. With `offers`, `ready[instance]` lists sequences that have a
+    request to issue, in the order in which they came to have one; entries may be stale (see `drop_stale`).
     """
 
     def __init__(self, instances: int, slots_per_instance: int, idle_ns: int, offers: bool = False) -> None:

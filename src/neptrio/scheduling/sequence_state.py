@@ -1,10 +1,10 @@
-"""Implicit state: what a model said last is what it hears next.
+"""Implicit state: a sequence's last state output is its next request's state input.
 
 A sequence owns one tensor per configured state. Before an execution they are appended to the request's
-inputs as they are; after it, the response's state outputs take their place. Tensors are memory with a
-shape, so a state goes round without being looked at in Python.
+inputs as they are; after it, the response's state outputs take their place. States stay tensors all
+the time: no bytes are copied or converted in Python but where rule 3 or 4 says so.
 
-Rules (spec/rules.md E1.14):
+Rules (docs/protocol/rules.md E1.14):
  1. START, and only START, resets a state: to its file, or to zeros.
  2. A response without a state output, and an execution or a request that failed, leave the state alone.
  3. A state never shares memory with what a client is sent: it is replaced, not overwritten. With
@@ -18,12 +18,12 @@ Rules (spec/rules.md E1.14):
 from __future__ import annotations
 
 from neptrio import datatypes
-from neptrio._cext.request import InferResponse, Tensor
+from neptrio.config.sequence_config import SequenceConfig, State
 from neptrio.errors import Internal, Reason
-from neptrio.model.sequence_config import SequenceConfig, State
+from neptrio.request.infer_request import InferResponse, MemoryKind, Tensor
 from neptrio.scheduling.sequence_slots import Sequence
 
-GPU = 2
+GPU = int(MemoryKind.GPU_MEMORY)
 
 
 class ImplicitState:

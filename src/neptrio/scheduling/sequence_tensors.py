@@ -2,7 +2,7 @@
 
 Control tensors of a model are few (START, END and READY are each one of two), so they are made once
 and shared by every request; a sequence's CORRID is made once per sequence. Nothing is written to them
-after that. Source: spec/rules.md E1.9 and E1.11, spec/observed.md 8.
+after that. Source: docs/protocol/rules.md E1.9 and E1.11, docs/protocol/observed.md 8.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import struct
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.request import InferRequest, Responder, Tensor
 from neptrio.codec.text import text_bytes
+from neptrio.config.sequence_config import CORRID, END, READY, START, Control, SequenceConfig
 from neptrio.errors import InvalidArgument
-from neptrio.model.sequence_config import CORRID, END, READY, START, Control, SequenceConfig
+from neptrio.request.infer_request import InferRequest, ModelCore, Responder, Tensor
 
 _INTEGER_BYTES = {
     datatypes.NUMBER[name]: size for name, size in (("INT32", 4), ("UINT32", 4), ("INT64", 8), ("UINT64", 8))
@@ -114,7 +114,7 @@ class NullRequests:
     They are executed like any other and counted nowhere but in the batch size (E1.9).
     """
 
-    def __init__(self, model: Any, controls: Controls) -> None:
+    def __init__(self, model: ModelCore, controls: Controls) -> None:
         self._model = model
         self._controls = controls
         self._zeros: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
@@ -123,7 +123,7 @@ class NullRequests:
 
     @property
     def open(self) -> int:
-        """Null requests that are under way: the model must not be stopped, yet nobody sent them."""
+        """Null requests that are under way. They count among the model's accepted requests, though nobody sent them."""
         return self._nobody.open
 
     def make(self, like: list[Tensor], states: list[Tensor]) -> InferRequest:

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from neptrio.observe.custom_metrics import CustomMetrics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from neptrio.codec.inflate_budget import InflateBudget
+    from neptrio.execution.admission import Admission
+    from neptrio.loop.mailbox import CompletionQueue
+    from neptrio.loop.workers import Workers
+    from neptrio.observe.custom_metrics import CustomMetrics
     from neptrio.scheduling.base import LoopServices
-    from neptrio.service.inference import InferenceService
+    from neptrio.scheduling.response_cache import ResponseCache
+    from neptrio.service.connections import Connections
+    from neptrio.service.logging import LoggingService
     from neptrio.service.metadata import MetadataService
     from neptrio.service.repository import RepositoryService
     from neptrio.service.sequences import SequencesService
+    from neptrio.service.shared_memory import SharedMemoryService
     from neptrio.service.statistics import StatisticsService
+    from neptrio.service.trace import TraceService
     from neptrio.settings import Settings
 
 
-@dataclass
+@dataclass(frozen=True)
 class Services:
     """Everything a transport may call."""
 
     settings: Settings
     loop: LoopServices
-    inference: InferenceService
+    admission: Admission
     metadata: MetadataService
     statistics: StatisticsService
     repository: RepositoryService
     sequences: SequencesService
-    completions: Any = None  # the CompletionQueue: model threads reach the trio thread through it
-    shared_memory: Any = None
-    trace: Any = None
-    logging: Any = None
-    cache: Any = None
-    custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    workers: Workers
+    inflating: InflateBudget
+    connections: Connections
+    completions: CompletionQueue
+    shared_memory: SharedMemoryService
+    trace: TraceService
+    logging: LoggingService
+    cache: ResponseCache | None
+    custom_metrics: CustomMetrics

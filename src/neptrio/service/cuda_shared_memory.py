@@ -1,6 +1,6 @@
 """The CUDA shared memory extension: regions of another process's device memory, by IPC handle.
 
-Inputs in a region are views of it (Tensor.memory_kind 2): models that take device memory read them
+Inputs in a region are views of it in GPU_MEMORY: models that take device memory read them
 where they lie, for others they are fetched. Kernel models on that GPU write their outputs there on the
 device; the outputs of other models are copied there when the response is sent.
 
@@ -11,7 +11,7 @@ Rules:
  3. When the GPU's context breaks, its regions are lost: their use is an error that says so, and their
     clients register them again.
 
-Source: spec/features.md A6, spec/observed.md 13.
+Source: docs/protocol/features.md A6, docs/protocol/observed.md 13.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-import neptrio._cext.device_memory as device_memory
+import neptrio.request.device_memory as device_memory
 from neptrio import datatypes
-from neptrio._cext.request import Tensor, tensor_at
 from neptrio.backends.kernel import device
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.request.infer_request import MemoryKind, Tensor, tensor_at
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
 HANDLE_SIZE = 64  # bytes of a CUipcMemHandle
-GPU = 2  # Tensor.memory_kind
+GPU = int(MemoryKind.GPU_MEMORY)
 
 
 class CudaRegion:

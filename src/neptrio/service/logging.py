@@ -1,7 +1,7 @@
 """The logging extension: what is logged can be read and changed while the server runs.
 
-Source: spec/observed.md 12; a wrong JSON type is 400 (spec/README.md), and so is an integer out
-of range, which the observed server wraps.
+Source: docs/protocol/observed.md 12; a wrong JSON type is 400 (docs/protocol/README.md), and so is an
+integer out of range, which the observed server wraps.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class LoggingService:
         }
 
     def update(self, changes: dict[str, Any], protocol: str = "http") -> dict[str, Any]:
-        """Applies all changes or none; None values and unknown keys are ignored.
+        """Applies all changes or none; unknown keys are ignored, and over HTTP null is.
 
-        Raises Unsupported for log_file, InvalidArgument for a wrong type or value, and over HTTP
+        Over gRPC None is a setting without a value, which is of the wrong kind. Raises Unsupported for log_file, InvalidArgument for a wrong type or value, and over HTTP
         Unavailable for an unknown format, as the observed server does.
         """
         checked: dict[str, Any] = {}
         for key, value in changes.items():
             if key == "log_file":
                 raise Unsupported("log file location can not be updated through network protocol")
-            if value is None or key not in KEYS:
+            if key not in KEYS or (value is None and protocol == "http"):
                 continue
             self._check(key, value, protocol)
             checked[key] = value

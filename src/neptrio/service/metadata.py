@@ -1,12 +1,12 @@
-"""Server metadata, model metadata, model configuration, health (spec/observed.md 2)."""
+"""Server metadata, model metadata, model configuration, health (docs/protocol/observed.md 2)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from neptrio import __version__
+from neptrio.config import describe_config
 from neptrio.errors import TritonError
-from neptrio.model import describe_config
 from neptrio.repository.bell import Bell
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings

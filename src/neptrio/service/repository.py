@@ -1,14 +1,29 @@
-"""The model repository extension (seed 004)."""
+"""The model repository extension (docs/protocol/model-repository-extension.md)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from neptrio.errors import Unavailable, Unsupported
+from neptrio.errors import InvalidArgument, Unavailable, Unsupported
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings
+
+LONGEST_SHOWN = 128  # characters of a name in an error
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidArgument for what no model can be called, before anything is looked for."""
+    if not name.strip():
+        raise InvalidArgument(
+            f"model name must not be empty or only white space, got '{name[:LONGEST_SHOWN]}'"
+        )
+    if name in (".", "..") or any(separator in name for separator in "/\\\0"):
+        raise InvalidArgument(
+            "model name must not be a path, expected the name of a folder in a model repository, got "
+            f"'{name[:LONGEST_SHOWN]}'"
+        )
 
 
 class RepositoryService:
@@ -41,11 +56,14 @@ class RepositoryService:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def load(self, name: str, parameters: dict[str, Any], repository_name: str = "") -> None:
-        """Loads or reloads; returns when the model serves (at once with `async`). Raises the load's error."""
+        """Loads or reloads; returns when the model serves (at once with `async`). Raises the load's error,
+        or InvalidArgument for a name that no model can have."""
         self._explicit(repository_name)
+        check_name(name)
         await self._repository.load(name, parameters)
 
     async def unload(self, name: str, unload_dependents: bool = False, repository_name: str = "") -> None:
-        """Unloads; returns once no new request is accepted."""
+        """Unloads; returns once no new request is accepted. Raises InvalidArgument as load() does."""
         self._explicit(repository_name)
+        check_name(name)
         await self._repository.unload(name, unload_dependents)

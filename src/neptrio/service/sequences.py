@@ -10,9 +10,11 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from neptrio._cext.request import monotonic_ns
 from neptrio.errors import InvalidArgument, NotFound
 from neptrio.repository.manager import RepositoryManager
+from neptrio.repository.model import Model
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.scheduling.sequence import SequenceScheduler
 
 
 def parse_id(segment: str, query: str = "") -> int | str:
@@ -36,13 +38,14 @@ class SequencesService:
     def __init__(self, repository: RepositoryManager) -> None:
         self._repository = repository
 
-    def _scheduler(self, name: str, version: str) -> Any:
+    def _scheduler(self, name: str, version: str) -> tuple[Model, SequenceScheduler]:
         model = self._repository.lookup(name, version)
-        if not hasattr(model.scheduler, "end_sequence"):
+        scheduler = None if model.scheduler is None else model.scheduler.of_sequences
+        if scheduler is None:
             raise InvalidArgument(
                 f"model '{model.name}' has no sequences: it is not configured for sequence_batching"
             )
-        return model, model.scheduler
+        return model, scheduler
 
     def list(self, name: str, version: str) -> dict[str, Any]:
         """The model's sequences, oldest first, and what its slots and backlog hold.

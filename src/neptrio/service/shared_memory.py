@@ -5,9 +5,11 @@ Off unless the server was started with --allow-client-shm=true, as in tritonserv
 
 from __future__ import annotations
 
-import neptrio._cext.device_memory as device_memory
-from neptrio._cext.request import Tensor
+from typing import Any
+
+import neptrio.request.device_memory as device_memory
 from neptrio.errors import NotFound, Unsupported
+from neptrio.request.infer_request import Tensor
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
 from neptrio.service.system_shared_memory import SystemSharedMemory
 from neptrio.settings import Settings
@@ -42,6 +44,13 @@ class SharedMemoryService:
         if self.system.has(region):
             return self.system.input_tensor(name, dtype, shape, region, offset, size)
         return self.cuda.input_tensor(name, dtype, shape, region, offset, size)
+
+    def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
+        """(address, owner) of where an output of `needed` bytes goes on a GPU, None when `region` is on none.
+
+        Raises InvalidArgument when it does not fit.
+        """
+        return self.cuda.output_place(region, offset, size, needed, output)
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
         """Puts an output into a region; returns it as it leaves in the response, without data.

@@ -3,7 +3,7 @@
 A kind of region says how one is registered, described and used; the table, the range checks and the
 texts of the errors are the same for both.
 
-Source: spec/features.md A1 and A6, spec/observed.md 13.
+Source: docs/protocol/features.md A1 and A6, docs/protocol/observed.md 13.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ class SharedMemoryRegions(Generic[Region]):
         """Whether a region of that name is registered."""
         return name in self._regions
 
-    def check_new(self, name: str) -> None:
-        """Raises InvalidArgument for an empty name, AlreadyExists for one that is taken."""
+    def check_named(self, name: str) -> None:
+        """Raises InvalidArgument for an empty name: told before anything that is wrong with the rest."""
         if not name:
             raise InvalidArgument(f"'region name' is necessary to register {self.kind} shared memory region")
+
+    def check_new(self, name: str) -> None:
+        """Raises InvalidArgument for an empty name, AlreadyExists for one that is taken."""
+        self.check_named(name)
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
 

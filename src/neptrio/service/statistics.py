@@ -1,4 +1,4 @@
-"""The statistics extension (seed 001), and what can be asked for beyond it.
+"""The statistics extension (docs/protocol/statistics-extension.md), and what can be asked for beyond it.
 
 Beyond: query parameters of the HTTP form add keys at the end of each $model_stat, which a strict
 client can ignore and which are absent unless asked for.
@@ -17,6 +17,8 @@ from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument
 from neptrio.observe.live import live
+from neptrio.observe.processes import processes
+from neptrio.repository.catalog import not_above_zero, version_number
 from neptrio.repository.manager import RepositoryManager
 
 MAX_PERCENTILES = 32
@@ -74,14 +76,20 @@ class StatisticsService:
         self._repository = repository
 
     def model_statistics(self, name: str, version: str, detail: Detail = NOTHING) -> dict[str, Any]:
-        """The $stats_model_response. Raises InvalidArgument for an unknown model or version."""
+        """The $stats_model_response. Raises InvalidArgument for an unknown model or version.
+
+        A version is judged before its model is looked for, also where no model is named.
+        """
+        number = version_number(version) if version else 0
+        if number < 0:
+            raise not_above_zero(version)
         models = self._repository.ready_models()
         if name:
             models = [m for m in models if m.name == name]
             if not models:
                 raise InvalidArgument(f"requested model '{name}' is not available")
             if version:
-                models = [m for m in models if m.version == version]
+                models = [m for m in models if int(m.version) == number]
                 if not models:
                     raise InvalidArgument(f"requested model version is not available for model '{name}'")
         return {"model_stats": [self._one(model, detail) for model in models]}
@@ -103,6 +111,7 @@ class StatisticsService:
             }
         if detail.live:
             stat["live"] = asdict(live(model))
+            stat["processes"] = [asdict(process) for process in processes(model)]
             stat["accounts"] = model.counters.accounts()
             stat["batches"] = {
                 reason: {

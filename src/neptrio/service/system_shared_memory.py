@@ -1,45 +1,54 @@
 """System shared memory: tensors that client and server exchange through /dev/shm, without a copy on the wire.
 
-A region is mapped once at registration. An input lies in a region as it is: requests view it. An
-output is written into the region and leaves the response without data.
+A region's object is opened once at registration. An input is read from it when its request comes, an
+output is written into it and leaves the response without data.
+
+The problem with mapping it instead: the object belongs to its client. One who cuts it shorter, or fills
+/dev/shm while its object has holes, would end the server by SIGBUS at the next look at the missing page. The
+choice: reads and writes go through the kernel, which says so instead (cext/request/file_part.pyx), for the price of one
+copy of each input.
 
 Rules:
- 1. A region stays mapped while a request uses it, however early it is unregistered: tensors hold
-    the mapping, the table only its name.
+ 1. A region stays open while a request uses it, however early it is unregistered; an input that was read
+    does not need it any more.
  2. Nothing outside [offset, offset + byte_size) of a registered region is ever read or written.
  3. Keys name objects of /dev/shm, never paths: a slash inside a key is refused, links are not followed.
+ 4. A part that the object does not have any more is an error of the request that names it, and of no other.
+ 5. Regions may take half of the process's file descriptors, and their inputs a bounded amount of memory.
 
-Source: spec/features.md A1 and A6, spec/observed.md 13.
+Source: docs/protocol/features.md A1 and A6, docs/protocol/observed.md 13.
 """
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
+import resource
 from dataclasses import dataclass
 from typing import Any
 
-from neptrio._cext.request import Tensor
-from neptrio.errors import Internal, InvalidArgument
+import neptrio.request.file_part as file_part
+from neptrio.errors import Code, Internal, InvalidArgument, TritonError
+from neptrio.request.infer_request import Tensor
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 FOLDER = "/dev/shm"
 
 
-class _Mapping:
-    """One mmap; unmapped when the last tensor over it is gone."""
+def default_input_limit() -> int:
+    """Half of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
-    def __init__(self, fd: int, length: int) -> None:
-        self.memory = mmap.mmap(fd, length)
-        self.view = memoryview(self.memory)
+
+class _File:
+    """An open object of /dev/shm; closed with the last that refers to it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
 
     def __del__(self) -> None:
-        try:
-            self.view.release()
-            self.memory.close()
-        except BufferError:  # still exported: the interpreter is going down
-            pass
+        os.close(self.fd)
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,23 @@ class SystemRegion:
     key: str
     offset: int
     byte_size: int
-    mapping: _Mapping
+    file: _File
 
-    def part(self, offset: int, byte_size: int) -> memoryview:
-        """A writable view of a part. Raises InvalidArgument when it is not inside."""
+    def at(self, offset: int, byte_size: int) -> int:
+        """Where a part begins in the object. Raises InvalidArgument when it is not inside the region."""
         check_part(self.name, self.byte_size, offset, byte_size)
-        begin = self.offset + offset
-        return self.mapping.view[begin : begin + byte_size]
+        return self.offset + offset
+
+    def size(self) -> int:
+        """Bytes that the object has now."""
+        return os.fstat(self.file.fd).st_size
+
+    def shorter(self, end: int) -> InvalidArgument:
+        """What a request is told that names a part up to `end` of an object that ends before."""
+        return InvalidArgument(
+            f"shared memory region '{self.name}' has become shorter: its object '{self.key}' has {self.size()} bytes, "
+            f"the request's part ends at {end}; give it its size again, or register the region anew"
+        )
 
 
 class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
@@ -64,31 +83,50 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
 
     kind = "system"
 
+    def __init__(self, input_limit: int | None = None) -> None:
+        """`input_limit`: bytes that the inputs of all unfinished requests may take."""
+        super().__init__()
+        self._input_limit = default_input_limit() if input_limit is None else input_limit
+
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Maps a region. Raises AlreadyExists, InvalidArgument or Internal."""
-        self.check_new(name)
-        invalid = InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
-        plain = key.removeprefix("/")
-        if not plain or "/" in plain or plain in (".", "..") or "\0" in plain:
-            raise Internal(f"Unable to open shared memory region: '{key}'")
-        if plain.startswith(RESERVED_PREFIX):
+        """Opens a region. Raises AlreadyExists, InvalidArgument, Internal or RESOURCE_EXHAUSTED."""
+        self.check_named(name)
+        without_slashes = key.lstrip("/")
+        if not without_slashes:
+            raise InvalidArgument(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key has no name"
+            )
+        if without_slashes.startswith(RESERVED_PREFIX):
             raise InvalidArgument(
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the "
                 f"reserved prefix '{RESERVED_PREFIX}'"
             )
+        self.check_new(name)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        if 0 < most <= len(self._regions):
+            raise _exhausted(
+                f"failed to register shared memory region '{name}': {len(self._regions)} regions are registered, which "
+                f"is half of the server's file descriptors; unregister some, or start it with a higher `ulimit -n`"
+            )
+        invalid = InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+        plain = key.removeprefix("/")
+        if "/" in plain or plain in (".", "..") or "\0" in plain:
+            raise Internal(f"Unable to open shared memory region: '{key}'")
         try:
             fd = os.open(f"{FOLDER}/{plain}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            raise Internal(f"Unable to open shared memory region: '{key}'") from None
-        try:
-            if byte_size <= 0 or offset + byte_size > os.fstat(fd).st_size:
-                raise invalid
-            mapping = _Mapping(fd, offset + byte_size)
         except OSError as error:
-            raise Internal(f"failed to map shared memory region '{name}': {error.strerror}") from None
-        finally:
-            os.close(fd)
-        self._regions[name] = SystemRegion(name, key, offset, byte_size, mapping)
+            why = f": {error.strerror}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+            raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
+        region = SystemRegion(name, key, offset, byte_size, _File(fd))
+        if byte_size <= 0 or offset + byte_size > region.size():
+            raise invalid
+        self._regions[name] = region
+
+    def unregister(self, name: str = "") -> None:
+        """Forgets a region, or all of them. Without regions no memory waits for inputs."""
+        super().unregister(name)
+        if not self._regions:
+            file_part.trim()
 
     def describe(self, region: SystemRegion) -> dict[str, Any]:
         return {
@@ -101,11 +139,38 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
     def input_tensor(
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
     ) -> Tensor:
-        """An input as a view of its region. Raises InvalidArgument when it is not inside."""
-        return Tensor(name, dtype, shape, self._regions[region].part(offset, size))
+        """An input, read from its region. Raises InvalidArgument when it is not inside, RESOURCE_EXHAUSTED when the
+        inputs of requests that are not finished take too much memory."""
+        found = self._regions[region]
+        begin = found.at(offset, size)
+        held = file_part.held_bytes()
+        if held + size > self._input_limit:
+            raise _exhausted(
+                f"no room for input '{name}' of {size} bytes: inputs from shared memory take {held} bytes, and may take "
+                f"{self._input_limit}; send the request again when others are answered"
+            )
+        try:
+            part = file_part.read(found.file.fd, begin, size)
+        except OSError as error:
+            raise Internal(f"cannot read shared memory region '{region}': {error.strerror}") from None
+        except MemoryError as error:
+            raise _exhausted(f"no room for input '{name}': {error}") from None
+        if part is None:
+            raise found.shorter(begin + size)
+        return Tensor(name, dtype, shape, part, True)
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
         """Writes an output into its region. Raises InvalidArgument or Internal when it does not fit."""
-        target = self._regions[region].part(offset, size)
+        found = self._regions[region]
+        begin = found.at(offset, size)
         check_fits(tensor.name, tensor.nbytes, size)
-        target[: tensor.nbytes] = memoryview(tensor)
+        if begin + size > found.size():  # a write would make the object grow
+            raise found.shorter(begin + size)
+        try:
+            file_part.write(found.file.fd, begin, tensor)
+        except OSError as error:
+            raise Internal(f"cannot write to shared memory region '{region}': {error.strerror}") from None
+
+
+def _exhausted(message: str) -> TritonError:
+    return TritonError(message, Code.RESOURCE_EXHAUSTED)

@@ -1,20 +1,24 @@
 """The trace extension: settings can be read and changed while the server runs, for all or one model.
 
-Source: the trace extension's text, spec/observed.md 11; decisions of spec/README.md.
+Source: docs/protocol/trace-extension.md, docs/protocol/observed.md 11; decisions of docs/protocol/README.md.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.trace_file import TraceWriterStatistics
-from neptrio.observe.trace_settings import check_file, directory, parse_changes, reply
+from neptrio.observe.trace_options import directory, make_directory
+from neptrio.observe.trace_settings import NO_TENSORS, check_file, parse_changes, reply
 from neptrio.observe.tracer import RECENT, Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.settings import Settings
+
+log = logging.getLogger("neptrio.trace")
 
 
 class TraceService:
@@ -24,7 +28,9 @@ class TraceService:
         self._repository = repository
         self._tracer = tracer
         self._allow_file = settings.allow_trace_file_update
-        self._folder = directory(settings)
+        make_directory(settings.trace_options())
+        self._folder = directory(settings.trace_options())
+        self._tell_of_tensors(tracer.table.globals.level)
 
     def settings(self, model: str = "") -> dict[str, Any]:
         """The settings in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
@@ -47,6 +53,7 @@ class TraceService:
             check_file(file, self._folder, True)
         if changes:
             await self._tracer.update(changes, model)
+            self._tell_of_tensors(changes.get("trace_level"))
         return self.settings(model)
 
     def recent(self, query: str = "") -> list[dict[str, Any]]:
@@ -66,6 +73,10 @@ class TraceService:
     def statistics(self) -> TraceWriterStatistics:
         """What has become of the traces so far."""
         return self._tracer.writer.statistics()
+
+    def _tell_of_tensors(self, levels: tuple[str, ...] | None) -> None:
+        if self._tracer.spans and levels and "TENSORS" in levels:
+            log.warning(NO_TENSORS)
 
     def _known(self, model: str) -> None:
         if model:

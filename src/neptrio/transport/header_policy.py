@@ -14,7 +14,7 @@ Rules:
     first (a Triton server hands all of them on as JSON, where readers keep the last).
  4. Names that mean something in a request's parameters are refused, not forwarded: a header must
     not start a sequence by accident.
-Source: spec/features.md A6, A8 and B4; texts and order as observed on a real server.
+Source: docs/protocol/features.md A6, A8 and B4; texts and order as observed on a real server.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import hmac
 from collections.abc import Iterable
 
 from neptrio.errors import Code, InvalidArgument, TritonError
-from neptrio.flags import LONGEST_HEADER_NAME, RESTRICTED_CATEGORIES, Restriction, compile_pattern
+from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
 from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
 
-# REST verb (transport.routes) -> category
+# REST verb (transport.rest.routes) -> category
 VERB_CATEGORIES = {
     "live": "health",
     "ready": "health",
@@ -116,7 +116,7 @@ class HeaderForward:
             pass
         name: str | None = raw.decode("latin-1")
         assert name is not None
-        if len(name) > LONGEST_HEADER_NAME or self._pattern.search(name) is None:
+        if self._pattern.search(name) is None:
             name = None
         elif name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
             raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

@@ -1,6 +1,6 @@
-"""TLS for a connection: the Link interface over trio's SSLStream.
+"""TLS for a connection: the interface of a SocketWriter over trio's SSLStream.
 
-Slower than the plain link (every byte is copied by the encryption anyway): a task per connection
+Slower than the plain writer (every byte is copied by the encryption anyway): a task per connection
 writes what send() has queued.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from neptrio.transport.link import CONGESTED_BYTES
+from neptrio.loop.socket_writer import CONGESTED_BYTES
 
 CHUNK_BYTES = 256 << 10
 
@@ -42,8 +42,8 @@ def server_context(
     return context
 
 
-class SecureLink:
-    """The sending half of a TLS connection; see transport.link.Link for the rules."""
+class SecureSocketWriter:
+    """The sending half of a TLS connection; see loop.socket_writer.SocketWriter for the rules."""
 
     def __init__(self, stream: trio.SSLStream[trio.SocketStream], nursery: trio.Nursery) -> None:
         self.pending = 0
@@ -102,7 +102,7 @@ class SecureLink:
         self._tell_empty()
 
     async def drained(self) -> None:
-        """Returns when everything was handed to the transport, or the link is broken."""
+        """Returns when everything was handed to the transport, or the writer is broken."""
         if self._writing and not self.broken:
             if self._emptied is None:
                 self._emptied = trio.Event()

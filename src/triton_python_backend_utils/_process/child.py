@@ -23,7 +23,7 @@ from typing import Any
 from .. import _host
 from .._config import ModelConfig
 from .._errors import TritonError, TritonModelException
-from .._execute import check_class, check_count, failure_text
+from .._execute import check_class, check_count, check_none, described, failure_text
 from .._request import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
@@ -151,6 +151,8 @@ class Child:
                 self._acknowledge(message)
             elif kind == "cancel":
                 self._cancel(message["r"])
+            elif kind == "message_segment":
+                self.descriptors_came(message)
             elif kind == "is_ready":
                 threading.Thread(target=self._is_ready, args=(message["k"],), daemon=True).start()
             elif self.loop is not None:
@@ -218,11 +220,29 @@ class Child:
             else:
                 self.send({"t": "dropped", "r": id}, [])
 
+    # ------------------------------------------------------------ what a child with rings does otherwise
+
+    def host(self) -> ChildHost:
+        """What answers the model's questions."""
+        return ChildHost(self)
+
+    def prepare(self, message: dict[str, Any]) -> None:
+        """Before initialize(), with its message."""
+
+    def serve(self) -> None:
+        """After initialize()."""
+        if inspect.iscoroutinefunction(self.model.execute):
+            self._run_loop()
+
+    def descriptors_came(self, message: dict[str, Any]) -> None:
+        """Descriptors that belong to a message on a ring."""
+        raise TritonModelException("this process has no rings")
+
     # ------------------------------------------------------------ the model
 
     def run(self) -> None:
         """The main thread."""
-        host = ChildHost(self)
+        host = self.host()
         _host.enter(host)
         _host.install(host)
         for target in (self.receive, self.finish):
@@ -233,9 +253,10 @@ class Child:
             if kind == "auto_complete":
                 self._guarded(self._auto_complete, message)
             elif kind == "initialize":
+                self.prepare(message)
                 self._guarded(self._initialize, message)
-                if self.model is not None and inspect.iscoroutinefunction(self.model.execute):
-                    self._run_loop()
+                if self.model is not None:
+                    self.serve()
             elif kind == "execute":
                 self._execute(message)
             elif kind == "sequence_end":
@@ -252,7 +273,7 @@ class Child:
                 answer = self.loop.run_until_complete(answer)
         except BaseException as error:
             self.model = None if message["t"] == "initialize" else self.model
-            self.send({"t": "failed", "text": failure_text(self.name or message.get("name", ""), error)}, [])
+            self.send({"t": "failed", "text": described(error)}, [])
         else:
             self.send(answer, [])
 
@@ -353,10 +374,7 @@ class Child:
         """The batch's answers and the tensors in them, as they are sent."""
         rows: list[dict[str, Any]] = []
         if self.decoupled:
-            if responses is not None:
-                raise TritonModelException(
-                    f"Python model '{self.name}' is using the decoupled mode and the execute function must return None"
-                )
+            check_none(responses, self.name)
             responses = [None] * len(given)
         elif responses is None and all(r._channel.taken for r in given):
             responses = [None] * len(given)
@@ -482,7 +500,7 @@ class Child:
                 await _awaited(self.model.finalize)
             self.send({"t": "finalized"}, [])
         except BaseException as error:
-            self.send({"t": "failed", "text": failure_text(self.name, error)}, [])
+            self.send({"t": "failed", "text": described(error)}, [])
         self._exit()
 
 

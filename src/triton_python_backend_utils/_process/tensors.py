@@ -6,6 +6,7 @@ somebody asks for one.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def _array(source: Any) -> np.ndarray:
     memory, dtype, shape = source
     if dtype == BYTES:
         raw = np.asarray(memory) if isinstance(memory, Lease) else memory
-        array = np.empty(int(np.prod(shape, dtype=np.int64)), dtype=object)
+        array = np.empty(math.prod(shape), dtype=object)
         array[:] = split_strings(raw)
         return array.reshape(shape)
     flat = np.asarray(memory) if isinstance(memory, Lease) else np.frombuffer(memory, dtype=np.uint8)

@@ -25,6 +25,7 @@ import struct
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -126,12 +127,14 @@ class Wire:
             self._next += 1
             segment = Segment(self._next, fd, room)
             self._used[segment.id] = segment
-            self._write({"t": "segment", "id": segment.id, "size": room}, [], 0, fd)
+            self._write({"t": "segment", "id": segment.id, "size": room}, [], 0, [fd])
         finally:
             os.close(fd)
         return segment
 
-    def _write(self, message: dict[str, Any], blobs: list[Any], blob_bytes: int, fd: int = -1) -> None:
+    def _write(
+        self, message: dict[str, Any], blobs: list[Any], blob_bytes: int, fds: Sequence[int] = ()
+    ) -> None:
         freed = []
         while self._freed:
             freed.append(self._freed.popleft())
@@ -140,11 +143,20 @@ class Wire:
         text = json.dumps(message, separators=(",", ":")).encode()
         head = FRAME.pack(len(text), blob_bytes) + text
         sent = 0
-        if fd >= 0:
-            sent = socket.send_fds(self._sock, [head], [fd])
+        if fds:
+            sent = socket.send_fds(self._sock, [head], list(fds))
         self._sock.sendall(head[sent:])
         if blobs:
             self._sock.sendall(b"".join(bytes(blob) for blob in blobs))
+
+    def send_descriptors(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Sends a message without tensors, and descriptors that receive() puts into it.
+
+        Raises OSError when the other side is gone.
+        """
+        with self._lock:
+            self._write({**message, "fds": len(descriptors)}, [], 0, descriptors)
+        self._announce()
 
     def free(self, id: int) -> None:
         """The last array over a received segment is gone. Never blocks on the lock."""
@@ -186,6 +198,8 @@ class Wire:
             elif kind == "drop":
                 self._theirs.pop(message["id"], None)
             elif kind != "free":
+                if "fds" in message:
+                    message["descriptors"] = [self._fds.popleft() for _ in range(message["fds"])]
                 message["blob"] = blob
                 return message
 

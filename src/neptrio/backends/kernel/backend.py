@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from neptrio._cext.batch import Batch
-from neptrio._cext.kernel_host import HostImage, KernelBuilder
-from neptrio.backends.base import Backend, BackendInstance, LoadContext
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel import device, host, source
 from neptrio.backends.kernel.device_instance import DeviceInstance
+from neptrio.backends.kernel.host_batch import HostImage, KernelBuilder
 from neptrio.backends.kernel.signature import Signature
 from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import Backend, BackendInstance, LoadContext
+from neptrio.execution.batch import Batch
 
 
 class KernelBackend(Backend):

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neptrio import datatypes
-from neptrio._cext.kernel_plan import KernelPlan
 from neptrio.backends.kernel import expressions
 from neptrio.backends.kernel.expressions import Expression, Number, Scope, Tokens, Values
+from neptrio.backends.kernel.plan import KernelPlan
 from neptrio.backends.kernel.signature import OF_DATATYPE, Parameter, Signature
 from neptrio.errors import InvalidArgument
 

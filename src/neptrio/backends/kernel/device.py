@@ -14,7 +14,7 @@ Rules:
     its error is the load's error: the process must be started anew.
  4. break_() and users' callbacks run on the trio thread; opening and closing on any thread, under a lock.
 
-What happens per batch is in cext/cuda_*.pyx. The module can be imported, and says so plainly, where
+What happens per batch is in cext/backends/kernel/cuda_*.pyx. The module can be imported, and says so plainly, where
 there is no driver.
 """
 
@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import neptrio._cext.device_memory as device_memory
+import neptrio.request.device_memory as device_memory
 from neptrio.errors import Internal, InvalidArgument, Reason
 
 log = logging.getLogger("neptrio.kernel")
@@ -42,7 +42,7 @@ POOL_KEEPS = 64 << 20  # bytes the device pool keeps when nothing uses them; tri
 @functools.lru_cache(1)
 def _count() -> tuple[int, str]:
     """(number of GPUs, why there are none)."""
-    if importlib.util.find_spec("neptrio._cext.cuda_launch") is None:
+    if importlib.util.find_spec("neptrio.backends.kernel.cuda_launch") is None:
         return 0, "this build has no CUDA part (cuda-bindings and cuda.h were missing at build time)"
     try:
         ctypes.CDLL("libcuda.so.1")  # the driver's library: quicker to miss than importing the package
@@ -150,7 +150,7 @@ class Device:
             raise
 
     def _make_pools(self) -> None:
-        from neptrio._cext.cuda_memory import DevicePool, PinnedPool
+        from neptrio.backends.kernel.cuda_memory import DevicePool, PinnedPool
 
         driver = self._driver
         properties = driver.CUmemPoolProps()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neptrio._cext.batch import Batch
-from neptrio.backends.base import BackendInstance
 from neptrio.backends.kernel import nvrtc
 from neptrio.backends.kernel.device import Device, call
 from neptrio.backends.kernel.device_module import (
@@ -16,6 +14,8 @@ from neptrio.backends.kernel.device_module import (
     read_code,
 )
 from neptrio.errors import Internal, InvalidArgument
+from neptrio.execution.backend import BackendInstance
+from neptrio.execution.batch import Batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class DeviceInstance(BackendInstance):
-    """Executes on one GPU without the GIL; see cext/cuda_launch.pyx."""
+    """Executes on one GPU without the GIL; see cext/backends/kernel/cuda_launch.pyx."""
 
     native = True
     takes_device_memory = True
 
     def __init__(self, backend: KernelBackend, ordinal: int) -> None:
-        from neptrio._cext.cuda_batch import DeviceBuilder
+        from neptrio.backends.kernel.cuda_batch import DeviceBuilder
 
         self._backend = backend
         self._ordinal = ordinal
@@ -41,14 +41,14 @@ class DeviceInstance(BackendInstance):
         self._order: dict[str, int] = {}
         self._limits: list[tuple[int, int]] = []
         spec = backend.spec
-        memory = getattr(backend.context.services, "shared_memory", None)
+        host = backend.context.host  # None: nobody calls, a model on its own
         self._builder = DeviceBuilder(
             [t.name for t in spec.inputs],
             [t.optional for t in spec.inputs],
             spec.batching,
             ordinal,
             self,
-            memory.cuda.output_place if memory is not None else None,
+            host.shared_memory.output_place if host is not None else None,
         )
 
     def initialize(self) -> None:
@@ -66,7 +66,7 @@ class DeviceInstance(BackendInstance):
             raise Internal(f"{device.broken} on GPU {self._ordinal} while the model loaded; load it again")
 
     def _load(self, device: Device) -> None:
-        from neptrio._cext.cuda_queue import DeviceQueue
+        from neptrio.backends.kernel.cuda_queue import DeviceQueue
 
         backend = self._backend
         spec = backend.spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,35 +12,34 @@ from typing import Any
 from google.protobuf import json_format
 
 import triton_python_backend_utils as utils
-from neptrio.backends.base import READY_SECONDS, Backend, BackendInstance, LoadContext
-from neptrio.backends.python import examine
+from neptrio.backends.python import examine, limits, template
 from neptrio.backends.python.convert import Reader
 from neptrio.backends.python.environment import cache_directory, environment_python
 from neptrio.backends.python.instance import OWN_FILES, InProcessInstance, ModelRunner
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated import auto_complete as isolated_auto_complete
+from neptrio.backends.python.ring_instance import SUPPORTED, RingInstance
 from neptrio.backends.python.source import ModelSource
+from neptrio.backends.python.template import ModelTemplate, Template
+from neptrio.config import model_config as model_config
+from neptrio.config.describe_config import to_dict
+from neptrio.config.isolation import isolated, parameter, sees_devices
 from neptrio.errors import Internal, InvalidArgument, TritonError
-from neptrio.model import config as model_config
-from neptrio.model.describe_config import to_dict
-from triton_python_backend_utils._execute import failure_text
+from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, LoadContext
+from triton_python_backend_utils._execute import described
 
 log = logging.getLogger("neptrio.python")
 
 
-def parameter(config: Any, key: str) -> str:
-    """A configuration parameter's text, "" when it is not set."""
-    return str(config.parameters[key].string_value) if key in config.parameters else ""
+def apart(context: LoadContext) -> bool:
+    """isolated(), with the server's settings. Raises InvalidArgument."""
+    return isolated(context.config, context.settings.backend_settings("python"))
 
 
-def isolated(config: Any) -> bool:
-    """True when the model runs in a process of its own. Raises InvalidArgument."""
-    value = parameter(config, "isolation")
-    if value not in ("", "none", "process"):
-        raise InvalidArgument(f"parameter 'isolation' must be 'none' or 'process', got '{value}'")
-    if value == "none" and parameter(config, "EXECUTION_ENV_PATH"):
-        raise InvalidArgument("EXECUTION_ENV_PATH needs isolation 'process', got 'none'")
-    return value == "process" or bool(parameter(config, "EXECUTION_ENV_PATH"))
+def resources(context: LoadContext) -> tuple[dict[str, str], dict[str, Any]]:
+    """The environment and the limits of the model's processes. Raises InvalidArgument."""
+    settings = context.settings.backend_settings("python")
+    return limits.environment(context.config, settings), limits.limits(context.config)
 
 
 def python_of(context: LoadContext) -> str | None:
@@ -68,6 +68,28 @@ def initialize_seconds(context: LoadContext) -> float:
     return value
 
 
+def execute_seconds(context: LoadContext) -> float | None:
+    """How long an execute() may take before its process is killed, None for ever. Raises InvalidArgument."""
+    key = "EXECUTE_TIMEOUT_SECONDS"
+    text = parameter(context.config, key)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise InvalidArgument(
+            f"parameter '{key}' of model '{context.name}' must be a number of seconds > 0, got '{text}'"
+        )
+    if not apart(context) or python_of(context) is not None:
+        raise InvalidArgument(
+            f"parameter '{key}' of model '{context.name}' needs a process of the server's own interpreter: "
+            "leave out the parameters isolation 'none' and EXECUTION_ENV_PATH"
+        )
+    return value
+
+
 def ready_seconds(context: LoadContext) -> float:
     """How long a model's is_ready() may take. Raises InvalidArgument."""
     text = context.settings.backend_settings("python").get("is-ready-timeout-seconds", str(READY_SECONDS))
@@ -90,6 +112,8 @@ class PythonBackend(Backend):
     """
 
     shared_file: Path | None = None
+    _template: ModelTemplate | None = None
+    _preloads = False
     default_model_filename = "model.py"
 
     @classmethod
@@ -110,7 +134,7 @@ class PythonBackend(Backend):
         """Calls the model's auto_complete_config, if it has one, and checks what it returns."""
         path = cls.model_file(context)
         before = json.dumps(to_dict(context.config))
-        if isolated(context.config):
+        if apart(context):
             found = isolated_auto_complete(
                 context.name,
                 python_of(context),
@@ -118,6 +142,7 @@ class PythonBackend(Backend):
                 before,
                 initialize_seconds(context),  # with the start of the interpreter
                 context.abandonment,
+                *resources(context),
             )
             if found is not None:
                 apply_completed(context, json.dumps(found))
@@ -130,7 +155,8 @@ class PythonBackend(Backend):
         except TritonError:
             raise
         except Exception as error:
-            raise Internal(_load_failure(context, "auto_complete_config", error)) from error
+            log.debug("auto_complete_config of %s failed", context.name, exc_info=error)
+            raise Internal(described(error, OWN_FILES)) from error
         finally:
             source.unload()
         if after != before:
@@ -140,7 +166,7 @@ class PythonBackend(Backend):
     def time_limit(cls, context: LoadContext) -> float | None:
         """In-process models cannot be ended, only left behind; the others' processes are killed."""
         seconds = initialize_seconds(context)
-        return None if isolated(context.config) else seconds
+        return None if apart(context) else seconds
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:
@@ -148,19 +174,27 @@ class PythonBackend(Backend):
 
     @classmethod
     def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
-        own = isolated(context.config)
+        own = apart(context)
         if own:
             python_of(context)
+            resources(context)
+        execute_seconds(context)
         initialize_seconds(context)
         environment = parameter(context.config, "EXECUTION_ENV_PATH")
         for problem in examine.problems(cls.model_file(context), imports=not environment):
             report(problem)
 
+    @property
+    def own_processes(self) -> bool:  # type: ignore[override]
+        return apart(self.context)
+
     def load(self) -> None:
-        self.model_file(self.context)
+        path = self.model_file(self.context)
+        self._preloads = apart(self.context) and template.SUPPORTED and examine.preloads(path)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         seconds = ready_seconds(self.context)
+        execute_seconds(self.context)
         instance = self._instance(name, kind, device_id)
         instance.ready_seconds = seconds
         return instance
@@ -168,16 +202,28 @@ class PythonBackend(Backend):
     def _instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         context = self.context
         config = context.config
-        if isolated(config):
-            return IsolatedInstance(
+        if apart(context):
+            python = python_of(context)
+            common = (
                 name,
-                python_of(context),
+                python,
                 self.model_file(context),
                 self.arguments(name, kind, device_id),
                 [o.name for o in config.output],
-                context.services,
+                context.host,
                 config.model_transaction_policy.decoupled,
                 initialize_seconds(context),
+                *resources(context),
+            )
+            if python is not None or not SUPPORTED:  # another interpreter cannot load our modules
+                return IsolatedInstance(*common)
+            read_only = parameter(config, "READ_ONLY_INPUTS").lower() == "true"
+            return RingInstance(
+                *common,
+                version=context.version,
+                read_only=read_only,
+                execute_seconds=execute_seconds(context),
+                origin=self._origin(),
             )
         runner = ModelRunner(
             name,
@@ -189,11 +235,30 @@ class PythonBackend(Backend):
                 [o.name for o in config.output],
                 parameter(config, "READ_ONLY_INPUTS").lower() == "true",
             ),
-            context.services,
+            context.host,
             config.model_transaction_policy.decoupled,
         )
-        sees_devices = kind == "GPU" and parameter(config, "FORCE_CPU_ONLY_INPUT_TENSORS").lower() == "no"
-        return InProcessInstance(runner, device_id if sees_devices else None)
+        return InProcessInstance(runner, device_id if kind == "GPU" and sees_devices(config) else None)
+
+    def _origin(self) -> Template:
+        """What the instances' processes are forked from: a template of this model if it has a preload()."""
+        if self._template is None:
+            context = self.context
+            if not self._preloads:
+                return template.template
+            environ, limited = resources(context)
+            asked = {
+                "name": context.name,
+                "path": str(self.model_file(context)),
+                "args": self.arguments("", "", 0),
+            }
+            self._template = ModelTemplate(context.name, asked, environ, limited, initialize_seconds(context))
+            context.abandonment.add(self._template.kill)
+        return self._template
+
+    def unload(self) -> None:
+        if self._template is not None:  # on the trio thread, which shall not wait for its memory to go
+            threading.Thread(target=self._template.close, daemon=True).start()
 
     def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
         """What initialize(args) is given; all values are strings, as in Triton."""
@@ -228,10 +293,3 @@ def apply_completed(context: LoadContext, text: str) -> None:
         ) from None
     made.name = made.name or context.name
     context.config.CopyFrom(made)
-
-
-def _load_failure(context: LoadContext, step: str, error: BaseException) -> str:
-    log.debug("%s of %s failed", step, context.name, exc_info=error)
-    return failure_text(context.name, error, OWN_FILES).replace(
-        "Failed to process the request(s)", f"Failed in {step}"
-    )

@@ -26,13 +26,14 @@ from typing import Any
 import trio
 
 import triton_python_backend_utils as utils
-from neptrio._cext.batch import Batch
-from neptrio._cext.mailbox import WorkItem
-from neptrio._cext.request import InferRequest, InferResponse, RequestedOutput, Responder
 from neptrio.backends.python import convert
-from neptrio.codec.numpy_tensor import from_numpy
 from neptrio.codec.outputs import select
 from neptrio.errors import Internal, TritonError, Unavailable, Unsupported
+from neptrio.execution.batch import Batch
+from neptrio.execution.model_host import ModelHost
+from neptrio.loop.mailbox import WorkItem
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Responder
+from neptrio.request.numpy_tensor import from_numpy
 from triton_python_backend_utils._host import Host
 
 log = logging.getLogger("neptrio.python")
@@ -62,7 +63,7 @@ class Call(Responder):
 
     def __init__(
         self,
-        services: Any,
+        services: ModelHost,
         request: InferRequest,
         decoupled: bool,
         deliver: Callable[[Any, bool], None],
@@ -87,7 +88,7 @@ class Call(Responder):
                 if parent.cancelled:
                     raise TritonError("request cancelled", code=convert.CODES[utils.TritonError.CANCELLED])
                 self._follow(parent)
-            model = self._services.inference.lookup(request.model_name, request.model_version)
+            model = self._services.admission.lookup(request.model_name, request.model_version)
             if model.decoupled and not self._decoupled:
                 raise Unsupported(
                     f"model '{request.model_name}' is decoupled; call exec(decoupled=True) and iterate over its "
@@ -103,7 +104,7 @@ class Call(Responder):
                         "await async_exec in an async execute()"
                     )
                 self._instance.backend.blocked = True
-            self._services.inference.submit(request)
+            self._services.admission.submit(request)
         except TritonError as error:
             self._resumed()
             self._deliver(self.receive(InferResponse(None, error)), True)
@@ -141,7 +142,7 @@ class Call(Responder):
         def on_cancel() -> None:
             if before is not None:
                 before()
-            self._services.inference.cancel(self._request)
+            self._services.admission.cancel(self._request)
 
         parent.on_cancel = on_cancel
 
@@ -175,6 +176,10 @@ class Call(Responder):
         if self._decoupled:
             self._services.completions.post(OnLoop(lambda: self._less(size)))
 
+    def took_here(self) -> None:
+        """took() of a decoupled model's response, on the trio thread."""
+        self._less(self._sizes.popleft() if self._sizes else 0)
+
     def _less(self, size: int) -> None:
         self._ahead -= size
         if self._ahead <= AHEAD_BYTES or self._request.cancelled:
@@ -188,7 +193,7 @@ class Call(Responder):
 
     def _cancel(self) -> None:
         if self._request.model is not None:
-            self._services.inference.cancel(self._request)
+            self._services.admission.cancel(self._request)
         self._less(0)
 
 
@@ -202,7 +207,7 @@ async def _logged(operation: Callable[[], Any]) -> None:
 class InProcessHost(Host):
     """What a model in this process may ask of the server."""
 
-    def __init__(self, name: str, model: str, services: Any) -> None:
+    def __init__(self, name: str, model: str, services: ModelHost) -> None:
         self.batch: Batch | None = None  # what the instance's thread executes
         self.thread = 0  # that thread
         self._model = model
@@ -226,7 +231,8 @@ class InProcessHost(Host):
             for t in request._inputs
         ]
         if request._requested_output_names:
-            made.outputs = [RequestedOutput(name) for name in request._requested_output_names]
+            names = dict.fromkeys(request._requested_output_names)  # a model may name one twice
+            made.outputs = [RequestedOutput(name) for name in names]
             preferred = request._preferred_memory
             if preferred is not None and preferred._kind == utils.TRITONSERVER_MEMORY_GPU:
                 for output in made.outputs:
@@ -298,7 +304,7 @@ class InProcessHost(Host):
         def look() -> None:
             try:
                 ready.append(
-                    bool(self._services.inference.lookup(name, "" if version == "-1" else version).ready)
+                    bool(self._services.admission.lookup(name, "" if version == "-1" else version).ready)
                 )
             except TritonError:
                 ready.append(False)

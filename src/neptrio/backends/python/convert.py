@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Collection, Iterable
 from typing import Any
 
-import neptrio._cext.device_memory as device_memory
+import neptrio.request.device_memory as device_memory
 import triton_python_backend_utils as utils
-from neptrio._cext.python_tensors import copied, outputs, private, readonly, writable
-from neptrio._cext.request import InferRequest, InferResponse
 from neptrio.backends.python import device_tensors
+from neptrio.backends.python.tensors import copied, outputs, private, readonly, writable
 from neptrio.errors import Code, Reason, TritonError
+from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind, Tensor
 
 CODES = {
     utils.TritonError.UNKNOWN: Code.UNKNOWN,
@@ -22,11 +25,14 @@ CODES = {
     utils.TritonError.CANCELLED: Code.CANCELLED,
 }
 NUMBERS = {code: number for number, code in CODES.items()} | {
+    Code.TIMED_OUT: utils.TritonError.UNAVAILABLE,
     Code.DEADLINE: utils.TritonError.UNAVAILABLE,
     Code.RESOURCE_EXHAUSTED: utils.TritonError.UNAVAILABLE,
     Code.FORBIDDEN: utils.TritonError.UNAVAILABLE,
 }
-GPU = 2  # Tensor.memory_kind
+GPU = int(MemoryKind.GPU_MEMORY)
+log = logging.getLogger("neptrio.python")
+_telling = threading.Lock()  # the instances of a model tell of it once
 new_request = utils.InferenceRequest.__new__
 over = utils.Tensor._over
 
@@ -59,7 +65,7 @@ class Reader:
         made._request_id = request.id
         made._correlation_id = request.sequence_id
         made._requested_output_names = (
-            list(self._output_names) if request.outputs is None else [o.name for o in request.outputs]
+            self._output_names if request.outputs is None else [o.name for o in request.outputs]
         )
         made._model_name = self._model_name
         made._model_version = self._model_version
@@ -83,16 +89,43 @@ def wanted_names(request: InferRequest) -> list[str] | None:
 
 
 def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -> InferResponse:
-    """A model's response as the server's; see python_tensors rule 2 for `sole`."""
+    """A model's response as the server's; see backends.python.tensors rule 2 for `sole`."""
     error = made._error
     if error is not None:
         return InferResponse(
             None, TritonError(error._message, CODES[error._code], Reason.BACKEND), made._parameters
         )
-    tensors = outputs(made, wanted_names(request), sole)
+    names: Collection[str] | None = wanted_names(request)
+    tensors = outputs(made, request.model.known_outputs if names is None else names, sole)
+    if names is None and len(tensors) != len(made._tensors):
+        _tell_of(request.model, (tensor._name for tensor in made._tensors))
     if device_memory.in_use():
         tensors = device_tensors.settle(request, tensors)
     return InferResponse(tensors, None, made._parameters)
+
+
+def known(request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
+    """A model's outputs without those that nobody asked for and the configuration does not have."""
+    if request.outputs is not None:
+        return tensors
+    names = request.model.known_outputs
+    kept = [tensor for tensor in tensors if tensor.name in names]
+    if len(kept) != len(tensors):
+        _tell_of(request.model, (tensor.name for tensor in tensors))
+    return kept
+
+
+def _tell_of(model: Any, made: Iterable[str]) -> None:
+    with _telling:
+        told, model.told_of_outputs = model.told_of_outputs, True
+    if not told:
+        extra = [name for name in made if name not in model.known_outputs]
+        log.warning(
+            "model '%s' makes output(s) %s that its configuration does not have: they are not sent",
+            model.name,
+            extra,
+            extra={"subject": model.name},
+        )
 
 
 def received(response: InferResponse) -> utils.InferenceResponse:

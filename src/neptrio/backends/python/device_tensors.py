@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import neptrio._cext.device_memory as device_memory
-import neptrio._cext.dlpack as dlpack
+import neptrio.request.device_memory as device_memory
+import neptrio.request.dlpack as dlpack
 import triton_python_backend_utils as utils
-from neptrio._cext.request import InferRequest, Tensor
 from neptrio.errors import TritonError
+from neptrio.request.infer_request import InferRequest, MemoryKind, Tensor
 from triton_python_backend_utils import _tensor
 
-GPU = 2  # Tensor.memory_kind
+GPU = int(MemoryKind.GPU_MEMORY)
 CUDA = dlpack.CUDA
 LEGACY_STREAM = 1  # the stream that DLPack's producers are told; it is waited for at once
 

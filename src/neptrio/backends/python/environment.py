@@ -50,10 +50,10 @@ def cache_directory(settings: dict[str, str]) -> Path:
     return Path(base) / "neptrio" / "environments"
 
 
-def variables(python: str) -> dict[str, str]:
-    """This process's environment variables for an interpreter of another environment: those that
+def variables(python: str, given: dict[str, str]) -> dict[str, str]:
+    """The variables `given` for an interpreter of another environment: those that
     speak of ours are gone, and its programs come first in PATH, as its bin/activate has it."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    kept = {k: v for k, v in given.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     kept["PATH"] = os.pathsep.join((os.path.dirname(python), kept.get("PATH", os.defpath)))
     return kept
 
@@ -154,7 +154,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                 capture_output=True,
                 timeout=UNPACK_SECONDS,
                 text=True,
-                env=variables(str(python)),
+                env=variables(str(python), dict(os.environ)),
             )
         except (subprocess.SubprocessError, OSError) as error:
             text = getattr(error, "stderr", None) or error

@@ -64,6 +64,15 @@ def _names(node: ast.AST) -> bool:
     )
 
 
+def preloads(path: Path) -> bool:
+    """The file has a preload(args), of its own or of its TritonPythonModel."""
+    tree = read(path).tree
+    if tree is None:
+        return False
+    places = [tree.body, *(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == CLASS)]
+    return any(isinstance(n, ast.FunctionDef) and n.name == "preload" for body in places for n in body)
+
+
 def problems(path: Path, imports: bool = True) -> Iterator[str]:
     """What would keep the file from being loaded; `imports`: also modules that are not installed."""
     outline = read(path)

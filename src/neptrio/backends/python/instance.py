@@ -16,17 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as utils
-from neptrio._cext.batch import Batch, complete
-from neptrio._cext.mailbox import WorkItem
-from neptrio._cext.request import InferRequest, InferResponse, monotonic_ns
-from neptrio.backends.base import BackendInstance
 from neptrio.backends.python import convert
 from neptrio.backends.python.bls import InProcessHost, current_batch
 from neptrio.backends.python.source import ModelSource
 from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError
+from neptrio.execution.backend import BackendInstance
+from neptrio.execution.batch import Batch, complete
+from neptrio.execution.model_host import ModelHost
+from neptrio.loop.mailbox import WorkItem
 from neptrio.observe import current_span
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, monotonic_ns
 from triton_python_backend_utils import _host
-from triton_python_backend_utils._execute import check_class, check_count, failure_text
+from triton_python_backend_utils._execute import (
+    check_class,
+    check_count,
+    check_none,
+    described,
+    failure_text,
+)
 from triton_python_backend_utils._sender import Channel
 
 if TYPE_CHECKING:
@@ -36,8 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("neptrio.python")
 
 OWN_FILES = ("cext/", str(Path(__file__).parents[2]))  # they say nothing to a model's author
-EXECUTING = 3
-DONE = 4
+DONE = int(RequestState.DONE)
 RESCHEDULE = utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 ASYNC_CAPACITY = 64  # batches of an async model that may be under way at once
 
@@ -82,15 +88,14 @@ class Reschedule(WorkItem):
 
     def deliver(self) -> None:
         request = self._request
-        reschedule = getattr(request.scheduler, "reschedule", None)
-        if reschedule is None:
+        if request.scheduler is None:  # a warm-up sample
             error = InvalidArgument(
                 "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which only models with an "
                 "iterative sequence batcher may do"
             )
             complete(request, InferResponse(None, error), True)
         else:
-            reschedule(request)
+            request.scheduler.reschedule(request)
 
 
 class Back:
@@ -169,7 +174,7 @@ class ModelRunner:
         source: ModelSource,
         args: dict[str, str],
         reader: convert.Reader,
-        services: Any,
+        services: ModelHost,
         decoupled: bool,
     ) -> None:
         self.name = name
@@ -211,7 +216,6 @@ class ModelRunner:
         completions, decoupled, reader = self.completions, self.decoupled, self.reader
         made = []
         for request in batch.requests:
-            request.state = EXECUTING
             made.append(reader.request(request, Back(request, completions, decoupled)))
         return made
 
@@ -219,11 +223,7 @@ class ModelRunner:
         """Checks what execute() returned and fills in the batch's responses."""
         batch.mark_output_start()
         if self.decoupled:
-            if responses is not None:
-                raise utils.TritonModelException(
-                    f"Python model '{self.name}' is using the decoupled mode and the execute function must "
-                    "return None"
-                )
+            check_none(responses, self.name)
         elif responses is None and all(r._channel.taken for r in given):
             responses = [None] * len(given)
         else:
@@ -311,11 +311,13 @@ class InProcessInstance(BackendInstance):
             else:
                 self._runner.initialize()
                 self.wants_sequence_end = self._runner.wants_sequence_end
-        except BaseException:
+        except BaseException as error:
             _host.uninstall(self._runner.host)
             self._runner.forget()
             self._leave_device()
-            raise
+            if isinstance(error, TritonError):
+                raise
+            raise Internal(described(error, OWN_FILES), reason=Reason.BACKEND) from error
 
     def _leave_device(self) -> None:
         device, self._device = self._device, None

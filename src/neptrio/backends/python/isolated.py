@@ -25,20 +25,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from neptrio._cext.batch import Batch
-from neptrio._cext.request import (
+from neptrio.backends.python.bls import OnLoop
+from neptrio.backends.python.convert import CODES, known, wanted_names
+from neptrio.backends.python.instance import ASYNC_CAPACITY, Post, Reschedule, dropped
+from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
+from neptrio.backends.python.process import Process
+from neptrio.errors import Internal, Reason, TritonError
+from neptrio.execution.backend import Abandonment, BackendInstance
+from neptrio.execution.batch import Batch
+from neptrio.execution.model_host import ModelHost
+from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
     monotonic_ns,
 )
-from neptrio.backends.base import Abandonment, BackendInstance
-from neptrio.backends.python.bls import OnLoop
-from neptrio.backends.python.convert import CODES, wanted_names
-from neptrio.backends.python.instance import ASYNC_CAPACITY, EXECUTING, Post, Reschedule, dropped
-from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
-from neptrio.backends.python.process import Process
-from neptrio.errors import Internal, Reason, TritonError
-from neptrio.observe.trace_settings import span_options
+from neptrio.rings.ring import SUPPORTED
 
 log = logging.getLogger("neptrio.python")
 
@@ -60,11 +61,15 @@ class IsolatedInstance(BackendInstance):
         path: Path,
         args: dict[str, str],
         output_names: list[str],
-        services: Any,
+        services: ModelHost,
         decoupled: bool,
         initialize_seconds: float,
+        environ: dict[str, str] | None = None,
+        limits: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
+        self._environ = environ
+        self._resources = limits
         self._python = python
         self._path = path
         self._args = args
@@ -73,7 +78,7 @@ class IsolatedInstance(BackendInstance):
         self._completions = services.completions
         self._decoupled = decoupled
         self._limit = initialize_seconds
-        spans = span_options(services.settings)
+        spans = services.spans
         self._spans = None if spans is None else {**asdict(spans), "attributes": spans.attributes()}
         self._host = IsolatedHost(name, args["model_name"], services)
         self._numbers = itertools.count(1)
@@ -88,6 +93,7 @@ class IsolatedInstance(BackendInstance):
         self._stopping = threading.Event()
         self._supervisor: threading.Thread | None = None
         self._started_at = 0.0
+        self._restarts = 0
         self._pause = FIRST_PAUSE
 
     # ------------------------------------------------------------ life
@@ -98,12 +104,13 @@ class IsolatedInstance(BackendInstance):
     def _incarnate(self) -> None:
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._answers = answers
-        process = Process(self.name, self._python, self._message, self._ended)
+        process = self._spawn()
         self._starting = process
         try:
             if self._stopping.is_set():  # aborted meanwhile
                 raise Internal(f"the start of '{self.name}' was given up")
-            process.send(
+            self._send_initialize(
+                process,
                 {
                     "t": "initialize",
                     "name": self.name,
@@ -112,7 +119,6 @@ class IsolatedInstance(BackendInstance):
                     "decoupled": self._decoupled,
                     "spans": self._spans,
                 },
-                [],
             )
             answer = _awaited(process, answers, "initialized", self._limit, "initialize")
         except BaseException:
@@ -124,12 +130,35 @@ class IsolatedInstance(BackendInstance):
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
+        self._started(process)
         self.capacity = ASYNC_CAPACITY if answer["async"] else 1
         self.wants_sequence_end = answer["sequence_end"]
         self.healthy = not process.ended.is_set()
         self.reason = ""
         if not self.healthy:  # it died between its answer and here
             self._ended(process)
+
+    # what an instance with rings does otherwise (ring_instance.py)
+
+    def _spawn(self) -> Process:
+        return Process(
+            *(self.name, self._python, self._message, self._ended),
+            environ=self._environ,
+            limits=self._resources,
+        )
+
+    def _send_initialize(self, process: Process, message: dict[str, Any]) -> None:
+        process.send(message, [])
+
+    def _started(self, process: Process) -> None:
+        """initialize() has returned; batches may come."""
+
+    def _send_finalize(self, process: Process) -> None:
+        process.post_message({"t": "finalize"})
+
+    def process(self) -> tuple[int, int, int] | None:
+        process = self._process
+        return None if process is None else (process.pid, self._restarts, self.ahead)
 
     def abort(self) -> None:
         self._stopping.set()
@@ -184,6 +213,7 @@ class IsolatedInstance(BackendInstance):
                 self._cause = f"the model instance '{self.name}' could not be restarted: {error}"
                 self.reason = self._cause
                 continue
+            self._restarts += 1
             log.warning("%s runs again", self.name)
             self._completions.post(OnLoop(self.on_health))
             return
@@ -197,7 +227,7 @@ class IsolatedInstance(BackendInstance):
             process = self._process
             if process is None:
                 return
-        process.post_message({"t": "finalize"})
+        self._send_finalize(process)
         try:
             _awaited(process, self._answers, "finalized", FINALIZE_SECONDS, "finalize")
         except TritonError as error:
@@ -265,7 +295,6 @@ class IsolatedInstance(BackendInstance):
             return
         cancelled = []
         for id, request in zip(ids, batch.requests, strict=True):
-            request.state = EXECUTING
             request.on_cancel = lambda id=id: process.post_message({"t": "cancel", "r": id})
             if request.cancelled:
                 cancelled.append(id)
@@ -319,11 +348,14 @@ class IsolatedInstance(BackendInstance):
         elif not self._host.message(process, message):
             self._answers.put(message)
 
-    def _response(self, process: Process, row: dict[str, Any], blob: bytearray) -> InferResponse:
+    def _response(
+        self, process: Process, request: InferRequest, row: dict[str, Any], blob: bytearray
+    ) -> InferResponse:
         if row.get("e") is not None:
             text, code = row["e"]
             return InferResponse(None, TritonError(text, CODES[code], Reason.BACKEND), row["p"])
-        return InferResponse([received(process, t, blob) for t in row["o"]], None, row["p"])
+        made = known(request, [received(process, t, blob) for t in row["o"]])
+        return InferResponse(made, None, row["p"])
 
     def _result(self, process: Process, message: dict[str, Any]) -> None:
         with self._lock:
@@ -350,7 +382,7 @@ class IsolatedInstance(BackendInstance):
                     if answer == "reschedule":
                         self._completions.post(Reschedule(request))
                         continue
-                    response = self._response(process, answer, message["blob"])
+                    response = self._response(process, request, answer, message["blob"])
                 requests.append(request)
                 responses.append(response)
             if len(requests) != len(batch.requests):
@@ -369,7 +401,7 @@ class IsolatedInstance(BackendInstance):
             made = InferResponse()
             made.null = True
         else:
-            made = self._response(process, message["a"], message["blob"])
+            made = self._response(process, request, message["a"], message["blob"])
         made.produced_ns = monotonic_ns()
         ack = {"t": "ack", "r": id, "size": size}
         self._completions.post(Post(request, made, final, lambda: process.post_message(ack)))
@@ -386,11 +418,23 @@ class IsolatedInstance(BackendInstance):
 
 
 def auto_complete(
-    name: str, python: str | None, path: Path, config: str, limit: float, abandonment: Abandonment
+    name: str,
+    python: str | None,
+    path: Path,
+    config: str,
+    limit: float,
+    abandonment: Abandonment,
+    environ: dict[str, str] | None = None,
+    limits: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """auto_complete_config in a process of its own: the configuration, None when it has none."""
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    process = Process(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None))
+    process = Process(
+        *(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None)),
+        rings=python is None and SUPPORTED,
+        environ=environ,
+        limits=limits,
+    )
     abandonment.add(process.kill)
     try:
         process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
@@ -418,10 +462,8 @@ def _awaited(
         if answer is None:
             raise Internal(f"{what} of '{process.name}' failed: {process.cause}")
         if answer["t"] == "failed":
-            raise Internal(
-                answer["text"].replace("Failed to process the request(s)", f"Failed in {what}"),
-                reason=Reason.BACKEND,
-            )
+            where = f"finalize of '{process.name}' failed: " if what == "finalize" else ""
+            raise Internal(where + answer["text"], reason=Reason.BACKEND)
         if answer["t"] == kind:
             found: dict[str, Any] = answer
             return found

@@ -17,14 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from neptrio._cext.request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
 from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.process import Process
+from neptrio.execution.model_host import ModelHost
+from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from triton_python_backend_utils._process.wire import Lease, tensor_row
 
 
-class _IsolatedCall(Call):
+class IsolatedCall(Call):
     """A call of an isolated model: responses go on over its wire."""
 
     def receive(self, response: InferResponse) -> Any:
@@ -34,7 +35,7 @@ class _IsolatedCall(Call):
 class IsolatedHost:
     """Answers one child after the other; see the module's text."""
 
-    def __init__(self, name: str, model_name: str, services: Any) -> None:
+    def __init__(self, name: str, model_name: str, services: ModelHost) -> None:
         self._services = services
         self._host = InProcessHost(name, model_name, services)
         self._numbers = itertools.count(1)
@@ -82,7 +83,7 @@ class IsolatedHost:
         made.parameters = message["p"] or None
         made.inputs = [received(process, t, message["blob"]) for t in message["in"]]
         if message["w"]:
-            made.outputs = [RequestedOutput(name) for name in message["w"]]
+            made.outputs = [RequestedOutput(name) for name in dict.fromkeys(message["w"])]
         made.parent = parent
         id = message["k"]
 
@@ -91,7 +92,7 @@ class IsolatedHost:
                 self._calls.pop(id, None)
             process.post(lambda: self._send_response(process, id, response, final))
 
-        call = _IsolatedCall(self._services, made, message["decoupled"], deliver, waiting)
+        call = IsolatedCall(self._services, made, message["decoupled"], deliver, waiting)
         self._calls[id] = call
         self._services.completions.post(OnLoop(call.submit))
 
@@ -142,7 +143,7 @@ class IsolatedHost:
 
 def row_of(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """A tensor that is to be sent: its description, its bytes in `rows` (see wire.tensor_row)."""
-    data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""
+    data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""  # type: ignore[call-overload]  # it is a buffer
     return tensor_row(tensor.name, tensor.dtype, tensor.shape, data, rows)
 
 

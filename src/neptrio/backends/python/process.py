@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import queue
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as utils
+from neptrio.backends.python import template
 from neptrio.backends.python.environment import variables
 from triton_python_backend_utils._process.wire import Wire
 
@@ -37,7 +39,13 @@ s = u.spec_from_file_location("triton_python_backend_utils", sys.argv[1] + "/__i
 m = u.module_from_spec(s)
 sys.modules[s.name] = m
 s.loader.exec_module(m)
-from triton_python_backend_utils._process.child import main
+if sys.argv[3] == "rings":
+    from triton_python_backend_utils._process.ring import main
+else:
+    from triton_python_backend_utils._process.child import main
+from triton_python_backend_utils._process.limits import apply
+import json
+apply(json.loads(sys.argv[4]))
 main(int(sys.argv[2]))
 """
 LAST_LINES = 12  # of the child's output, told with its end
@@ -60,26 +68,53 @@ class Process:
         python: str | None,
         on_message: Callable[[Process, dict[str, Any]], None],
         on_end: Callable[[Process], None],
+        rings: bool = False,
+        environ: dict[str, str] | None = None,
+        limits: dict[str, Any] | None = None,
+        origin: template.Template = template.template,
     ) -> None:
+        """`python`: another interpreter than the server's. `environ` and `limits` are neptrio.backends.python.limits';
+        `origin` is what it is forked from, where it is."""
         self.name = name
         self.ended = threading.Event()
+        self.killed_for = ""  # why the server has ended it, where it has
         self._on_message = on_message
         self._on_end = on_end
         self._log = logging.getLogger("neptrio.model." + name)
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = dict(os.environ) if python is None else variables(python)
+        self._template = False
+        self._origin = origin
+        self._child: Any = None
+        given = dict(os.environ) if environ is None else environ
         try:
-            self._child = subprocess.Popen(
-                [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
-            )
+            if rings and python is None and template.SUPPORTED:
+                try:
+                    self._child = origin.fork(f"py:{name}", theirs.fileno(), given, limits or {})
+                    self._template = True
+                except OSError as error:
+                    self._log.warning("the template process cannot be used, a new one is started: %s", error)
+            if self._child is None:
+                self._child = subprocess.Popen(
+                    [
+                        *(
+                            python or sys.executable,
+                            "-u",
+                            "-c",
+                            BOOTSTRAP,
+                            str(PACKAGE),
+                            str(theirs.fileno()),
+                        ),
+                        *("rings" if rings else "socket", json.dumps(limits or {})),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    env=given if python is None else variables(python, given),
+                    start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
+                )
         except OSError:
             ours.close()
             raise
@@ -135,6 +170,8 @@ class Process:
             self.kill()
             self._child.wait()
         self._threads[0].join(1)  # its last words; a grandchild may hold the pipe open
+        if self._template:
+            self._origin.release()
         self.ended.set()
         self._on_end(self)
 
@@ -150,7 +187,9 @@ class Process:
     def cause(self) -> str:
         """How the child ended, with its last output."""
         status = self._child.returncode
-        if status is None:
+        if self.killed_for:
+            text = f"its process was killed: {self.killed_for}"
+        elif status is None:
             text = "its process runs"
         elif status < 0:
             try:

@@ -1,0 +1,130 @@
+"""The running sum of a sequence, without the GIL: what the `sequence` backend executes.
+
+Every job adds its input to what the sequence has so far (START: to nothing) and writes the sum to the
+output. Jobs own nothing: the batch keeps the tensors and buffers behind their pointers alive.
+
+A tensor may start at any byte of a request's body, so elements are moved, never read through a pointer to
+integers; the compiler makes the same vector instructions of both.
+"""
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+from posix.time cimport nanosleep, timespec
+
+from neptrio.execution.batch cimport Batch
+from neptrio.loop.mailbox cimport Work
+from neptrio.request.infer_request cimport InferResponse, Tensor, now_ns
+
+from neptrio.errors import Internal, Reason
+
+
+cdef struct Job:
+    const char* input       # `count` elements, at any address; so are the others
+    const char* before      # NULL: the sequence starts
+    char* after             # where the sum is kept for the next request, may equal `before`
+    char* output
+    Py_ssize_t count
+    bint failed
+
+
+cdef struct Sums:
+    Job* jobs
+    Py_ssize_t count
+    int64_t delay_ns
+    int64_t start_ns
+    int64_t end_ns
+    int32_t fail_value
+    bint may_fail
+
+
+cdef class AccumulateBatch(Batch):
+    """A batch of running sums; prepared on the trio thread, executed anywhere."""
+
+    cdef Sums sums
+    cdef list held
+
+    @staticmethod
+    def of(Batch batch, int64_t delay_ns, fail_value):
+        """`batch` as an AccumulateBatch; an input that begins with `fail_value` fails its request."""
+        cdef AccumulateBatch made = AccumulateBatch(
+            batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
+        made.instance = batch.instance
+        made.sums.count = len(batch.requests)
+        made.sums.delay_ns = delay_ns
+        made.sums.may_fail = fail_value is not None
+        made.sums.fail_value = fail_value or 0
+        made.sums.jobs = <Job*>calloc(made.sums.count, sizeof(Job))
+        if made.sums.jobs == NULL:
+            raise MemoryError
+        made.held = []
+        made.work.run = run_jobs
+        return made
+
+    def __dealloc__(self):
+        free(self.sums.jobs)
+
+    def job(self, Py_ssize_t i, Tensor tensor not None, before, bytearray after not None,
+            bytearray output not None):
+        """Fills in job `i`; `before` is a Tensor, a bytearray or None, buffers are as large as the input."""
+        cdef Job* job
+        cdef Tensor state
+        if not 0 <= i < len(self.requests):
+            raise IndexError(i)
+        if len(after) < tensor.nbytes or len(output) < tensor.nbytes:
+            raise ValueError("the buffers must be as large as the input")
+        job = &self.sums.jobs[i]
+        job.input = tensor.ptr
+        job.count = tensor.nbytes // 4
+        if isinstance(before, Tensor):
+            state = before
+            if state.nbytes < tensor.nbytes:
+                raise ValueError("the state must be as large as the input")
+            job.before = state.ptr
+        elif before is not None:
+            if len(before) < tensor.nbytes:
+                raise ValueError("the state must be as large as the input")
+            job.before = <char*>(<bytearray>before)
+        job.after = <char*>after
+        job.output = <char*>output
+        self.held.append((tensor, before, after, output))
+
+    cpdef object deliver(self):
+        cdef Py_ssize_t i
+        self.compute_start = self.sums.start_ns
+        self.compute_end = self.sums.end_ns
+        for i in range(len(self.requests)):
+            if self.sums.jobs[i].failed:
+                self.responses[i] = InferResponse(
+                    None, Internal(f"the input begins with {self.sums.fail_value}, which fails", reason=Reason.BACKEND))
+        return Batch.deliver(self)
+
+
+cdef void run_jobs(Work* work) noexcept nogil:
+    cdef Sums* sums = &(<AccumulateBatch>work.owner).sums
+    cdef Job* job
+    cdef Py_ssize_t i, k
+    cdef uint32_t sum, more      # unsigned, so that an overflowing sum wraps instead of being undefined
+    cdef timespec ts
+    sums.start_ns = now_ns()
+    if sums.delay_ns > 0:
+        ts.tv_sec = sums.delay_ns // 1000000000
+        ts.tv_nsec = sums.delay_ns % 1000000000
+        nanosleep(&ts, NULL)
+    for i in range(sums.count):
+        job = &sums.jobs[i]
+        if job.input == NULL:
+            continue
+        if job.count == 0:
+            continue
+        memcpy(&sum, job.input, 4)
+        if sums.may_fail and sum == <uint32_t>sums.fail_value:
+            job.failed = True
+            continue
+        for k in range(job.count):
+            memcpy(&sum, job.input + 4 * k, 4)
+            if job.before != NULL:
+                memcpy(&more, job.before + 4 * k, 4)
+                sum += more
+            memcpy(job.after + 4 * k, &sum, 4)
+        memcpy(job.output, job.after, job.count * 4)
+    sums.end_ns = now_ns()

@@ -1,0 +1,57 @@
+# One instance's streams, events, functions and the two slots that its batches alternate between.
+from libc.stdint cimport int64_t, uint64_t
+cimport cuda.bindings.cydriver as cu
+
+from neptrio.backends.kernel.cuda_memory cimport DevicePool, Memory, PinnedPool
+from neptrio.backends.kernel.plan cimport Plan
+
+cdef enum:
+    GRAPHS = 64
+
+cdef struct Graph:              # a plan's kernels as one launch (cuda_graph)
+    uint64_t plan
+    uint64_t generation
+    int uses
+    cu.CUgraphExec executable
+
+cdef struct Slot:
+    char* pinned                # staging of inputs
+    size_t pinned_size
+    cu.CUdeviceptr work         # inputs and scratch
+    size_t work_size
+    cu.CUdeviceptr out
+    size_t out_size
+    cu.CUevent begin
+    cu.CUevent staged
+    cu.CUevent started
+    cu.CUevent ran
+    cu.CUevent done
+    uint64_t generation         # of its memory: an older graph has other addresses
+    Graph graphs[GRAPHS]
+
+cdef struct Queue:
+    Memory* memory
+    cu.CUstream compute
+    cu.CUstream copy
+    cu.CUfunction* functions
+    int n_functions
+    bint busy_wait
+    bint use_graphs
+    Slot slots[2]
+    int next
+    int64_t graph_launches
+    int64_t staged_ahead
+    int64_t grown               # how often memory was taken: what it holds has changed
+    size_t device_bytes
+    size_t pinned_bytes
+
+cdef int ensure(Queue* q, Slot* s, Plan* plan) noexcept nogil
+
+cdef class DeviceQueue:
+    cdef Queue c
+    cdef readonly DevicePool pool
+    cdef readonly PinnedPool pinned
+    cdef object owner
+    cdef int64_t told               # `grown` when it was told last
+    cdef object make(self, unsigned int flags)
+    cdef void give_back(self) noexcept nogil

@@ -1,0 +1,48 @@
+# Kernel models on the host: a private copy of a compiled object per instance, and the batch that
+# runs it without the GIL.
+from libc.stdint cimport int64_t
+from neptrio.execution.batch cimport Batch
+from neptrio.backends.kernel.plan cimport Plan
+
+ctypedef int (*kernel_entry)(void** arguments, const unsigned int* grid, const unsigned int* block) noexcept nogil
+
+cdef struct Image:
+    kernel_entry* entries
+    char* work               # gathered inputs and scratch of the batch that runs; grows, never shrinks
+    size_t work_size
+
+cdef class HostImage:
+    cdef void* handle
+    cdef int n_entries
+    cdef Image c
+    cdef readonly str path
+
+cdef struct Piece:           # one request's part of one input
+    int slot
+    const char* source
+    size_t nbytes
+
+cdef struct Run:             # requests of equal shapes: usually the whole batch
+    Plan* plan
+    int n_pieces
+    int first_piece
+    bint gather
+    char* output
+
+cdef struct HostWork:
+    Image* image
+    Run* runs
+    int n_runs
+    Piece* pieces
+    int n_pieces
+    void** slots             # addresses by slot, filled while executing
+    void** arguments
+    int status
+    int failed
+    int64_t times[4]
+
+cdef class KernelBatch(Batch):
+    cdef HostImage image
+    cdef list plans          # KernelPlan of each run
+    cdef list blocks         # output Block of each run
+    cdef HostWork c

@@ -1,0 +1,414 @@
+"""Kernel models on the host.
+
+prepare() on the trio thread does everything that needs Python: it finds the plan for the batch's
+shapes, allocates the outputs, makes the response tensors as views of them, and writes pointers
+into C arrays. run_host() then gathers the inputs of several requests, clears what is to be
+cleared, and calls the compiled entry points, all without the GIL.
+
+Rules:
+ 1. A batch keeps its requests, plans, output blocks and image alive; run_host() touches no
+    Python object.
+ 2. The inputs of a single request are used where they lie, if that is a multiple of VECTOR bytes, what
+    a kernel's float4 or double2 needs; those that lie elsewhere (a tensor may start at any byte of a
+    request's body), and those of several requests side by side, are copied into the image's work memory.
+    Outputs are never copied: responses view parts of them.
+ 3. An image belongs to one instance, whose batches run one at a time: its statics, stacks and
+    work memory need no lock.
+"""
+import os
+import shutil
+import tempfile
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+cdef extern from "<stdlib.h>" nogil:
+    void* aligned_alloc(size_t, size_t)
+
+from neptrio.execution.batch cimport Batch
+from neptrio.backends.kernel.plan cimport (
+    Block,
+    KernelArgument,
+    KernelLaunch,
+    KernelPlan,
+    Plan,
+    PlanTensor,
+    new_block,
+    run_end,
+)
+from neptrio.loop.mailbox cimport Work
+from neptrio.execution.inline_policy cimport CLIP_NS, INLINE_NS, mean_after
+from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferResponse, Tensor, now_ns
+
+from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+
+cdef extern from "dlfcn.h" nogil:
+    void* dlopen(const char*, int)
+    void* dlsym(void*, const char*)
+    int dlclose(void*)
+    char* dlerror()
+    int RTLD_NOW
+    int RTLD_LOCAL
+
+STATUS = {
+    1: "threads of a block wait for each other for ever (a barrier or warp operation that not all of them reach)",
+    2: "no memory for the threads' stacks",
+    3: "an assertion failed or __trap() was called",
+    4: "no memory for the batch",
+}
+cdef int NO_MEMORY = 4
+
+cdef enum:
+    VECTOR = 16          # bytes: how CUDA's vector types are aligned, at most
+
+
+cdef class HostImage:
+    """A compiled object, loaded as a private copy: its statics belong to this instance."""
+
+    def __init__(self, str path, list order, list names):
+        """`order` numbers the kernels as plans do; `names` are those that have an entry point."""
+        cdef Py_ssize_t i
+        cdef bytes name
+        cdef void* found
+        self.path = path
+        # dlopen returns the same handle for the same file; a copy has statics of its own
+        descriptor, copy = tempfile.mkstemp(prefix="neptrio-", suffix=".so")
+        os.close(descriptor)
+        try:
+            shutil.copyfile(path, copy)
+            os.chmod(copy, 0o700)
+            encoded = os.fsencode(copy)
+            self.handle = dlopen(encoded, RTLD_NOW | RTLD_LOCAL)
+            if self.handle == NULL:
+                raise Internal(f"the compiled kernels can't be loaded: {dlerror().decode(errors='replace')}")
+        finally:
+            os.unlink(copy)
+        self.n_entries = len(order)
+        self.c.entries = <kernel_entry*>calloc(max(self.n_entries, 1), sizeof(kernel_entry))
+        if self.c.entries == NULL:
+            raise MemoryError
+        for i in range(len(order)):
+            if order[i] in names:
+                name = f"neptrio_run_{order[i]}".encode()
+                found = dlsym(self.handle, name)
+                if found == NULL:
+                    raise Internal(f"the compiled kernels have no entry point for '{order[i]}'")
+                self.c.entries[i] = <kernel_entry>found
+
+    def __dealloc__(self):
+        cdef void* close
+        if self.handle != NULL:
+            close = dlsym(self.handle, b"neptrio_close")
+            if close != NULL:
+                (<void (*)() noexcept nogil>close)()
+            dlclose(self.handle)
+        free(self.c.entries)
+        free(self.c.work)
+
+
+cdef class KernelBatch(Batch):
+    """A prepared batch of a kernel model on the host."""
+
+    def __dealloc__(self):
+        free(self.c.runs)
+        free(self.c.pieces)
+        free(self.c.slots)
+        free(self.c.arguments)
+
+    def times(self) -> tuple:
+        """Start, end of input, start of output and end of the execution, in nanoseconds."""
+        return tuple(self.c.times)
+
+    cpdef object deliver(self):
+        cdef int i
+        cdef KernelPlan plan
+        cdef int64_t took
+        self.compute_start = self.c.times[0]
+        self.input_end = self.c.times[1]
+        self.output_start = self.c.times[2]
+        self.compute_end = self.c.times[3]
+        if self.c.status:
+            self.error = Internal(
+                f"kernel {self.c.failed} of model '{self.model.name}' failed: {STATUS[self.c.status]}",
+                reason=Reason.BACKEND,
+            )
+        elif self.c.n_runs == 1:
+            plan = self.plans[0]
+            took = self.c.times[3] - self.c.times[0]
+            plan.mean_ns = mean_after(plan.mean_ns, took) if plan.mean_ns else min(took, <int64_t>CLIP_NS)
+        return Batch.deliver(self)
+
+
+cdef int execute(HostWork* batch, Run* run) noexcept nogil:
+    """One run. Returns a status; `batch.failed` is then the launch's number."""
+    cdef Image* image = batch.image
+    cdef Plan* plan = run.plan
+    cdef void** slots = batch.slots
+    cdef void** arguments = batch.arguments
+    cdef PlanTensor* t
+    cdef Piece* piece
+    cdef KernelLaunch* launch
+    cdef KernelArgument* argument
+    cdef int i, k, status
+    cdef size_t need = plan.work_bytes
+    cdef char* at
+    if image.work_size < need:
+        free(image.work)
+        image.work_size = 0
+        image.work = <char*>aligned_alloc(256, (need + 4095) & ~(<size_t>4095))
+        if image.work == NULL:
+            return NO_MEMORY
+        image.work_size = need
+    for i in range(plan.n_inputs):
+        slots[i] = NULL
+    if run.gather:
+        for i in range(plan.n_inputs):
+            slots[i] = image.work + plan.tensors[i].offset
+        # slots are advanced while the pieces are copied side by side, then set back
+        for i in range(run.n_pieces):
+            piece = &batch.pieces[run.first_piece + i]
+            if piece.nbytes == 0:    # an empty tensor need not lie anywhere
+                continue
+            memcpy(slots[piece.slot], piece.source, piece.nbytes)
+            slots[piece.slot] = <char*>slots[piece.slot] + piece.nbytes
+        for i in range(plan.n_inputs):
+            slots[i] = image.work + plan.tensors[i].offset
+    else:
+        for i in range(run.n_pieces):
+            piece = &batch.pieces[run.first_piece + i]
+            if <size_t>piece.source % VECTOR == 0:
+                slots[piece.slot] = <void*>piece.source
+            else:
+                slots[piece.slot] = image.work + plan.tensors[piece.slot].offset
+                memcpy(slots[piece.slot], piece.source, piece.nbytes)
+    for i in range(plan.n_inputs, plan.n_slots):
+        t = &plan.tensors[i]
+        at = run.output if i < plan.n_inputs + plan.n_outputs else image.work
+        slots[i] = at + t.offset
+        if t.zero:
+            memset(slots[i], 0, t.nbytes)
+    if batch.times[1] == 0:
+        batch.times[1] = now_ns()
+    for k in range(plan.n_launches):
+        launch = &plan.launches[k]
+        for i in range(launch.count):
+            argument = &plan.arguments[launch.first + i]
+            arguments[i] = &slots[argument.slot] if argument.slot >= 0 else <void*>&argument.value
+        status = image.entries[launch.kernel](arguments, launch.grid, launch.block)
+        if status:
+            batch.failed = k
+            return status
+    return 0
+
+
+cdef void run_host(Work* work) noexcept nogil:
+    cdef HostWork* batch = &(<KernelBatch>work.owner).c
+    cdef int i
+    batch.times[0] = now_ns()
+    batch.times[1] = 0
+    for i in range(batch.n_runs):
+        batch.status = execute(batch, &batch.runs[i])
+        if batch.status:
+            break
+    batch.times[2] = batch.times[3] = now_ns()
+
+
+cdef class KernelBuilder:
+    """Makes KernelBatches: `plan(shapes, batch)` is asked once per distinct shapes."""
+
+    cdef list names
+    cdef list optional
+    cdef bint batching
+    cdef object plan
+    cdef HostImage image
+    cdef dict plans
+
+    def __init__(self, list names, list optional, bint batching, plan):
+        self.names = names
+        self.optional = optional
+        self.batching = batching
+        self.plan = plan
+        self.plans = {}
+
+    def use(self, HostImage image):
+        """The object that batches run in; None drops it."""
+        self.image = image
+
+    cdef tuple shapes_of(self, InferRequest r, list tensors):
+        """The request's input shapes in configured order; appends its tensors (or None)."""
+        cdef Tensor t
+        cdef Tensor found
+        cdef Py_ssize_t i, n = len(self.names)
+        cdef list shapes = []
+        cdef list inputs = r.inputs
+        for i in range(n):
+            found = None
+            if i < len(inputs) and (<Tensor>inputs[i]).name == self.names[i]:
+                found = inputs[i]
+            else:
+                for t in inputs:
+                    if t.name == self.names[i]:
+                        found = t
+                        break
+            if found is None and not self.optional[i]:
+                raise InvalidArgument(f"input '{self.names[i]}' is missing for model '{r.model_name}'")
+            if found is not None and found.memory_kind == GPU_MEMORY:
+                raise InvalidArgument(
+                    f"input '{found.name}' lies in GPU memory and this instance of '{r.model_name}' runs on the CPU")
+            tensors.append(found)
+            shapes.append(None if found is None else found.shape)
+        return tuple(shapes)
+
+    cdef KernelPlan plan_for(self, tuple shapes, int64_t batch, bint fixed):
+        """The plan; with `fixed`, `batch` is the first dimension already."""
+        cdef KernelPlan plan
+        key = (shapes, batch)
+        plan = self.plans.get(key)
+        if plan is None:
+            whole = [
+                None if s is None else (batch, *s[1:]) if self.batching else s for s in shapes
+            ]
+            plan = self.plan(whole, batch)
+            if len(self.plans) >= 1024:
+                self.plans.clear()
+            self.plans[key] = plan
+        return plan
+
+    def prepare(self, Batch batch not None):
+        """The batch as one that runs without the GIL; requests that don't fit fail on their own."""
+        cdef KernelBatch made = KernelBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
+        cdef list requests = batch.requests
+        cdef Py_ssize_t n = len(requests), i, j, start
+        cdef list tensors = []     # per request: its input tensors in order
+        cdef list keys = []
+        cdef list mine
+        cdef int n_inputs = len(self.names)
+        cdef int64_t size
+        cdef KernelPlan plan
+        cdef Block block
+        cdef Tensor t
+        cdef Run* run
+        cdef Piece* piece
+        cdef InferRequest r
+        cdef int most_slots = 0, most_arguments = 0
+        cdef double expected = 0
+        made.instance = batch.instance
+        made.image = self.image
+        made.c.image = &self.image.c
+        made.plans = []
+        made.blocks = []
+        made.work.run = run_host
+        made.c.runs = <Run*>calloc(max(n, 1), sizeof(Run))
+        made.c.pieces = <Piece*>calloc(max(n * n_inputs, 1), sizeof(Piece))
+        if made.c.runs == NULL or made.c.pieces == NULL:
+            raise MemoryError
+        for i in range(n):
+            r = requests[i]
+            mine = []
+            try:
+                keys.append(self.shapes_of(r, mine))
+            except TritonError as error:
+                made.responses[i] = InferResponse(None, error)
+                keys.append(None)
+            tensors.append(mine)
+        start = 0
+        while start < n:
+            if keys[start] is None:
+                start += 1
+                continue
+            i = run_end(requests, keys, start, self.batching, &size)
+            try:
+                plan = self.plan_for(keys[start], size, False)
+                block = new_block(plan.c.output_bytes)
+            except TritonError as error:
+                for j in range(start, i):
+                    made.responses[j] = InferResponse(None, error)
+                start = i
+                continue
+            except MemoryError as error:
+                for j in range(start, i):
+                    made.responses[j] = InferResponse(None, Internal(str(error), reason=Reason.BACKEND))
+                start = i
+                continue
+            run = &made.c.runs[made.c.n_runs]
+            run.output = block.ptr
+            run.first_piece = made.c.n_pieces
+            run.gather = i - start > 1
+            made.plans.append(plan)
+            made.blocks.append(block)
+            run.plan = &plan.c
+            made.c.n_runs += 1
+            for j in range(start, i):
+                mine = tensors[j]
+                for k in range(n_inputs):
+                    t = mine[k]
+                    if t is None:
+                        continue
+                    piece = &made.c.pieces[made.c.n_pieces]
+                    piece.slot = k
+                    piece.source = t.ptr
+                    piece.nbytes = t.nbytes
+                    made.c.n_pieces += 1
+            run.n_pieces = made.c.n_pieces - run.first_piece
+            respond(made, plan, block, start, i, self.batching)
+            most_slots = max(most_slots, plan.c.n_slots)
+            most_arguments = max(most_arguments, plan.c.n_arguments)
+            expected += plan.mean_ns if plan.mean_ns else first_guess(plan)
+            start = i
+        made.off_loop = expected > INLINE_NS
+        made.c.slots = <void**>calloc(max(most_slots, 1), sizeof(void*))
+        made.c.arguments = <void**>calloc(max(most_arguments, 1), sizeof(void*))
+        if made.c.slots == NULL or made.c.arguments == NULL:
+            raise MemoryError
+        return made
+
+
+cdef double first_guess(KernelPlan plan) noexcept:
+    """Nanoseconds a plan may take before it was measured: 1 per byte moved and per 4 threads."""
+    cdef double n = plan.c.output_bytes + plan.c.work_bytes
+    cdef int k
+    cdef KernelLaunch* launch
+    for k in range(plan.c.n_launches):
+        launch = &plan.c.launches[k]
+        n += (<double>launch.grid[0] * launch.grid[1] * launch.grid[2]
+              * launch.block[0] * launch.block[1] * launch.block[2]) / 4
+    return n
+
+
+cdef int respond(KernelBatch made, KernelPlan plan, Block block, Py_ssize_t start, Py_ssize_t end,
+                 bint batching) except -1:
+    """The responses of one run: views of the output block, one part per request."""
+    cdef Py_ssize_t j
+    cdef int k, slot
+    cdef InferRequest r
+    cdef Tensor t
+    cdef list outputs
+    cdef int64_t row = 0
+    cdef size_t per_row
+    cdef tuple shape
+    cdef PlanTensor* p
+    for j in range(start, end):
+        r = made.requests[j]
+        outputs = []
+        for k in range(plan.c.n_outputs):
+            slot = plan.c.n_inputs + k
+            p = &plan.c.tensors[slot]
+            t = Tensor.__new__(Tensor)
+            t.name = plan.names[slot]
+            t.dtype = plan.dtypes[slot]
+            t.owner = block
+            if end - start == 1:
+                t.shape = plan.shapes[slot]
+                t.ptr = block.ptr + p.offset
+                t.nbytes = p.nbytes
+            else:
+                shape = plan.shapes[slot]
+                per_row = p.nbytes // <size_t>plan.batch if plan.batch else 0
+                t.shape = (r.batch_size, *shape[1:])
+                t.ptr = block.ptr + p.offset + row * per_row
+                t.nbytes = r.batch_size * per_row
+            outputs.append(t)
+        made.responses[j] = InferResponse(outputs)
+        row += r.batch_size
+    return 0

@@ -1,0 +1,171 @@
+"""Plans of kernel models: geometry, arguments and memory layout for one set of input shapes.
+
+A plan is made once per distinct shapes (backends.kernel.config evaluates the expressions) and is
+then only read, by any thread, without the GIL. Offsets are multiples of 256 bytes, what the CUDA
+allocator guarantees, so kernels that rely on that alignment work in every buffer.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+cdef extern from "<stdlib.h>" nogil:
+    void* aligned_alloc(size_t, size_t)
+
+from neptrio.request.infer_request cimport InferRequest
+
+cdef uint64_t _last_id = 0
+
+
+cdef inline size_t aligned(size_t n) noexcept nogil:
+    return (n + 255) & ~(<size_t>255)
+
+
+cdef class Block:
+    """Aligned host memory that tensors view. Not cleared."""
+
+    def __dealloc__(self):
+        free(self.ptr)
+
+    @property
+    def address(self) -> int:
+        """Of its first byte."""
+        return <size_t>self.ptr
+
+
+cdef Block new_block(size_t nbytes):
+    cdef Block block = Block.__new__(Block)
+    block.ptr = <char*>aligned_alloc(64, ((nbytes if nbytes else 1) + 63) & ~(<size_t>63))
+    if block.ptr == NULL:
+        raise MemoryError(f"{nbytes} bytes for a kernel model's outputs")
+    block.nbytes = nbytes
+    return block
+
+
+cdef class KernelPlan:
+    """See plan.pxd. `batch` is the total batch size."""
+
+    def __init__(self, int n_inputs, int n_outputs, int n_scratch, int64_t batch):
+        global _last_id
+        _last_id += 1
+        self.c.id = _last_id
+        self.c.n_inputs = n_inputs
+        self.c.n_outputs = n_outputs
+        self.c.n_scratch = n_scratch
+        self.c.n_slots = n_inputs + n_outputs + n_scratch
+        self.batch = batch
+        self.names = [None] * self.c.n_slots
+        self.dtypes = [0] * self.c.n_slots
+        self.shapes = [()] * self.c.n_slots
+        self.c.tensors = <PlanTensor*>realloc(self.c.tensors, self.c.n_slots * sizeof(PlanTensor))
+        if self.c.tensors == NULL:
+            raise MemoryError
+        memset(self.c.tensors, 0, self.c.n_slots * sizeof(PlanTensor))
+
+    def __dealloc__(self):
+        free(self.c.tensors)
+        free(self.c.launches)
+        free(self.c.arguments)
+
+    def set_tensor(self, int slot, str name, int dtype, tuple shape, size_t nbytes, bint zero):
+        """Name, type and size of a slot."""
+        if not 0 <= slot < self.c.n_slots:
+            raise IndexError(slot)
+        self.names[slot] = name
+        self.dtypes[slot] = dtype
+        self.shapes[slot] = shape
+        self.c.tensors[slot].nbytes = nbytes
+        self.c.tensors[slot].zero = zero
+        self.layout()
+
+    cdef int layout(self) except -1:
+        cdef int i
+        cdef size_t at = 0
+        for i in range(self.c.n_inputs):
+            self.c.tensors[i].offset = at
+            at += aligned(self.c.tensors[i].nbytes)
+        self.c.input_bytes = at
+        for i in range(self.c.n_inputs + self.c.n_outputs, self.c.n_slots):
+            self.c.tensors[i].offset = at
+            at += aligned(self.c.tensors[i].nbytes)
+        self.c.work_bytes = at
+        at = 0
+        for i in range(self.c.n_inputs, self.c.n_inputs + self.c.n_outputs):
+            self.c.tensors[i].offset = at
+            at += aligned(self.c.tensors[i].nbytes)
+        self.c.output_bytes = at
+        return 0
+
+    def add_launch(self, int kernel, tuple grid, tuple block, unsigned int shared):
+        """One more launch; its arguments follow."""
+        cdef KernelLaunch* grown = <KernelLaunch*>realloc(
+            self.c.launches, (self.c.n_launches + 1) * sizeof(KernelLaunch))
+        if grown == NULL:
+            raise MemoryError
+        self.c.launches = grown
+        cdef KernelLaunch* launch = &grown[self.c.n_launches]
+        launch.kernel = kernel
+        for i in range(3):
+            launch.grid[i] = grid[i]
+            launch.block[i] = block[i]
+        launch.shared = shared
+        launch.first = self.c.n_arguments
+        launch.count = 0
+        self.c.n_launches += 1
+
+    cdef KernelArgument* _argument(self) except NULL:
+        cdef KernelArgument* grown = <KernelArgument*>realloc(
+            self.c.arguments, (self.c.n_arguments + 1) * sizeof(KernelArgument))
+        if grown == NULL:
+            raise MemoryError
+        self.c.arguments = grown
+        self.c.n_arguments += 1
+        self.c.launches[self.c.n_launches - 1].count += 1
+        return &grown[self.c.n_arguments - 1]
+
+    def add_tensor_argument(self, int slot):
+        """The last launch's next argument is a tensor's address."""
+        if not 0 <= slot < self.c.n_slots:
+            raise IndexError(slot)
+        self._argument().slot = slot
+
+    def add_scalar_argument(self, bytes value):
+        """The last launch's next argument is a scalar of up to 8 bytes."""
+        cdef KernelArgument* argument
+        cdef uint64_t bits = 0
+        if len(value) > 8:
+            raise ValueError("a scalar argument has at most 8 bytes")
+        memcpy(&bits, <const char*>value, len(value))
+        argument = self._argument()
+        argument.slot = -1
+        argument.value = bits
+
+    def launches_as_text(self) -> list:
+        """Kernel index, grid, block and shared memory of each launch, for tests and statistics."""
+        return [
+            (self.c.launches[i].kernel, tuple(self.c.launches[i].grid), tuple(self.c.launches[i].block),
+             self.c.launches[i].shared, self.c.launches[i].count)
+            for i in range(self.c.n_launches)
+        ]
+
+
+cdef bint _same_rows(tuple a, tuple b) except -1:
+    """Equal shapes apart from the batch dimension."""
+    cdef Py_ssize_t i
+    for i in range(len(a)):
+        x = a[i]
+        y = b[i]
+        if x is None or y is None:
+            if x is not y:
+                return False
+        elif x[1:] != y[1:]:
+            return False
+    return True
+
+
+cdef Py_ssize_t run_end(list requests, list keys, Py_ssize_t start, bint batching, int64_t* rows) except -1:
+    cdef Py_ssize_t i = start + 1
+    rows[0] = (<InferRequest>requests[start]).batch_size
+    while i < len(requests) and batching and keys[i] is not None and _same_rows(keys[start], keys[i]):
+        rows[0] += (<InferRequest>requests[i]).batch_size
+        i += 1
+    return i

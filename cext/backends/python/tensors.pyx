@@ -1,0 +1,138 @@
+"""Tensors of Python models: inputs as numpy views, outputs taken over without a copy.
+
+The problem: a model may write to its inputs and may keep a reference to the array it returned,
+and both times somebody else may be reading the same memory. Copying always would be safe and
+slow.
+
+Rules:
+ 1. An input is given as a writable view when nobody but the request can see its memory: the
+    owner is the message or body it came in, or what was read of a shared memory region. Otherwise
+    (another request's tensor) the model gets a copy of its own.
+ 2. An output is taken without a copy when the response, its tensor and its array are referenced
+    by nobody but the response list, all the way down to the array that owns the memory, or to
+    an input view. Everything else is copied: the model may write to it again.
+"""
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+
+from neptrio.request.file_part cimport FilePart
+from neptrio.request.infer_request cimport Tensor
+
+import numpy as np
+
+from neptrio import datatypes
+from neptrio.request.numpy_tensor import join_bytes, to_numpy
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(object)
+
+cdef object _ndarray = np.ndarray
+cdef dict _NUMPY = datatypes.NUMPY
+cdef object _frombuffer = np.frombuffer
+
+
+@cython.freelist(64)
+cdef class InputView:
+    """The writable buffer behind an input's array; keeps the tensor alive."""
+
+    cdef Tensor tensor
+    cdef bint readonly
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void*>self.tensor.ptr, self.tensor.nbytes, self.readonly, flags)
+
+
+cpdef bint private(Tensor tensor):
+    """True when only the request that holds the tensor can see its memory (rule 1)."""
+    owner = tensor.owner
+    if type(owner) is memoryview:
+        owner = (<object>owner).obj
+    return type(owner) is bytes or type(owner) is bytearray or type(owner) is FilePart
+
+
+cdef object _view(Tensor tensor, bint readonly):
+    if tensor.dtype == 13:
+        return to_numpy(tensor)
+    dtype = _NUMPY[tensor.dtype]
+    if tensor.nbytes == 0:
+        return np.empty(tensor.shape, dtype)
+    cdef InputView view = InputView.__new__(InputView)
+    view.tensor = tensor
+    view.readonly = readonly
+    array = _frombuffer(view, dtype)
+    if len(tensor.shape) != 1:
+        array = array.reshape(tensor.shape)
+    return array
+
+
+def writable(Tensor tensor not None):
+    """A writable array over the tensor's own memory (string tensors: a new array)."""
+    return _view(tensor, False)
+
+
+def readonly(Tensor tensor not None):
+    """A read-only array over the tensor's memory (string tensors: a new array)."""
+    return _view(tensor, True)
+
+
+def copied(Tensor tensor not None):
+    """An array of its own with the tensor's elements."""
+    return to_numpy(tensor) if tensor.dtype == 13 else _view(tensor, True).copy()
+
+
+cdef bint _exclusive(object array, Py_ssize_t refs):
+    """True when `array` has `refs` references and nobody shares the memory below it (rule 2)."""
+    if Py_REFCNT(array) > refs:
+        return False
+    base = array.base
+    while base is not None:
+        if type(base) is InputView or type(base) is bytes:
+            return True
+        if type(base) is not _ndarray or Py_REFCNT(base) > 2:  # the array below's `base` and ours
+            return False
+        base = base.base
+    return True
+
+
+def take(str name, int dtype, object holder, bint sole):
+    """An output tensor over holder._array, copied unless rule 2 allows to take it as it is.
+
+    `sole` says that holder itself is referenced by nobody else.
+    """
+    array = holder._array
+    if type(array) is not _ndarray:
+        array = np.asarray(array)
+        sole = False
+    cdef tuple shape = array.shape
+    if dtype == 13:
+        return Tensor(name, dtype, shape, join_bytes(array.reshape(-1).tolist()))
+    wanted = _NUMPY[dtype]
+    if array.dtype != wanted or not array.flags.c_contiguous:
+        array = array.astype(wanted, order="C")
+    elif not sole or not _exclusive(array, 2):  # the holder's and ours
+        array = array.copy()
+    if array.nbytes == 0:
+        return Tensor(name, dtype, shape, b"")
+    return Tensor(name, dtype, shape, array.reshape(-1).view(_UINT8))
+
+
+_UINT8 = np.uint8
+
+
+def outputs(object response, names, bint sole):
+    """The output tensors of a model's response that are called for (all when `names` is None).
+
+    `sole` says that the caller's one reference is the only one besides that of its list.
+    """
+    cdef list made = []
+    cdef list tensors = response._tensors
+    sole = sole and Py_REFCNT(response) <= 3 and Py_REFCNT(tensors) <= 2
+    for tensor in tensors:
+        if names is None or tensor._name in names:
+            if tensor._array is None and not tensor.is_cpu():
+                made.append(tensor._source.renamed(tensor._name))
+                continue
+            if tensor._array is None:
+                tensor._array = tensor.as_numpy()
+            made.append(take(tensor._name, tensor._dtype, tensor, sole and Py_REFCNT(tensor) <= 2))
+    return made

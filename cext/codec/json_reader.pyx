@@ -1,0 +1,432 @@
+"""JSON text as a Triton server reads it.
+
+The problem: clients see rapidjson's error texts with their offsets, send NaN literals, duplicate
+keys, a byte-order mark and invalid UTF-8, and none of the fast JSON libraries for Python keeps
+those rules. The choice: a cursor that walks the text once and hands values to whoever asks,
+without building objects in between; load() builds them where that is wanted.
+
+Rules:
+ 1. Errors are rapidjson's texts at rapidjson's offsets (docs/protocol/observed.md 3).
+ 2. Nesting deeper than 100 levels is refused; nothing here recurses further.
+ 3. Strings that are not UTF-8 survive a round trip byte for byte (surrogateescape).
+ 4. Of duplicate keys the first counts.
+ 5. NaN, Infinity and -Infinity are numbers.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from neptrio.codec.number_text cimport (
+    NUMBER_EXPONENT,
+    NUMBER_FRACTION,
+    NUMBER_HUGE,
+    NUMBER_INTEGER,
+    NUMBER_INVALID,
+    NUMBER_OK,
+    Number,
+    parse_number,
+)
+
+from neptrio.errors import InvalidArgument
+
+
+class SyntaxRefused(InvalidArgument):
+    """The text is not JSON."""
+
+
+def kind_error(what, got, wanted):
+    """`Unable to parse 'x': attempt to access JSON non-a as b`."""
+    return InvalidArgument(f"Unable to parse '{what}': attempt to access JSON non-{got} as {wanted}")
+
+
+def missing(str key):
+    """The error of a document without the member `key`."""
+    return InvalidArgument(
+        f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
+
+
+cdef int _hex(const unsigned char* p) noexcept:
+    """Four hex digits as a number, -1 when they are not."""
+    cdef int value = 0, i
+    cdef unsigned char c
+    for i in range(4):
+        c = p[i]
+        if 48 <= c <= 57:
+            value = value * 16 + c - 48
+        elif 65 <= c <= 70:
+            value = value * 16 + c - 55
+        elif 97 <= c <= 102:
+            value = value * 16 + c - 87
+        else:
+            return -1
+    return value
+
+
+cdef inline bint _enter(Reader s, int close) noexcept:
+    """Past the opening bracket; False, and past `close` as well, when nothing is between them."""
+    s.at += 1
+    s.space()
+    if s.peek() == close:
+        s.at += 1
+        return False
+    return True
+
+
+cdef inline bint _more(Reader s, int close, str missing_comma) except -1:
+    """To what follows a comma; False, and past `close`, when that comes instead."""
+    cdef int c
+    s.space()
+    c = s.peek()
+    if c == b",":
+        s.at += 1
+        s.space()
+        return True
+    if c != close:
+        s.fail(missing_comma, s.at)
+    s.at += 1
+    return False
+
+
+cdef class Reader:
+    """See json_reader.pxd."""
+
+    cdef int fail(self, str reason, Py_ssize_t at) except -1:
+        raise SyntaxRefused(f"failed to parse the request JSON buffer: {reason} at {at}")
+
+    cdef void space(self) noexcept:
+        cdef unsigned char c
+        while self.at < self.end:
+            c = self.text[self.at]
+            if c != 32 and c != 10 and c != 13 and c != 9:
+                return
+            self.at += 1
+
+    cdef int peek(self) noexcept:
+        return self.text[self.at] if self.at < self.end else -1
+
+    cdef int begin(self) except -1:
+        if self.end >= 3 and memcmp(self.text, b"\xef\xbb\xbf", 3) == 0:
+            self.at = 3
+        self.space()
+        if self.at >= self.end:
+            self.fail("The document is empty.", self.at)
+        return 0
+
+    cdef int finish(self) except -1:
+        self.space()
+        if self.at < self.end:
+            self.fail("The document root must not be followed by other values.", self.at)
+        return 0
+
+    cdef int _member(self) except -1:
+        cdef Py_ssize_t start = self.at + 1
+        if self.peek() != b'"':
+            self.fail("Missing a name for object member.", self.at)
+        self.skip_string(&self.name_escaped)
+        self.name = self.text + start
+        self.name_length = self.at - 1 - start
+        self.space()
+        if self.peek() != b":":
+            self.fail("Missing a colon after a name of object member.", self.at)
+        self.at += 1
+        self.space()
+        return 0
+
+    cdef bint first_member(self) except -1:
+        if not _enter(self, b"}"):
+            return False
+        self._member()
+        return True
+
+    cdef bint next_member(self) except -1:
+        if not _more(self, b"}", "Missing a comma or '}' after an object member."):
+            return False
+        self._member()
+        return True
+
+    cdef bint first_element(self) except -1:
+        return _enter(self, b"]")
+
+    cdef bint next_element(self) except -1:
+        return _more(self, b"]", "Missing a comma or ']' after an array element.")
+
+    cdef bint named(self, const char* name, Py_ssize_t n) noexcept:
+        if self.name_escaped:
+            return self.name_text().encode("utf-8", "surrogateescape") == name[:n]
+        return self.name_length == n and memcmp(self.name, name, n) == 0
+
+    cdef str name_text(self):
+        return _decode(self.name, self.name_length, self.name_escaped)
+
+    cdef int skip(self, int depth) except -1:
+        cdef int c = self.peek()
+        cdef bint escaped
+        cdef Number number
+        if c == b'"':
+            return self.skip_string(&escaped)
+        if c == b"{" or c == b"[":
+            if depth >= MAX_DEPTH:
+                self.fail(f"Nesting deeper than {MAX_DEPTH} levels.", self.at)
+            if c == b"{":
+                if self.first_member():
+                    self.skip(depth + 1)
+                    while self.next_member():
+                        self.skip(depth + 1)
+            elif self.first_element():
+                self.skip(depth + 1)
+                while self.next_element():
+                    self.skip(depth + 1)
+            return 0
+        if c == b"t":
+            return self._word(b"true", 4)
+        if c == b"f":
+            return self._word(b"false", 5)
+        if c == b"n":
+            return self._word(b"null", 4)
+        return self.number(&number)
+
+    cdef int _word(self, const char* word, Py_ssize_t n) except -1:
+        cdef Py_ssize_t i
+        for i in range(n):
+            if self.peek() != word[i]:
+                self.fail("Invalid value.", self.at)
+            self.at += 1
+        return 0
+
+    cdef int number(self, Number* out) except -1:
+        cdef const unsigned char* start = self.text + self.at
+        cdef const unsigned char* stop = parse_number(start, self.text + self.end, out)
+        if out.error != NUMBER_OK:
+            if out.error == NUMBER_INVALID:
+                self.fail("Invalid value.", stop - self.text)
+            if out.error == NUMBER_FRACTION:
+                self.fail("Miss fraction part in number.", stop - self.text)
+            if out.error == NUMBER_EXPONENT:
+                self.fail("Miss exponent in number.", stop - self.text)
+            self.fail("Number too big to be stored in double.", self.at)
+        self.at = stop - self.text
+        return 0
+
+    cdef int skip_string(self, bint* escaped) except -1:
+        cdef Py_ssize_t at = self.at + 1, escape
+        cdef unsigned char c
+        cdef int code
+        escaped[0] = False
+        while at < self.end:
+            c = self.text[at]
+            if c == b'"':
+                self.at = at + 1
+                return 0
+            if c == b"\\":
+                escaped[0] = True
+                escape = at
+                c = self.text[at + 1] if at + 1 < self.end else 0
+                if c == b"u":
+                    code = _hex(self.text + at + 2) if at + 6 <= self.end else -1
+                    if code < 0:
+                        self.fail("Incorrect hex digit after \\u escape in string.", escape)
+                    at += 6
+                    if 0xD800 <= code <= 0xDFFF:
+                        if code > 0xDBFF or at + 2 > self.end or memcmp(self.text + at, b"\\u", 2) != 0:
+                            self.fail("The surrogate pair in string is invalid.", escape)
+                        code = _hex(self.text + at + 2) if at + 6 <= self.end else -1
+                        if code < 0:
+                            self.fail("Incorrect hex digit after \\u escape in string.", escape)
+                        if not 0xDC00 <= code <= 0xDFFF:
+                            self.fail("The surrogate pair in string is invalid.", escape)
+                        at += 6
+                    continue
+                if c == b'"' or c == b"\\" or c == b"/" or c == b"b" or c == b"f" or c == b"n" or c == b"r" \
+                        or c == b"t":
+                    at += 2
+                    continue
+                self.fail("Invalid escape character in string.", escape)
+            if c < 32:
+                if c == 0:
+                    break
+                self.fail("Invalid encoding in string.", at)
+            at += 1
+        return self.fail("Missing a closing quotation mark in string.", at)
+
+    cdef str string(self):
+        cdef Py_ssize_t start = self.at + 1
+        cdef bint escaped
+        self.skip_string(&escaped)
+        return _decode(self.text + start, self.at - 1 - start, escaped)
+
+    cdef object value(self, int depth):
+        cdef int c = self.peek()
+        cdef Number n
+        cdef Py_ssize_t start
+        cdef dict members
+        cdef list items
+        cdef str name
+        if c == b'"':
+            return self.string()
+        if c == b"{" or c == b"[":
+            if depth >= MAX_DEPTH:
+                self.fail(f"Nesting deeper than {MAX_DEPTH} levels.", self.at)
+            if c == b"{":
+                members = {}
+                if self.first_member():
+                    while True:
+                        name = self.name_text()
+                        item = self.value(depth + 1)
+                        if name not in members:
+                            members[name] = item
+                        elif depth == 0 and self.repeated is not None:
+                            self.repeated.append(name)
+                        if not self.next_member():
+                            break
+                return members
+            items = []
+            if self.first_element():
+                items.append(self.value(depth + 1))
+                while self.next_element():
+                    items.append(self.value(depth + 1))
+            return items
+        if c == b"t":
+            self._word(b"true", 4)
+            return True
+        if c == b"f":
+            self._word(b"false", 5)
+            return False
+        if c == b"n":
+            self._word(b"null", 4)
+            return None
+        start = self.at
+        self.number(&n)
+        if n.kind == NUMBER_INTEGER:
+            return -<object>n.magnitude if n.negative else n.magnitude
+        if n.kind == NUMBER_HUGE:
+            return int((<const char*>self.text)[start:self.at])
+        return n.real
+
+    # ------------------------------------------------------------ values of a known kind
+
+    cdef str string_at(self, Py_ssize_t at, str key):
+        if at < 0:
+            raise missing(key)
+        self.at = at
+        if self.peek() != b'"':
+            raise kind_error(key, "string", "string")
+        return self.string()
+
+    cdef uint64_t unsigned(self, str key, str verb="parse") except? 0xFFFFFFFFFFFFFFFF:
+        cdef Number n
+        cdef int c = self.peek()
+        if c == b"-" or 48 <= c <= 57:
+            self.number(&n)
+            if n.kind == NUMBER_INTEGER and (not n.negative or n.magnitude == 0):
+                return n.magnitude
+        raise InvalidArgument(
+            f"Unable to {verb} '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
+
+    cdef bint boolean(self, str key) except -1:
+        cdef int c = self.peek()
+        if c != b"t" and c != b"f":
+            raise kind_error(key, "boolean", "boolean")
+        self.skip(0)
+        return c == b"t"
+
+    cdef tuple shape_at(self, Py_ssize_t at):
+        cdef list dims = []
+        cdef uint64_t d
+        if at < 0:
+            raise missing("shape")
+        self.at = at
+        if self.peek() != b"[":
+            raise kind_error("shape", "array", "array")
+        if self.first_element():
+            while True:
+                d = self.unsigned("shape")
+                if d > 0x7FFFFFFFFFFFFFFF:
+                    raise InvalidArgument(f"Unable to parse 'shape': {d} is out of range [0, 9223372036854775807]")
+                dims.append(d)
+                if not self.next_element():
+                    break
+        return tuple(dims)
+
+
+cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
+    cdef bytes plain
+    if not escaped:
+        return PyUnicode_DecodeUTF8(<const char*>p, n, b"surrogateescape")
+    plain = PyBytes_FromStringAndSize(NULL, n)
+    n = unescape(p, n, PyBytes_AS_STRING(plain))
+    return PyUnicode_DecodeUTF8(PyBytes_AS_STRING(plain), n, b"surrogateescape")
+
+
+cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept:
+    """Resolves the escapes of a string that skip_string accepted; the result is never longer."""
+    cdef const unsigned char* end = p + n
+    cdef char* start = out
+    cdef unsigned char c
+    cdef uint32_t code
+    while p < end:
+        c = p[0]
+        if c != b"\\":
+            out[0] = <char>c
+            out += 1
+            p += 1
+            continue
+        c = p[1]
+        p += 2
+        if c == b"u":
+            code = <uint32_t>_hex(p)
+            p += 4
+            if 0xD800 <= code <= 0xDBFF:
+                code = 0x10000 + ((code - 0xD800) << 10) + <uint32_t>_hex(p + 2) - 0xDC00
+                p += 6
+            if code < 0x80:
+                out[0] = <char>code
+                out += 1
+            elif code < 0x800:
+                out[0] = <char>(0xC0 | (code >> 6))
+                out[1] = <char>(0x80 | (code & 0x3F))
+                out += 2
+            elif code < 0x10000:
+                out[0] = <char>(0xE0 | (code >> 12))
+                out[1] = <char>(0x80 | ((code >> 6) & 0x3F))
+                out[2] = <char>(0x80 | (code & 0x3F))
+                out += 3
+            else:
+                out[0] = <char>(0xF0 | (code >> 18))
+                out[1] = <char>(0x80 | ((code >> 12) & 0x3F))
+                out[2] = <char>(0x80 | ((code >> 6) & 0x3F))
+                out[3] = <char>(0x80 | (code & 0x3F))
+                out += 4
+            continue
+        if c == b"b":
+            c = 8
+        elif c == b"f":
+            c = 12
+        elif c == b"n":
+            c = 10
+        elif c == b"r":
+            c = 13
+        elif c == b"t":
+            c = 9
+        out[0] = <char>c
+        out += 1
+    return out - start
+
+
+def load(data, list repeated=None):
+    """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
+
+    To `repeated` are added the names that the document's own object holds more than once.
+    """
+    cdef const unsigned char[::1] view
+    cdef Reader r = Reader()
+    if len(data) == 0:
+        r.fail("The document is empty.", 0)
+    view = data
+    r.text = &view[0]
+    r.end = view.shape[0]
+    r.repeated = repeated
+    r.begin()
+    value = r.value(0)
+    r.finish()
+    return value

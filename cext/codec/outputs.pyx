@@ -1,0 +1,45 @@
+"""What the client asked to be done with the outputs: only some of them, some classified.
+
+On every request's way, so the case without a wish costs one comparison, and the usual one (all
+outputs by name) compares pointers.
+"""
+from neptrio.request.infer_request cimport InferRequest, InferResponse, RequestedOutput, Tensor
+
+
+def select(InferRequest request, InferResponse response, services):
+    """Keeps the requested outputs, in the order the backend made them, and classifies.
+
+    Outputs that belong in shared memory are written there and left without data.
+    Raises TritonError for a datatype that has no classes or a region that does not fit.
+    """
+    cdef RequestedOutput o
+    cdef Tensor t
+    cdef list kept
+    cdef bint classify = False
+    cdef bint shared = False
+    if request.outputs is None or response.outputs is None:
+        return
+    kept = []
+    for t in response.outputs:
+        for o in request.outputs:
+            if o.name is t.name or o.name == t.name:
+                kept.append(t)
+                if o.class_count:
+                    classify = True
+                if o.shm_region is not None:
+                    shared = True
+                break
+    if classify:
+        from neptrio.codec.classification import classified
+
+        for i, t in enumerate(kept):
+            for o in request.outputs:
+                if o.name == t.name and o.class_count:
+                    kept[i] = classified(request.model, t, o.class_count)
+    if shared:
+        for i, t in enumerate(kept):
+            for o in request.outputs:
+                if o.name == t.name and o.shm_region is not None:
+                    kept[i] = services.shared_memory.write_output(
+                        t, o.shm_region, o.shm_offset, o.shm_byte_size)
+    response.outputs = kept

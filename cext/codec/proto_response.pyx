@@ -1,0 +1,172 @@
+"""InferResponse -> ModelInferResponse bytes, with the gRPC frame around them.
+
+No message object stands in between. Large output tensors leave as separate segments, never copied
+into the message.
+Source: proto/grpc_service.proto; gRPC over HTTP/2 (length-prefixed messages).
+"""
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from neptrio.codec.protobuf cimport (
+    Out,
+    PyUnicode_AsUTF8AndSize,
+    need,
+    put_bytes,
+    put_text,
+    put_varint,
+    varint_size,
+)
+from neptrio.request.infer_request cimport GPU_MEMORY, InferResponse, Tensor
+from neptrio.codec.proto_parameter cimport put_parameter
+
+from neptrio.datatypes import NAME
+from neptrio.errors import Code, Reason, TritonError
+
+cdef enum:
+    INLINE_TENSOR = 32768     # bytes; larger tensors become segments of their own
+
+cdef dict _NAME = NAME
+
+
+cdef Out scratch  # reused for the head of every response; only touched with the GIL held
+
+
+cdef int put_head(InferResponse response, str final_flag, object final) except -1:
+    """Fields 1 to 5 of ModelInferResponse into `scratch`."""
+    cdef Tensor t
+    scratch.n = 0
+    if response.model_name:
+        put_text(&scratch, 1, response.model_name)
+    if response.model_version and not response.null:
+        put_text(&scratch, 2, response.model_version)
+    if response.id:
+        put_text(&scratch, 3, response.id)
+    if response.parameters:
+        for key, value in response.parameters.items():
+            put_parameter(&scratch, 4, key, value)
+    if final_flag is not None:
+        put_parameter(&scratch, 4, final_flag, final)
+    if response.outputs:
+        for t in response.outputs:
+            put_output_head(t)
+    return 0
+
+
+cdef int put_output_head(Tensor t) except -1:
+    cdef Py_ssize_t name_n, type_n, shape_n = 0, total
+    cdef const char* name = PyUnicode_AsUTF8AndSize(t.name, &name_n)
+    cdef str datatype = _NAME[t.dtype]
+    cdef const char* type_name = PyUnicode_AsUTF8AndSize(datatype, &type_n)
+    cdef int64_t d
+    for dim in t.shape:
+        d = dim
+        shape_n += varint_size(<uint64_t>d)
+    total = 2 + varint_size(name_n) + name_n + varint_size(type_n) + type_n
+    if shape_n:
+        total += 1 + varint_size(shape_n) + shape_n
+    need(&scratch, total + 32)
+    put_varint(&scratch, 5 << 3 | 2)
+    put_varint(&scratch, total)
+    put_bytes(&scratch, 1, name, name_n)
+    put_bytes(&scratch, 2, type_name, type_n)
+    if shape_n:
+        need(&scratch, shape_n + 16)
+        put_varint(&scratch, 3 << 3 | 2)
+        put_varint(&scratch, shape_n)
+        for dim in t.shape:
+            d = dim
+            put_varint(&scratch, <uint64_t>d)
+    return 0
+
+
+cdef inline Py_ssize_t wire_size(Tensor t) noexcept:
+    """Bytes a tensor takes in raw_output_contents: none when it is in a registered device region."""
+    return 0 if t.memory_kind == GPU_MEMORY else t.nbytes
+
+
+cdef object unsendable(InferResponse response, object error):
+    """The error of a response that protobuf cannot carry: integers beyond 64 bits, text with half a surrogate pair."""
+    cdef str what = f"a name or a parameter is not valid Unicode: {error}"
+    if isinstance(error, OverflowError):
+        what = "a parameter is an integer beyond 64 bits"
+    return TritonError(
+        f"the response of model '{response.model_name}' cannot be sent over gRPC: {what}",
+        Code.INTERNAL, Reason.BACKEND)
+
+
+def encode_response(InferResponse response not None, bint streamed=False, bint final=True):
+    """A response as one gRPC message: a list of buffers with the 5-byte prefix in front.
+
+    `streamed` wraps it in a ModelStreamInferResponse and adds triton_final_response; an error
+    becomes its error_message. Tensors larger than 32 KiB are in the list as they are.
+    TritonError when a model's names or parameters have no place in the message.
+    """
+    cdef Tensor t
+    cdef Out frame
+    cdef Py_ssize_t body, inner, size, wrap = 0
+    cdef str message = None
+    cdef list segments = []
+    cdef bytes encoded_error = b""
+    if streamed:
+        if response.error is not None:
+            message = str(response.error)
+            encoded_error = message.encode("utf-8", "replace")
+    try:
+        if streamed:
+            put_head(response, "triton_final_response" if response.model_name else None, final)
+        else:
+            put_head(response, None, None)
+    except (OverflowError, UnicodeError) as error:
+        raise unsendable(response, error) from None
+    inner = scratch.n
+    if response.outputs and response.error is None:
+        for t in response.outputs:
+            size = wire_size(t)
+            inner += 1 + varint_size(size) + size
+    body = inner
+    if streamed:
+        body = 1 + varint_size(inner) + inner
+        if message is not None:
+            body += 1 + varint_size(len(encoded_error)) + len(encoded_error)
+    frame.data = NULL
+    frame.n = frame.room = 0
+    try:
+        need(&frame, 64 + scratch.n + len(encoded_error))
+        frame.data[0] = 0
+        frame.data[1] = <char>(body >> 24)
+        frame.data[2] = <char>(body >> 16)
+        frame.data[3] = <char>(body >> 8)
+        frame.data[4] = <char>body
+        frame.n = 5
+        if streamed:
+            if message is not None:
+                put_bytes(&frame, 1, PyBytes_AS_STRING(encoded_error), len(encoded_error))
+            need(&frame, 16 + scratch.n)
+            put_varint(&frame, 2 << 3 | 2)
+            put_varint(&frame, inner)
+        if scratch.n:      # before the first head there is no scratch memory
+            memcpy(frame.data + frame.n, scratch.data, scratch.n)
+            frame.n += scratch.n
+        if response.outputs and response.error is None:
+            for t in response.outputs:
+                need(&frame, 16)
+                put_varint(&frame, 6 << 3 | 2)
+                size = wire_size(t)
+                put_varint(&frame, size)
+                if size == 0:      # an empty tensor need not lie anywhere
+                    continue
+                if size <= INLINE_TENSOR:
+                    need(&frame, size)
+                    memcpy(frame.data + frame.n, t.ptr, size)
+                    frame.n += size
+                else:
+                    segments.append(frame.data[: frame.n])
+                    segments.append(t)
+                    frame.n = 0
+        if frame.n:
+            segments.append(frame.data[: frame.n])
+    finally:
+        free(frame.data)
+    return segments

@@ -1,0 +1,14 @@
+# What every request passes through on its way in. Trio thread only.
+from libc.stdint cimport int64_t
+
+from neptrio.observe.trace_sampler cimport Sampler
+from neptrio.request.infer_request cimport InferRequest, ModelCore
+
+cdef class Admission:
+    cdef object directory          # where the models that serve are looked up
+    cdef dict latest               # name -> the version that serves requests without one
+    cdef readonly Sampler tracer   # which requests are traced
+    cpdef ModelCore lookup(self, str name, str version)
+    cpdef ModelCore find(self, InferRequest request, str one_response)
+    cpdef int received(self, InferRequest request, int64_t began) except -1
+    cpdef submit(self, InferRequest request)

@@ -1,0 +1,247 @@
+"""Batches and the one place where a request is answered.
+
+Rules:
+ 1. Every accepted request gets exactly one final response, through complete(); nothing else
+    calls a responder.
+ 2. complete() runs on the trio thread. Model threads reach it through a work item.
+ 3. A request's failure is its own: a batch-level error is copied to each of its requests, a
+    per-request error touches only that request.
+ 4. Statistics are written before the responder is called, so a client that has its answer
+    finds it counted.
+ 5. A request that was cancelled while it executed ends as cancelled, whatever the model answered.
+ 6. A responder that raises fails its own request only: it is given an error instead, and the rest of
+    the batch goes on (hand_over).
+ 7. An execution that failed is logged here, whatever the backend, under its model (neptrio/logs.py
+    bounds how often). What is wrong with a request is told to its caller and not logged.
+"""
+import logging
+
+from libc.stdint cimport int64_t
+
+from neptrio.observe.counters cimport ModelCounters
+from neptrio.request.device_memory cimport fetch_inputs, in_use
+from neptrio.loop.mailbox cimport WorkItem
+from neptrio.request.infer_request cimport (
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    DONE,
+    REQUEST_END,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    Responder,
+    Tensor,
+    now_ns,
+)
+from neptrio.observe.trace cimport Trace
+
+from neptrio.errors import Cancelled, Code, Reason, TritonError
+
+cdef object CANCELED = Reason.CANCELED
+cdef object BACKEND = Reason.BACKEND
+cdef object log = logging.getLogger("neptrio.batch")
+
+cdef enum:
+    RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+
+cpdef accept(InferRequest request):
+    """Enters a validated request into its model's accounts; complete() or refuse() takes it out."""
+    cdef ModelCore model = request.model
+    cdef ModelCounters counters = model.counters
+    cdef Tensor tensor
+    cdef int64_t nbytes = 0
+    if request.inputs is not None:
+        for tensor in request.inputs:
+            nbytes += tensor.nbytes
+    model.inflight += 1
+    request.input_bytes = nbytes
+    counters.accepted += 1
+    counters.inflight_bytes += nbytes
+
+
+cpdef refuse(InferRequest request):
+    """Takes a request out of the accounts that its scheduler did not take: it counts nowhere."""
+    cdef ModelCounters counters = request.model.counters
+    counters.accepted -= 1
+    counters.refused += 1
+    leave(request, request.model)
+
+
+cdef int leave(InferRequest request, ModelCore model) except -1:
+    if request.input_bytes:
+        (<ModelCounters>model.counters).inflight_bytes -= request.input_bytes
+        request.input_bytes = 0
+    model.inflight -= 1
+    if model.inflight == 0 and model.on_idle is not None:
+        model.on_idle()
+    return 0
+
+
+cdef int take_timestamps(InferRequest r, Batch batch, int64_t end) except -1:
+    """Copies the batch's timestamps, as far as it has them, to a request that ends at `end` (0 = with the batch)."""
+    cdef int64_t start = batch.compute_start
+    cdef int64_t stop = batch.compute_end
+    if not start:
+        return 0
+    if end and (not stop or stop > end):
+        stop = end
+    r.timestamps[<int>COMPUTE_START] = start
+    r.timestamps[<int>COMPUTE_INPUT_END] = min(batch.input_end or start, stop)
+    r.timestamps[<int>COMPUTE_OUTPUT_START] = min(batch.output_start or stop, stop)
+    r.timestamps[<int>COMPUTE_END] = stop
+    return 0
+
+
+cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final):
+    """Gives a response to a responder. One that cannot take it is given an error in its place.
+
+    Never raises what a responder raised: the caller has other requests to answer.
+    """
+    try:
+        responder.respond(request, response, final)
+        return
+    except Exception as error:
+        log.exception("a response of model '%s' could not be sent", response.model_name)
+        failure = InferResponse(None, TritonError(
+            f"the response of model '{response.model_name}' could not be sent: {type(error).__name__}: {error}",
+            Code.INTERNAL, Reason.OTHER))
+    failure.model_name, failure.model_version, failure.id = response.model_name, response.model_version, response.id
+    try:
+        responder.respond(request, failure, final)
+    except Exception:
+        log.exception("nor could that be told")
+
+
+cpdef complete(InferRequest request, InferResponse response, bint final):
+    """Delivers a response. With `final` the request is done and leaves its model's accounts.
+
+    A request that is already done is left alone: late answers of a cancelled or timed-out
+    request are dropped here.
+    """
+    cdef ModelCore model = request.model
+    cdef Trace trace
+    if request.state == DONE:
+        return
+    if final and request.cancelled and (response.error is None or response.error.reason is not CANCELED):
+        response = InferResponse(None, Cancelled())
+    response.model_name = model.name
+    response.model_version = model.version
+    response.id = request.id
+    cdef int64_t now = now_ns() if final or model.decoupled else 0
+    if model.reshape_outputs is not None and response.outputs:
+        response.outputs = model.reshape_outputs(response.outputs)
+    if final:
+        request.state = DONE
+        request.timestamps[<int>REQUEST_END] = now
+    if (final or model.decoupled) and request.collect_statistics:
+        if request.batch is not None and (model.decoupled or request.timestamps[<int>COMPUTE_START] == 0):
+            # answered while the batch is not back (decoupled models)
+            take_timestamps(request, request.batch, now)
+        if model.decoupled:
+            (<ModelCounters>model.counters).responded(request, response, now)
+        if final:
+            (<ModelCounters>model.counters).answered(request, response)
+        if request.cache_key is not None:
+            model.scheduler.offer(request, response)
+    if not response.null:
+        request.responses += 1
+    if request.trace is not None:
+        trace = <Trace>request.trace
+        trace.answering(response, final, now)
+        hand_over(request.responder, request, response, final)
+        trace.answered(final)
+    else:
+        hand_over(request.responder, request, response, final)
+    if final:
+        if request.owed:
+            request.owed = False
+            request.batch.instance.answered()
+        request.scheduler_data = None
+        request.batch = None
+        leave(request, model)
+
+
+cdef class Batch(WorkItem):
+    """Requests executed together. Subclasses replace `work.run` to execute without the GIL."""
+
+    def __init__(self, ModelCore model, list requests, str close_reason="", int64_t oldest_wait_ns=0):
+        cdef InferRequest r
+        self.model = model
+        self.requests = self.submitted = requests
+        self.responses = [None] * len(requests)
+        self.size = 0
+        for r in requests:
+            self.size += r.batch_size
+        self.close_reason = close_reason
+        self.oldest_wait_ns = oldest_wait_ns
+        self.count_execution = True
+
+    cpdef object execute(self):
+        """Runs the backend on the instance thread; errors become the batch's error."""
+        self.compute_start = now_ns()
+        try:
+            if in_use() and not self.instance.backend.takes_device_memory:
+                fetch_inputs(self.requests)
+            self.instance.backend.execute(self)
+        except TritonError as error:
+            self.error = error
+        except BaseException as error:
+            self.error = self.instance.backend.describe_failure(error)
+        self.compute_end = now_ns()
+
+    def mark_input_end(self):
+        """The inputs are where the model wants them: compute_input ends, compute_infer starts."""
+        self.input_end = now_ns()
+
+    def mark_output_start(self):
+        """The model has run: compute_infer ends, compute_output starts."""
+        self.output_start = now_ns()
+
+    cpdef object deliver(self):
+        """On the trio thread: counts the execution, answers every request, frees the instance."""
+        cdef InferRequest r
+        cdef InferResponse response
+        cdef Py_ssize_t i
+        if not self.input_end:
+            self.input_end = self.compute_start
+        if not self.output_start:
+            self.output_start = self.compute_end
+        if self.count_execution:
+            (<ModelCounters>self.model.counters).executed(
+                self.size, self.compute_start, self.input_end, self.output_start, self.compute_end
+            )
+            (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
+        self.instance.finished(self)
+        if self.error is not None:
+            if self.error.reason is BACKEND:
+                log.error("%s", self.error, extra={"subject": self.model.name})
+            # its traceback refers to the batch: let both go without the collector
+            self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
+        for i in range(len(self.requests)):
+            r = self.requests[i]
+            if r.state == DONE:
+                continue
+            take_timestamps(r, self, 0)
+            if r.cancelled and not self.model.decoupled:
+                complete(r, InferResponse(None, Cancelled()), True)
+                continue
+            if self.error is not None:
+                complete(r, InferResponse(None, self.error), True)
+                continue
+            response = self.responses[i]
+            if response is not None:
+                complete(r, response, True)
+            elif r.release_flags & RESCHEDULE:
+                self.model.scheduler.reschedule(r)
+            elif not self.model.decoupled:
+                complete(r, InferResponse(None, TritonError(
+                    f"model '{self.model.name}' returned no response for a request",
+                    Code.INTERNAL, Reason.BACKEND)), True)
+        if self.model.decoupled or self.requests is not self.submitted:
+            for r in self.submitted:  # answered later, by a sender that the model keeps
+                if r.state != DONE and r.batch is self and not r.owed:
+                    r.owed = True
+                    self.instance.owed += 1

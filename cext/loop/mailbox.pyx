@@ -1,0 +1,252 @@
+"""Mailboxes: work to an instance thread, and completions back through one file descriptor.
+
+The problem: an instance thread must start a batch, run it and report it without ever taking
+the GIL when the model does not need it, and the trio thread must hear of many completions in
+one wake-up. The choice: intrusive linked lists under a plain mutex (held for a few pointer
+writes, never across anything that can block), a condition variable towards the thread, and an
+eventfd (a pipe where there is none) towards trio.
+
+Rules:
+ 1. A work item is in at most one list. Its mailbox, then the completion queue, holds one
+    reference to it; drain() gives that reference to its caller.
+ 2. The descriptor is written only when the completion queue was empty, so one wake-up may
+    carry any number of completions; the reader reads the descriptor first and drains second.
+ 3. A closed mailbox runs what it holds and takes nothing more.
+ 4. Items of one mailbox are executed in the order in which they were submitted. A replaced item
+    gives its place to its successor.
+"""
+import os
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
+from posix.unistd cimport read, write
+
+
+cdef void _run_python(Work* work) noexcept nogil:
+    with gil:
+        try:
+            (<WorkItem>work.owner).execute()
+        except BaseException as error:  # execute() maps its errors; what gets here is a bug, and reported
+            import sys
+            sys.unraisablehook(_Unraisable(error, (<WorkItem>work.owner)))
+
+
+class _Unraisable:
+    def __init__(self, error, item):
+        self.exc_type = type(error)
+        self.exc_value = error
+        self.exc_traceback = error.__traceback__
+        self.err_msg = "an instance thread's work item raised"
+        self.object = item
+
+
+cdef class WorkItem:
+    """Something an instance thread executes and the trio thread is told about."""
+
+    def __cinit__(self):
+        self.work.run = _run_python
+        self.work.owner = <void*>self
+        self.work.next = NULL
+
+    cpdef object execute(self):
+        """Runs on the instance thread with the GIL, unless `work.run` was replaced."""
+
+    cpdef object deliver(self):
+        """Runs on the trio thread once the item came back."""
+
+    cdef void run_here(self) noexcept:
+        cdef Work* work = &self.work
+        with nogil:
+            work.run(work)
+
+
+cdef class CompletionQueue:
+    """Finished work on its way back; trio waits on `read_fd` and calls drain()."""
+
+    def __cinit__(self):
+        pthread_mutex_init(&self.lock, NULL)
+        self.read_fd = self.write_fd = -1
+
+    def __init__(self):
+        if hasattr(os, "eventfd"):
+            self.read_fd = self.write_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self.read_fd, self.write_fd = os.pipe()
+            os.set_blocking(self.read_fd, False)
+            os.set_blocking(self.write_fd, False)
+
+    def __dealloc__(self):
+        cdef Work* work = self.head
+        while work != NULL:
+            self.head = work.next
+            Py_DECREF(<object>work.owner)
+            work = self.head
+        pthread_mutex_destroy(&self.lock)
+
+    def close(self):
+        """Closes the descriptors. Nothing may be pushed afterwards."""
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+            if self.write_fd != self.read_fd:
+                os.close(self.write_fd)
+        self.read_fd = self.write_fd = -1
+
+    cdef void push(self, Work* work) noexcept nogil:
+        cdef uint64_t one = 1
+        cdef bint was_empty
+        work.next = NULL
+        pthread_mutex_lock(&self.lock)
+        was_empty = self.head == NULL
+        if was_empty:
+            self.head = work
+        else:
+            self.tail.next = work
+        self.tail = work
+        self.pushed += 1
+        pthread_mutex_unlock(&self.lock)
+        if was_empty and write(self.write_fd, &one, sizeof(one)) < 0:
+            pass  # full pipe: the reader is awake already
+
+    def post(self, WorkItem item not None):
+        """Sends an item straight to the trio thread; its deliver() runs there. Any thread."""
+        Py_INCREF(item)
+        cdef Work* work = &item.work
+        with nogil:
+            self.push(work)
+
+    def drain(self):
+        """Takes everything that has come back, oldest first, as a list of work items."""
+        cdef uint64_t[64] sink
+        cdef Work* work
+        cdef list items = []
+        read(self.read_fd, sink, sizeof(sink))
+        pthread_mutex_lock(&self.lock)
+        work = self.head
+        self.head = self.tail = NULL
+        pthread_mutex_unlock(&self.lock)
+        while work != NULL:
+            item = <object>work.owner
+            work = work.next
+            Py_DECREF(item)
+            items.append(item)
+        self.drained += len(items)
+        return items
+
+
+cdef class Mailbox:
+    """One instance thread's inbox. `waiting` counts items submitted and not yet taken."""
+
+    def __cinit__(self, CompletionQueue completions not None):
+        pthread_mutex_init(&self.lock, NULL)
+        pthread_cond_init(&self.arrived, NULL)
+        self.completions = completions
+
+    def __dealloc__(self):
+        cdef Work* work = self.head
+        while work != NULL:
+            self.head = work.next
+            Py_DECREF(<object>work.owner)
+            work = self.head
+        pthread_cond_destroy(&self.arrived)
+        pthread_mutex_destroy(&self.lock)
+
+    def submit(self, WorkItem item not None):
+        """Hands an item to the thread. Raises RuntimeError when the mailbox is closed."""
+        if self.closed:
+            raise RuntimeError("the mailbox is closed")
+        Py_INCREF(item)
+        cdef Work* work = &item.work
+        work.next = NULL
+        pthread_mutex_lock(&self.lock)
+        if self.head == NULL:
+            self.head = work
+        else:
+            self.tail.next = work
+        self.tail = work
+        self.waiting += 1
+        pthread_cond_signal(&self.arrived)
+        pthread_mutex_unlock(&self.lock)
+
+    def replace(self, WorkItem item not None, WorkItem other=None):
+        """Puts `other` (None: nothing) in the place of an item that the thread has not taken.
+
+        Returns False, and changes nothing, when the item is not waiting here any more.
+        """
+        cdef Work* before = NULL
+        cdef Work* work
+        cdef Work* wanted = &item.work
+        cdef Work* put = NULL
+        if other is not None:
+            put = &other.work
+        pthread_mutex_lock(&self.lock)
+        work = self.head
+        while work != NULL and work != wanted:
+            before = work
+            work = work.next
+        if work == NULL:
+            pthread_mutex_unlock(&self.lock)
+            return False
+        if put != NULL:
+            put.next = work.next
+        else:
+            put = work.next
+            self.waiting -= 1
+        if before == NULL:
+            self.head = put
+        else:
+            before.next = put
+        if self.tail == work:
+            self.tail = before if other is None else put
+        pthread_mutex_unlock(&self.lock)
+        work.next = NULL
+        if other is not None:
+            Py_INCREF(other)
+        Py_DECREF(item)
+        return True
+
+    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil:
+        """The next item if it is of this kind, so that the running one can begin its transfers.
+
+        Called on the instance's thread, by the item that runs. The item taken runs next and can
+        no longer be replaced; NULL when there is none or one was taken already.
+        """
+        cdef Work* work = NULL
+        if self.held != NULL:
+            return NULL
+        pthread_mutex_lock(&self.lock)
+        if self.head != NULL and self.head.run == run:
+            work = self.head
+            self.head = work.next
+            self.waiting -= 1
+            self.held = work
+        pthread_mutex_unlock(&self.lock)
+        return work
+
+    def close(self):
+        """No more work; run() returns once the mailbox is empty."""
+        pthread_mutex_lock(&self.lock)
+        self.closed = True
+        pthread_cond_broadcast(&self.arrived)
+        pthread_mutex_unlock(&self.lock)
+
+    def run(self):
+        """The body of an instance thread: executes items until the mailbox is closed and empty."""
+        cdef Work* work
+        with nogil:
+            while True:
+                work = self.held
+                if work != NULL:
+                    self.held = NULL
+                else:
+                    pthread_mutex_lock(&self.lock)
+                    while self.head == NULL and not self.closed:
+                        pthread_cond_wait(&self.arrived, &self.lock)
+                    work = self.head
+                    if work == NULL:
+                        pthread_mutex_unlock(&self.lock)
+                        break
+                    self.head = work.next
+                    self.waiting -= 1
+                    pthread_mutex_unlock(&self.lock)
+                work.run(work)
+                self.completions.push(work)

@@ -1,0 +1,245 @@
+"""A JSON array on disk that grows, and is complete at every moment, also after `kill -9`.
+
+The problem: replacing the bracket at an array's end by more text is not one step (a killed write may
+end at any page), and writing the whole file anew for every addition costs its size each time. The
+choice: two files take turns. The spare one, which nobody sees, gets what it lacks, copied from the
+other, and the new text, and then they change places in one step. Every text is written twice,
+whatever the file's size, and kept in memory not at all. Where files cannot change places (NFS), a hard
+link keeps the old one as the next spare; where there are no links, the array is copied each time.
+
+An addition is one call without the GIL, not a dozen that give it up and take it back: each time the
+writer takes it, the loop stops until the writer's thread has woken up and given it up again.
+
+Rules:
+ 1. What is at `path` is a complete array, from the first addition on.
+ 2. A reader who keeps the file open may see the change after the next one in it; what it has read is
+    never changed.
+ 3. A file that somebody moved, removed or changed is left alone: a new array begins at `path`.
+ 4. rest() removes the spare file; the next addition copies the array once.
+ 5. sweep() removes spare files of servers that are gone.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+import glob
+import os
+
+from neptrio.observe.trace_block cimport Records, TraceBlock, write_all, write_text
+
+cdef extern from *:
+    """
+    #include <fcntl.h>
+    #include <stdio.h>
+    #include <sys/stat.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    /* glibc before 2.28 and musl have no function for it; 2 is RENAME_EXCHANGE */
+    static int exchange_files(const char* one, const char* other) {
+    #ifdef SYS_renameat2
+        return (int)syscall(SYS_renameat2, AT_FDCWD, one, AT_FDCWD, other, 2);
+    #else
+        return -1;
+    #endif
+    }
+    """
+    struct stat_t "stat":
+        unsigned long st_ino
+        int64_t st_size
+    int c_stat "stat"(const char* path, stat_t* found) nogil
+    int fstat(int fd, stat_t* found) nogil
+    int c_open "open"(const char* path, int flags, int mode) nogil
+    int c_close "close"(int fd) nogil
+    int c_link "link"(const char* old, const char* new) nogil
+    int c_unlink "unlink"(const char* path) nogil
+    int c_rename "rename"(const char* old, const char* new) nogil
+    int exchange_files(const char* one, const char* other) nogil
+    int64_t lseek(int fd, int64_t offset, int whence) nogil
+    ssize_t pread(int fd, void* data, size_t n, int64_t offset) nogil
+    int O_RDONLY, O_RDWR, O_CREAT, O_TRUNC, O_CLOEXEC, SEEK_SET
+
+cdef enum:
+    END_BYTES = 3           # "\n]\n"
+    COPY_BYTES = 65536
+    NO_MEMORY = -1          # beside the numbers of errno
+    SHORTER = -2
+
+cdef struct Piece:
+    const char* text        # NULL: `records`
+    Py_ssize_t size
+    Records* records
+
+
+cdef class ArrayFile:
+    """One growing array. Not for several threads at once."""
+
+    cdef readonly str path
+    cdef public bint exchange       # files can change places; False once it was refused
+    cdef tuple names                # owns the next three
+    cdef const char* shown_path
+    cdef const char* spare
+    cdef const char* second         # a name in between
+    cdef unsigned long inode        # of what is at `path`
+    cdef int64_t shown              # its size, 0 = the array has not begun
+    cdef int64_t spare_size         # 0: there is no spare file
+
+    def __init__(self, str path):
+        self.path = path
+        self.exchange = True
+        encoded = os.fsencode(path)
+        spare = b"%s.%d.tmp" % (encoded, os.getpid())
+        self.names = encoded, spare, spare + b"2"
+        self.shown_path, self.spare, self.second = self.names
+
+    def append(self, *pieces):
+        """Adds objects: a piece is a TraceBlock, or bytes of objects joined by commas.
+
+        Raises OSError; the array is then what it was.
+        """
+        cdef Py_ssize_t n = 0
+        cdef int failed
+        cdef Piece* made = <Piece*>malloc(max(1, len(pieces)) * sizeof(Piece))
+        if made == NULL:
+            raise MemoryError()
+        try:
+            for piece in pieces:  # they are alive until this returns
+                if isinstance(piece, bytes):
+                    made[n].text = PyBytes_AS_STRING(piece)
+                    made[n].size = PyBytes_GET_SIZE(piece)
+                    made[n].records = NULL
+                else:
+                    made[n].text = NULL
+                    made[n].records = &(<TraceBlock?>piece).records
+                n += 1
+            with nogil:  # file systems may be slow
+                failed = self.grow(made, n)
+        finally:
+            free(made)
+        if failed == NO_MEMORY:
+            raise MemoryError()
+        if failed == SHORTER:
+            raise OSError(f"{self.path} became shorter while it was read")
+        if failed:
+            raise OSError(failed, os.strerror(failed), self.path)
+
+    cdef int grow(self, Piece* pieces, Py_ssize_t n) noexcept nogil:
+        """0, or what went wrong."""
+        cdef stat_t there
+        cdef int failed, fd
+        if self.shown and (
+            c_stat(self.shown_path, &there) != 0 or there.st_ino != self.inode or there.st_size != self.shown
+        ):
+            self.forget()
+            self.shown = 0
+        fd = c_open(self.spare, O_RDWR | O_CREAT | O_CLOEXEC | (0 if self.spare_size else O_TRUNC), 0o666)
+        if fd < 0:
+            failed = errno
+        else:
+            failed = self.fill(fd, pieces, n)
+            if not failed and fstat(fd, &there) != 0:
+                failed = errno
+            if c_close(fd) != 0 and not failed:
+                failed = errno
+        if not failed:
+            failed = self.change_places()
+        if failed:
+            self.forget()
+            c_unlink(self.spare)
+            return failed
+        self.inode = there.st_ino
+        self.shown = there.st_size
+        return 0
+
+    cdef int fill(self, int fd, Piece* pieces, Py_ssize_t n) noexcept nogil:
+        """Brings the spare file up to date."""
+        cdef int64_t start = self.spare_size - END_BYTES if self.spare_size else 0
+        cdef Py_ssize_t i
+        cdef int failed = 0
+        if lseek(fd, start, SEEK_SET) < 0:
+            return errno
+        if self.shown:
+            failed = copy(self.shown_path, fd, start, self.shown - END_BYTES)
+        for i in range(n):
+            if not failed:
+                failed = write_all(fd, b",\n" if self.shown or i else b"[\n", 2)
+            if not failed and pieces[i].text != NULL:
+                failed = write_all(fd, pieces[i].text, pieces[i].size)
+            elif not failed:
+                failed = write_text(pieces[i].records, fd)
+        return failed if failed else write_all(fd, b"\n]\n", END_BYTES)
+
+    cdef int change_places(self) noexcept nogil:
+        """Shows the spare file; the one that was shown is the spare one then, if that is possible."""
+        cdef bint linked
+        if self.shown and self.exchange:
+            if exchange_files(self.spare, self.shown_path) == 0:
+                self.spare_size = self.shown
+                return 0
+            self.exchange = False
+        linked = self.shown and c_link(self.shown_path, self.second) == 0
+        if c_rename(self.spare, self.shown_path) != 0:
+            if linked:
+                c_unlink(self.second)
+            return errno
+        self.spare_size = 0
+        if linked and c_rename(self.second, self.spare) == 0:
+            self.spare_size = self.shown
+        return 0
+
+    cdef void forget(self) noexcept nogil:
+        if self.spare_size:
+            self.spare_size = 0
+            c_unlink(self.spare)
+
+    def rest(self):
+        """Removes the spare file."""
+        with nogil:
+            self.forget()
+
+    def take_over(self, ArrayFile other):
+        """Adds what another array holds, and removes that one."""
+        other.rest()
+        with open(other.path, "rb") as source:
+            content = source.read()
+        self.append(content[2:-END_BYTES])
+        os.unlink(other.path)
+
+
+cdef int copy(const char* path, int fd, int64_t at, int64_t end) noexcept nogil:
+    """Adds the bytes of a file from `at` to `end`."""
+    cdef char* block
+    cdef ssize_t n
+    cdef int failed = 0, source
+    if at >= end:
+        return 0
+    source = c_open(path, O_RDONLY | O_CLOEXEC, 0)
+    if source < 0:
+        return errno
+    block = <char*>malloc(COPY_BYTES)
+    if block == NULL:
+        failed = NO_MEMORY
+    while at < end and not failed:
+        n = pread(source, block, COPY_BYTES if end - at > COPY_BYTES else end - at, at)
+        if n > 0:
+            failed = write_all(fd, block, n)
+            at += n
+        elif n == 0:
+            failed = SHORTER
+        elif errno != EINTR:
+            failed = errno
+    free(block)
+    c_close(source)
+    return failed
+
+
+def sweep(str path):
+    """Removes what servers that are gone left of the arrays at `path` and of its numbered ones."""
+    for found in glob.glob(glob.escape(path) + ".*.tmp*"):
+        owner = found.rpartition(".tmp")[0].rpartition(".")[2]
+        if owner.isdigit() and int(owner) != os.getpid() and not os.path.exists(f"/proc/{owner}"):
+            try:
+                os.unlink(found)
+            except OSError:
+                pass

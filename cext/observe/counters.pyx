@@ -1,0 +1,354 @@
+"""Statistics counters: written from a request's timestamp array when it is answered.
+
+The problem: the statistics extension promises relations between its numbers (queue.count is
+success.count, compute is success without cache hits), operators poll while requests storm in, and
+no request may pay more than a microsecond for it. The choice: plain structs, written only on the
+trio thread at the moment at which the request is answered, and read there too.
+
+Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md):
+ 1. One answered() per accepted request. It writes either success, queue and (without a cache hit)
+    the three compute durations, or only fail.
+ 2. A batch's durations are every one of its requests' durations; they are not divided.
+ 3. executed() counts the execution once, whatever became of its requests; it moves last_inference.
+ 4. An ensemble's request (`composing`) has the sums of its steps' compute durations, its own
+    execution, and counts 2 when it fails.
+ 5. A decoupled request that ended in an error response has failed, and so has one that was
+    cancelled before its flag-only final response.
+ 6. A cache miss adds its lookup and insertion to success.ns, not to success.count.
+ 7. Microseconds (for the metrics) are truncated per event.
+ 8. Durations below zero count as zero.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
+
+from neptrio.observe.histogram cimport Histogram, SlidingHistogram
+from neptrio.request.infer_request cimport (
+    CACHE_INSERT_END,
+    CACHE_INSERT_START,
+    CACHE_LOOKUP_END,
+    CACHE_LOOKUP_START,
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    QUEUE_START,
+    REQUEST_END,
+    REQUEST_START,
+    InferRequest,
+    InferResponse,
+)
+
+from bisect import bisect_left
+
+from neptrio.errors import Cancelled, Reason
+
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+# responses of one request with a later index share the last key: a model that streams for ever
+# must not make its statistics grow for ever
+MAX_RESPONSE_KEYS = 4096
+CANCELED = Reason.CANCELED
+CANCELLATION = Cancelled()
+
+
+cdef inline void add(Duration* d, int64_t ns) noexcept:
+    d.count += 1
+    more(d, ns)
+
+
+cdef inline void more(Duration* d, int64_t ns) noexcept:
+    if ns > 0:
+        d.ns += <uint64_t>ns
+        d.us += <uint64_t>ns // 1000
+
+
+cdef inline dict plain(Duration* d):
+    return {"count": d.count, "ns": d.ns}
+
+
+cdef class BatchCounters:
+    """Durations of the executions with one batch size."""
+
+
+cdef class ResponseCounters:
+    """Durations of the responses with one index (decoupled models)."""
+
+    cdef dict snapshot(self):
+        return {
+            "compute_infer": plain(&self.compute_infer),
+            "compute_output": plain(&self.compute_output),
+            "success": plain(&self.success),
+            "fail": plain(&self.fail),
+            "empty_response": plain(&self.empty_response),
+            "cancel": plain(&self.cancel),
+        }
+
+
+cdef class CloseCounters:
+    """The batches that were closed for one reason: their sizes and how long the oldest waited."""
+
+    def __cinit__(self):
+        self.sizes = {}
+
+
+class BoundedHistogram:
+    """A Prometheus histogram with bounds of the user's choice; values are whole numbers."""
+
+    def __init__(self, bounds):
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0
+
+    def record(self, value):
+        """Counts a value in the first bucket whose bound is not below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+cdef class ModelCounters:
+    """Counters of one model version, from its load to its unload."""
+
+    def __cinit__(self):
+        self.batches = {}
+        self.responses = []
+        self.closings = {}
+        self.memory_usage = []
+        self.failures = {"CANCELED": 0, "REJECTED": 0, "BACKEND": 0, "OTHER": 0}
+        self.request_histogram = Histogram()
+        self.queue_histogram = Histogram()
+        self.input_histogram = Histogram()
+        self.infer_histogram = Histogram()
+        self.output_histogram = Histogram()
+
+    def enable_summaries(self, bint cached):
+        """Keeps a sliding window of each stage; not of the request where a cache answers some."""
+        stages = STAGES[1:] + ("cache_hit", "cache_miss") if cached else STAGES
+        self.summaries = {stage: SlidingHistogram() for stage in stages}
+
+    def enable_first_response(self, bounds):
+        """Counts the time to the first response in milliseconds, by the ascending `bounds`."""
+        self.first_response = BoundedHistogram(bounds)
+
+    cdef int answered(self, InferRequest r, InferResponse response) except -1:
+        cdef int64_t[16] s = r.timestamps
+        cdef int64_t end = s[<int>REQUEST_END]
+        cdef int64_t total = end - s[<int>REQUEST_START]
+        cdef int64_t waited, c_in, c_infer, c_out
+        cdef uint64_t size = <uint64_t>r.batch_size if r.batch_size > 1 else 1
+        error = response.error
+        if error is None and response.null:
+            error = r.failure
+        if error is not None:
+            add(&self.fail, total)
+            if error.reason is CANCELED:
+                self.cancelled += 1
+            else:
+                self.failed += 1
+            if r.composing:
+                add(&self.fail, total)
+                self.failures["CANCELED" if error.reason is CANCELED else "OTHER"] += 2
+            else:
+                self.failures[error.reason.value] += 1
+            return 0
+        add(&self.success, total)
+        self.request_histogram.add(total)
+        if r.cache_hit:
+            waited = s[<int>CACHE_LOOKUP_START] - s[<int>QUEUE_START]
+            c_in = s[<int>CACHE_LOOKUP_END] - s[<int>CACHE_LOOKUP_START]
+            add(&self.queue, waited)
+            add(&self.cache_hit, c_in)
+            self.queue_histogram.add(waited)
+            if self.summaries is not None:
+                self.summarize("request", total, end)
+                self.summarize("queue", waited, end)
+                self.summarize("cache_hit", c_in, end)
+            return 0
+        if r.composing:
+            waited = s[<int>COMPUTE_START] - s[<int>QUEUE_START]
+            c_in, c_infer, c_out = r.steps_input_ns, r.steps_infer_ns, r.steps_output_ns
+            self.executed(size, 0, c_in, c_in + c_infer, c_in + c_infer + c_out)
+        elif s[<int>COMPUTE_START]:
+            waited = s[<int>COMPUTE_START] - s[<int>QUEUE_START]
+            c_in = s[<int>COMPUTE_INPUT_END] - s[<int>COMPUTE_START]
+            c_infer = s[<int>COMPUTE_OUTPUT_START] - s[<int>COMPUTE_INPUT_END]
+            c_out = s[<int>COMPUTE_END] - s[<int>COMPUTE_OUTPUT_START]
+        else:
+            waited = end - s[<int>QUEUE_START]
+            c_in = c_infer = c_out = 0
+        if r.parent is not None and r.parent.composing:
+            r.parent.steps_input_ns += c_in
+            r.parent.steps_infer_ns += c_infer
+            r.parent.steps_output_ns += c_out
+        add(&self.queue, waited)
+        add(&self.compute_input, c_in)
+        add(&self.compute_infer, c_infer)
+        add(&self.compute_output, c_out)
+        self.inference_count += size
+        self.queue_histogram.add(waited)
+        self.input_histogram.add(c_in)
+        self.infer_histogram.add(c_infer)
+        self.output_histogram.add(c_out)
+        if self.summaries is not None:
+            self.summarize("request", total, end)
+            self.summarize("queue", waited, end)
+            self.summarize("compute_input", c_in, end)
+            self.summarize("compute_infer", c_infer, end)
+            self.summarize("compute_output", c_out, end)
+        return 0
+
+    cdef int summarize(self, str stage, int64_t ns, int64_t now) except -1:
+        cdef SlidingHistogram window = self.summaries.get(stage)
+        if window is not None:
+            window.record(ns, now)
+        return 0
+
+    cdef int responded(self, InferRequest r, InferResponse response, int64_t now) except -1:
+        cdef ResponseCounters c
+        cdef int64_t start, produced
+        cdef Py_ssize_t index = min(r.responses, MAX_RESPONSE_KEYS - 1)
+        # a response is computed from the end of the one before it, or of the inputs
+        start = r.previous_response_ns
+        if not start:
+            start = r.timestamps[<int>COMPUTE_INPUT_END] or r.timestamps[<int>REQUEST_START]
+            if self.first_response is not None and r.timestamps[<int>REQUEST_START]:
+                self.first_response.record((now - r.timestamps[<int>REQUEST_START]) // 1000000)
+        r.previous_response_ns = now
+        produced = response.produced_ns
+        if not start <= produced <= now:
+            produced = now
+        while len(self.responses) <= index:
+            self.responses.append(ResponseCounters.__new__(ResponseCounters))
+        c = self.responses[index]
+        if response.null and r.cancelled and r.failure is None:
+            # the model noticed the cancellation and just stopped
+            r.failure = CANCELLATION
+            add(&c.cancel, now - r.cancelled_ns if r.cancelled_ns else 0)
+        elif response.error is not None:
+            r.failure = response.error
+            if response.error.reason is CANCELED:
+                add(&c.cancel, now - r.cancelled_ns if r.cancelled_ns else 0)
+                return 0
+            add(&c.compute_infer, produced - start)
+            if response.outputs and now > produced:
+                add(&c.compute_output, now - produced)
+            add(&c.fail, now - start)
+        elif response.null or not response.outputs:
+            add(&c.compute_infer, now - start)
+            add(&c.empty_response, now - start)
+            if not response.null:
+                r.failure = None
+        else:
+            r.failure = None
+            add(&c.compute_infer, produced - start)
+            add(&c.compute_output, now - produced)
+            add(&c.success, now - start)
+        return 0
+
+    cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
+                      int64_t output_start, int64_t end) except -1:
+        cdef BatchCounters b = self.batches.get(batch_size)
+        cdef timespec ts
+        if b is None:
+            b = BatchCounters.__new__(BatchCounters)
+            b.batch_size = batch_size
+            self.batches[batch_size] = b
+        add(&b.compute_input, input_end - start)
+        add(&b.compute_infer, output_start - input_end)
+        add(&b.compute_output, end - output_start)
+        self.execution_count += 1
+        clock_gettime(CLOCK_REALTIME, &ts)
+        self.last_inference_ms = <uint64_t>ts.tv_sec * 1000 + <uint64_t>ts.tv_nsec // 1000000
+        return 0
+
+    cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1:
+        cdef CloseCounters c = self.closings.get(reason)
+        if c is None:
+            c = self.closings[reason] = CloseCounters()
+        c.count += 1
+        c.size_sum += batch_size
+        if oldest_wait_ns > 0:
+            c.oldest_wait_ns += oldest_wait_ns
+        c.sizes[batch_size] = c.sizes.get(batch_size, 0) + 1
+        return 0
+
+    cpdef cache_missed(self, InferRequest request):
+        """Counts a miss of a request that succeeded; it has the timestamps of lookup and insertion.
+
+        Call it once, after the response was inserted; not when the cache had it by then, and not
+        for a response that was not offered to the cache.
+        """
+        cdef int64_t[16] s = request.timestamps
+        cdef int64_t ns = (s[<int>CACHE_LOOKUP_END] - s[<int>CACHE_LOOKUP_START]
+                           + s[<int>CACHE_INSERT_END] - s[<int>CACHE_INSERT_START])
+        add(&self.cache_miss, ns)
+        more(&self.success, ns)
+        if self.summaries is not None:
+            self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END])
+
+    def accounts(self) -> dict:
+        """Requests since the load: accepted = answered + failed + cancelled + those in flight.
+
+        Refused ones were valid, but the scheduler did not take them.
+        """
+        return {
+            "accepted": self.accepted,
+            "refused": self.refused,
+            "answered": self.success.count,
+            "failed": self.failed,
+            "cancelled": self.cancelled,
+        }
+
+    def microseconds(self) -> dict:
+        """stage -> (count, sum of whole microseconds per event); stages as in inference_stats."""
+        return {
+            "success": (self.success.count, self.success.us),
+            "fail": (self.fail.count, self.fail.us),
+            "queue": (self.queue.count, self.queue.us),
+            "compute_input": (self.compute_input.count, self.compute_input.us),
+            "compute_infer": (self.compute_infer.count, self.compute_infer.us),
+            "compute_output": (self.compute_output.count, self.compute_output.us),
+            "cache_hit": (self.cache_hit.count, self.cache_hit.us),
+            "cache_miss": (self.cache_miss.count, self.cache_miss.us),
+        }
+
+    def histograms(self) -> dict:
+        """stage -> Histogram of nanoseconds over the successful requests since the load.
+
+        Cache hits are in request and queue only.
+        """
+        return dict(zip(STAGES, (self.request_histogram, self.queue_histogram, self.input_histogram,
+                                 self.infer_histogram, self.output_histogram)))
+
+    def snapshot(self) -> dict:
+        """Everything but name and version of the statistics extension's $model_stat, in its key order."""
+        cdef BatchCounters b
+        batches = []
+        for size in sorted(self.batches):
+            b = self.batches[size]
+            batches.append(
+                {
+                    "batch_size": b.batch_size,
+                    "compute_input": plain(&b.compute_input),
+                    "compute_infer": plain(&b.compute_infer),
+                    "compute_output": plain(&b.compute_output),
+                }
+            )
+        return {
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": plain(&self.success),
+                "fail": plain(&self.fail),
+                "queue": plain(&self.queue),
+                "compute_input": plain(&self.compute_input),
+                "compute_infer": plain(&self.compute_infer),
+                "compute_output": plain(&self.compute_output),
+                "cache_hit": plain(&self.cache_hit),
+                "cache_miss": plain(&self.cache_miss),
+            },
+            "response_stats": {
+                str(i): (<ResponseCounters>c).snapshot() for i, c in enumerate(self.responses)
+            },
+            "batch_stats": batches,
+            "memory_usage": [dict(usage) for usage in self.memory_usage],
+        }

@@ -1,0 +1,58 @@
+# Sampled requests. Everything here is the trio thread's, but for text(), times and document() of a
+# trace that is closed, which any thread may call.
+from libc.stdint cimport int64_t
+
+from neptrio.request.infer_request cimport InferRequest, InferResponse
+from neptrio.observe.trace_block cimport Record, TraceBlock
+from neptrio.observe.trace_scope cimport Sampling
+from neptrio.loop.loop_pass_core cimport LoopPassCore
+
+cdef class Tracing:
+    cdef public LoopPassCore loop_pass
+    cdef public int64_t tensor_bytes # of a tensor, at most, that a trace copies
+    cdef object finish(self, Trace root)
+
+cdef class Trace:
+    cdef Record record               # its timestamps are there once it is closed
+    cdef readonly Trace root         # of a part below; None in a root itself
+    cdef readonly str error
+    cdef readonly list tensors       # [observe.trace_record.Copied], None = not traced
+    cdef readonly dict parameters    # of a client's request whose tensors are traced, or None
+    cdef int answers                 # with outputs
+    cdef public tuple headers        # ((name, value), ...) of the answer
+    cdef public object span_id       # of OpenTelemetry, 0 in mode triton
+    cdef public object span          # what a model adds to that span, or None
+    cdef InferRequest request        # None once closed
+    cdef str model_name              # these are there once it is closed
+    cdef str model_version
+    cdef str request_id
+    cdef bytes head                  # how its object in a file begins
+    cdef bytes rest                  # its further members there, made when first needed
+    cdef bint deferred, has_left, flushing, again, ended, abandoned
+    cdef int64_t sending             # one by one: when the front began to send, 0 = it does not
+    cdef list waiting                # further responses that are not sent: when they were there
+    cdef list more                   # further responses: (made, send start, send end)
+    # of a root, for itself and its children
+    cdef Tracing sampler
+    cdef readonly Sampling scope
+    cdef readonly bint timestamps
+    cdef readonly bint with_tensors
+    cdef readonly bint asked         # the request or its parent wants this trace: it is kept and counts nowhere
+    cdef readonly int64_t open       # parts that have not ended
+    cdef list children               # the parts below, None = none
+    cdef public object trace_id      # of OpenTelemetry, 0 in mode triton
+    cdef public object root_span_id
+    cdef public object remote        # the observe.propagation.Asked with the parent's span, or None
+    cdef Trace top(self)
+    cdef object answering(self, InferResponse response, bint final, int64_t now)
+    cdef object answered(self, bint final)
+    cdef object sent(self)
+    cdef object close(self)
+    cdef object follow(self)
+    cdef object mark_sent(self, int64_t made, int64_t start, int64_t end)
+    cdef int note(self, int64_t now) except -1
+    cdef Py_ssize_t size(self) except -1
+    cdef char* pack(self, char* at) except NULL
+    cdef Py_ssize_t pack_into(self, TraceBlock block) except -1
+
+cdef Trace made(Tracing sampler, InferRequest request)     # a new one, with the next id

@@ -1,0 +1,414 @@
+"""One sampled request as it is traced: its points in time, its tensors, its place in the tree.
+
+The problem: a trace must show true times, and tracing every request must cost next to nothing. The
+choice: times are read from the request's own timestamp array when it is done; what the array cannot
+hold (responses of decoupled models) is noted as it happens; a finished trace becomes a record of some
+hundred bytes (cext/observe/trace_block), which the writer's thread takes a few times a second. The object of
+the trace is then free for the next request. Who is traced, and where records go: cext/observe/trace_sampler.
+
+Rules:
+ 1. A trace is finished when every part of it has ended: a root with all its ensemble steps and BLS calls.
+ 2. Ids grow from parent to child.
+ 3. A part ends with its final response; a root with a front when that response has been sent.
+ 4. A part that is closed does not change any more, and holds no model.
+Source: docs/protocol/trace-file.md, docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import json
+
+from neptrio.request.infer_request cimport (
+    COMPUTE_START,
+    NO_PROTOCOL,
+    RECV_END,
+    REQUEST_END,
+    REQUEST_START,
+    SEND_START,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    now_ns,
+)
+from neptrio.observe.counters cimport ModelCounters
+from neptrio.observe.trace_block cimport (
+    PLAIN,
+    Point,
+    Record,
+    TraceBlock,
+    collect,
+    record_size,
+)
+
+from neptrio.observe.trace_block import TEXTS
+from neptrio.codec.http_json import dump_json
+from neptrio.observe.propagation import traceparent
+from neptrio.request.device_memory import readable
+from neptrio.observe.trace_record import Copied, tensor_document
+
+cdef int64_t last_id = 0
+
+
+cdef class Tracing:
+    """What a trace needs of the sampler that made it (cext/observe/trace_sampler)."""
+
+    def attach(self, LoopPassCore loop_pass):
+        """Takes the loop pass; it tells traces when their answers have been sent."""
+        self.loop_pass = loop_pass
+        loop_pass.follower = Trace
+        loop_pass.follow = follow
+
+    cdef object finish(self, Trace root):
+        raise NotImplementedError
+
+
+cdef int follow(object trace) except -1:
+    (<Trace>trace).follow()
+    return 0
+
+
+cdef Trace made(Tracing sampler, InferRequest request):
+    global last_id
+    cdef Trace trace = Trace.__new__(Trace)
+    last_id += 1
+    trace.record.id = last_id
+    trace.sampler = sampler
+    trace.request = request
+    return trace
+
+
+@cython.freelist(256)
+cdef class Trace:
+    """One request of a trace; lies in request.trace."""
+
+    def __cinit__(self):
+        self.error = ""
+        self.headers = ()
+        self.span_id = 0
+        self.trace_id = 0
+        memset(&self.record, 0, sizeof(Record))
+
+    @property
+    def id(self) -> int:
+        """Its number, greater than its parent's."""
+        return self.record.id
+
+    @property
+    def parent(self) -> int:
+        """The number of the part above, 0 of a root."""
+        return self.record.parent
+
+    cdef Trace top(self):
+        return self if self.root is None else self.root
+
+    @property
+    def group(self):
+        """The root part, which holds what all parts have in common."""
+        return self.top()
+
+    @property
+    def parts(self) -> list:
+        """A root and the parts below it."""
+        return [self, *(self.children or ())]
+
+    def copy(self, str activity, tensors, int response=0):
+        """Takes tensors as they are now."""
+        if self.tensors is None:
+            self.tensors = []
+        limit = self.sampler.tensor_bytes
+        self.tensors += [Copied(activity, tensor, limit, response) for tensor in readable(tensors or ())]
+
+    cdef object answering(self, InferResponse response, bint final, int64_t now):
+        """The request is being answered; called by complete() before the responder is.
+
+        `now` is 0 when it has not been asked for.
+        """
+        cdef InferRequest request = self.request
+        if request is None:
+            return
+        if response.error is not None and not self.error:
+            self.error = str(response.error)
+        if self.top().with_tensors:
+            if final and request.timestamps[<int>COMPUTE_START] and not request.composing:
+                self.copy("TENSOR_BACKEND_INPUT", request.inputs)
+            if response.outputs:
+                self.copy("TENSOR_BACKEND_OUTPUT", response.outputs, self.answers)
+                self.answers += 1
+        if (self.record.front != NO_PROTOCOL and not request.cancelled and not response.null
+                and not self.record.told_by_front):
+            self.note(now if now else now_ns())
+
+    cdef int note(self, int64_t now) except -1:
+        if not self.record.made:
+            self.record.made = now
+        elif self.waiting is None:
+            self.waiting = [now]
+        else:
+            self.waiting.append(now)
+        return 0
+
+    cdef object answered(self, bint final):
+        """The responder has been called. The answer counts as sent when the loop pass has flushed its connection."""
+        if final:
+            self.ended = True
+            if self.record.front == NO_PROTOCOL:
+                self.close()
+                return
+        if not self.deferred and not self.flushing:
+            self.flushing = True  # so it is there once
+            self.sampler.loop_pass.connections.append(self)
+
+    def defer(self):
+        """The front sends later than this loop pass: it calls left() when it has, abandon() when it will not."""
+        self.deferred = not self.has_left
+
+    def left(self):
+        """A front that deferred has sent its answer."""
+        self.has_left, self.deferred = True, False
+        self.sent()
+
+    def abandon(self):
+        """A front that deferred will send nothing more: its client is gone, or has all it wanted."""
+        self.abandoned = True
+        self.left()
+
+    def send_one(self):
+        """A front that deferred begins to send the oldest response that it has not sent."""
+        self.sending = now_ns()
+
+    def sent_one(self):
+        """A front that deferred has sent the response that it began with send_one()."""
+        cdef int64_t now = now_ns()
+        if self.request is None or not self.sending:
+            return
+        if self.record.made and not self.record.send_end:
+            self.mark_sent(self.record.made, self.sending, now)
+        elif self.waiting:
+            self.mark_sent(self.waiting.pop(0), self.sending, now)
+        self.sending = 0
+
+    cdef object follow(self):
+        """Called by the loop pass after it has flushed the connection that the answer went to."""
+        if self.again:
+            self.again = False
+            self.sampler.loop_pass.connections.append(self)
+            return
+        self.flushing = False
+        self.sent()
+
+    cdef object sent(self):
+        """All that was answered so far has been handed to the network."""
+        cdef InferRequest request = self.request
+        cdef int64_t now, start
+        if request is None:
+            return
+        if not self.abandoned:
+            now = now_ns()
+            start = request.timestamps[<int>SEND_START]
+            if self.record.made and not self.record.send_end:
+                self.mark_sent(self.record.made, start, now)
+            if self.waiting is not None:
+                for made in self.waiting:
+                    self.mark_sent(made, start, now)
+                self.waiting = None
+        elif self.waiting is not None:
+            self.more = (self.more or []) + [(made, 0, 0) for made in self.waiting]
+            self.waiting = None
+        if self.ended:
+            self.close()
+
+    cdef object mark_sent(self, int64_t made, int64_t start, int64_t end):
+        """Notes a response that has been handed to the network."""
+        if not made <= start <= end:
+            start = made
+        if not self.record.send_end:
+            self.record.send_start, self.record.send_end = start, end
+        else:
+            if self.more is None:
+                self.more = []
+            self.more.append((made, start, end))
+
+    def refused(self, error):
+        """The scheduler did not take the request: its answer is the error, sent when this pass ends."""
+        cdef InferRequest request = self.request
+        if request is None:
+            return
+        self.error = str(error)
+        request.timestamps[<int>REQUEST_END] = now_ns()
+        self.ended = True
+        if self.record.front != NO_PROTOCOL:
+            self.told()
+        else:
+            self.close()
+
+    def told(self):
+        """The front answers in the place of the request: it is refused, or its deadline is over while it still runs."""
+        if self.request is None or self.record.front == NO_PROTOCOL or self.record.made:
+            return
+        self.record.told_by_front = True
+        self.note(now_ns())
+        self.again = True  # the connection asks for its flush after this
+        if not self.flushing:
+            self.flushing = True
+            self.sampler.loop_pass.connections.append(self)
+            self.sampler.loop_pass.soon()
+
+    cdef object close(self):
+        """Copies the request's timestamps and forgets the request."""
+        cdef InferRequest request = self.request
+        cdef Trace root = self if self.root is None else self.root
+        cdef ModelCore model
+        cdef ModelCounters counters
+        if request is None:
+            return
+        self.request = None
+        model = request.model
+        counters = model.counters
+        if counters.trace_head is None:
+            counters.trace_head = b'{"model_name":%s,"model_version":%s,"id":' % (
+                dump_json(model.name), model.version.encode()
+            )
+        self.head = counters.trace_head
+        self.model_name = model.name
+        self.model_version = model.version
+        self.request_id = request.id
+        self.record.composing = request.composing
+        memcpy(self.record.timestamps, request.timestamps, sizeof(self.record.timestamps))
+        root.open -= 1
+        if not root.open:
+            self.sampler.finish(root)
+
+    # ------------------------------------------------------------ what is known of a closed part
+
+    @property
+    def identity(self):
+        """(model name, model version, request id)"""
+        return self.model_name, int(self.model_version), self.request_id
+
+    @property
+    def protocol(self) -> str:
+        """HTTP or GRPC of a request that came over the network, "" of steps and calls."""
+        return ("", "HTTP", "GRPC")[<int>self.record.front]
+
+    @property
+    def duration_ns(self) -> int:
+        """Nanoseconds from when the request had arrived (or was made) until its last response was sent."""
+        cdef int64_t* timestamps = self.record.timestamps
+        cdef int64_t end = max(timestamps[<int>REQUEST_END], self.record.send_end)
+        cdef int64_t begin = timestamps[<int>REQUEST_START if self.record.front == NO_PROTOCOL else <int>RECV_END]
+        if self.more:
+            end = max(end, <int64_t>self.more[len(self.more) - 1][2])
+        return end - begin
+
+    def slow_or_failed(self) -> bool:
+        """For the scope's trace_tail."""
+        cdef Trace part
+        if self.error or self.duration_ns >= self.scope.tail_us * 1000:
+            return True
+        for part in self.children or ():
+            if part.error:
+                return True
+        return False
+
+    cdef Py_ssize_t size(self) except -1:
+        """Bytes of its record with all that follows it."""
+        if self.rest is None:
+            self.rest = b""
+            if self.request_id:
+                self.rest = b',"request_id":' + dump_json(self.request_id)
+            if self.error:
+                self.rest += b',"error":' + dump_json(self.error)
+            if self.parameters:
+                self.rest += b',"parameters":' + dump_json(self.parameters)
+        self.record.more = len(self.more) if self.more is not None else 0
+        self.record.head = PyBytes_GET_SIZE(self.head)
+        self.record.rest = PyBytes_GET_SIZE(self.rest)
+        return record_size(&self.record)
+
+    cdef char* pack(self, char* at) except NULL:
+        """Copies the record to where there is room for size(); returns the end of it."""
+        cdef char* end = at + record_size(&self.record)
+        cdef int64_t* more
+        memcpy(at, &self.record, sizeof(Record))
+        at += sizeof(Record)
+        if self.more is not None:
+            more = <int64_t*>at
+            for one in self.more:
+                more[0], more[1], more[2] = one
+                more += 3
+            at = <char*>more
+        memcpy(at, PyBytes_AS_STRING(self.head), self.record.head)
+        memcpy(at + self.record.head, PyBytes_AS_STRING(self.rest), self.record.rest)
+        return end
+
+    cdef Py_ssize_t pack_into(self, TraceBlock block) except -1:
+        """Adds a root and its parts as a trace; returns their size. All of them, or none."""
+        cdef Py_ssize_t size = self.size()
+        cdef Trace part
+        cdef char* at
+        if self.children is None:
+            self.pack(block.reserve(size))
+        else:
+            for part in self.children:
+                size += part.size()
+            at = self.pack(block.reserve(size))
+            for part in self.children:
+                at = part.pack(at)
+        block.records.size += size
+        block.traces += 1
+        return size
+
+    @property
+    def times(self) -> list:
+        """[(nanoseconds, name)] in time order, [] when timestamps are not traced."""
+        cdef Py_ssize_t n, i
+        cdef Point* points
+        cdef char* copy
+        if not self.record.timed:
+            return []
+        copy = <char*>malloc(self.size())
+        points = <Point*>malloc((PLAIN + 1 + 3 * self.record.more) * sizeof(Point))
+        try:
+            if copy == NULL or points == NULL:
+                raise MemoryError()
+            self.pack(copy)
+            n = collect(<Record*>copy, <int64_t*>(copy + sizeof(Record)), points)
+            return [(points[i].ns, TEXTS[points[i].name]) for i in range(n)]
+        finally:
+            free(points)
+            free(copy)
+
+    def document(self) -> list:
+        """The objects of the trace file, tensors included."""
+        return [json.loads(self.text()), *self.activities()]
+
+    def activities(self) -> list:
+        """The objects of the tensors."""
+        name, version, _ = self.identity
+        return [
+            {"model_name": name, "model_version": version, "id": self.id, "activity": t.activity,
+             **({"response": t.response} if t.response else {}), "tensor": tensor_document(t)}
+            for t in self.tensors or ()
+        ]
+
+    def text(self) -> bytes:
+        """The part's own object, as JSON."""
+        cdef TraceBlock block = TraceBlock()
+        cdef Py_ssize_t size = self.size()
+        self.pack(block.reserve(size))
+        block.records.size = size
+        return block.text()
+
+    # ------------------------------------------------------------ OpenTelemetry
+
+    def context(self):
+        """The trace context for what is done on the request's behalf, as JSON; None in mode triton."""
+        if not self.span_id:
+            return None
+        found = {"traceparent": traceparent(self.top().trace_id, self.span_id)}
+        if self.top().remote is not None and self.top().remote.tracestate:
+            found["tracestate"] = self.top().remote.tracestate
+        return dump_json(found).decode()

@@ -1,0 +1,316 @@
+"""Blocks of trace records, and the text that a trace file has of them.
+
+The problem: the text of a trace is a kilobyte of names and numbers; made on the loop it costs as much
+as a tenth of a small request. The choice: the loop copies the request's timestamps into a block, as
+they are; the writer's thread makes the text, without the GIL, a chunk at a time straight into the
+file, so that no more than a chunk of it is ever in memory.
+
+Rules:
+ 1. A record is self-contained: it holds no pointers and no references.
+ 2. Timestamps of an object are in time order, equal ones in the order of TEXTS' stages.
+ 3. A block that was taken from its scope belongs to whoever took it.
+Source: docs/protocol/trace-file.md.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from neptrio.request.infer_request cimport (
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    GRPC_PROTOCOL,
+    HTTP_PROTOCOL,
+    QUEUE_START,
+    RECV_END,
+    RECV_START,
+    REQUEST_END,
+    REQUEST_START,
+)
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t write(int fd, const void* data, size_t n)
+
+cdef enum Name:
+    HTTP_RECV_START
+    HTTP_RECV_END
+    GRPC_WAITREAD_START
+    GRPC_WAITREAD_END
+    N_REQUEST_START
+    N_QUEUE_START
+    N_COMPUTE_START
+    N_COMPUTE_INPUT_END
+    N_COMPUTE_OUTPUT_START
+    N_COMPUTE_END
+    N_REQUEST_END
+    INFER_RESPONSE_COMPLETE
+    HTTP_SEND_START
+    HTTP_SEND_END
+    GRPC_SEND_START
+    GRPC_SEND_END
+    NAMES
+
+TEXTS = (
+    "HTTP_RECV_START", "HTTP_RECV_END", "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START",
+    "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
+    "REQUEST_END", "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "GRPC_SEND_START",
+    "GRPC_SEND_END",
+)
+
+cdef enum:
+    HEAD_BYTES = 48         # every name as it stands in front of its number, with room to spare
+    POINT_BYTES = 72        # a head, a number, brackets
+    OBJECT_BYTES = 128      # ids, brackets, the name of the list
+    CHUNK_BYTES = 262144     # text that is written at once
+    FIRST_BYTES = 16384     # of a new block
+
+cdef char HEADS[16][48]
+cdef Py_ssize_t HEAD_SIZES[16]
+for _i in range(NAMES):
+    _head = b'{"name":"%s","ns":' % TEXTS[_i].encode()
+    HEAD_SIZES[_i] = len(_head)
+    _head = _head.ljust(HEAD_BYTES)
+    memcpy(HEADS[_i], PyBytes_AS_STRING(_head), HEAD_BYTES)
+
+cdef char PAIRS[200]        # "00" "01" ... "99"
+for _i in range(100):
+    PAIRS[2 * _i] = 48 + _i // 10
+    PAIRS[2 * _i + 1] = 48 + _i % 10
+
+
+cdef Py_ssize_t record_size(const Record* record) noexcept nogil:
+    return (sizeof(Record) + 24 * record.more + record.head + record.rest + 7) & ~7
+
+
+cdef Py_ssize_t text_room(const Record* record) noexcept nogil:
+    return OBJECT_BYTES + record.head + record.rest + (PLAIN + 3 * record.more) * POINT_BYTES
+
+
+cdef class TraceBlock:
+    """The records of finished traces, and their text for the thread that writes it."""
+
+    def __cinit__(self):
+        self.most = 1 << 62
+
+    def __dealloc__(self):
+        free(self.records.data)
+        free(self.records.chunk)
+
+    def __len__(self):
+        """Bytes of the records, not of their text."""
+        return self.records.size
+
+    def clear(self):
+        """Empties it; its memory is kept."""
+        self.records.size = 0
+        self.traces = 0
+
+    cdef char* reserve(self, Py_ssize_t n) except NULL:
+        """Room for n bytes at the end, which the caller fills and adds to `size`."""
+        cdef Py_ssize_t room
+        cdef char* data
+        if self.records.size + n > self.room:
+            room = max(2 * self.room, self.records.size + n, FIRST_BYTES)
+            data = <char*>realloc(self.records.data, room)
+            if data == NULL:
+                raise MemoryError()
+            self.records.data = data
+            self.room = room
+        return self.records.data + self.records.size
+
+    def text(self) -> bytes:
+        """The objects, joined by commas."""
+        cdef Py_ssize_t at = 0, n
+        made = bytearray()
+        while at < self.records.size:
+            n = fill(&self.records, &at)
+            if n < 0:
+                raise MemoryError()
+            made += (<char*>self.records.chunk)[:n]
+        return bytes(made)
+
+
+cdef Py_ssize_t fill(Records* r, Py_ssize_t* at) noexcept nogil:
+    """Makes the text of records from `at` on, as many as a chunk holds; its bytes, -1 = no memory."""
+    cdef Py_ssize_t used = 0, need
+    cdef const Record* record
+    cdef char* end
+    while at[0] < r.size:
+        record = <const Record*>(r.data + at[0])
+        need = text_room(record)
+        if used + need > r.room:
+            if used:
+                break
+            free(r.chunk)
+            r.room = need + CHUNK_BYTES
+            r.chunk = <char*>malloc(r.room)
+            if r.chunk == NULL:
+                r.room = 0
+                return -1
+        end = r.chunk + used
+        if at[0]:
+            memcpy(end, b",\n", 2)
+            end += 2
+        end = render(record, end)
+        if end == NULL:
+            return -1
+        used = end - r.chunk
+        at[0] += record_size(record)
+    return used
+
+
+cdef int write_text(Records* records, int fd) noexcept nogil:
+    """Writes the objects, joined by commas."""
+    cdef Py_ssize_t at = 0, n
+    cdef int failed = 0
+    while at < records.size and not failed:
+        n = fill(records, &at)
+        failed = -1 if n < 0 else write_all(fd, records.chunk, n)
+    return failed
+
+
+cdef int write_all(int fd, const char* data, Py_ssize_t n) noexcept nogil:
+    cdef ssize_t done
+    while n:
+        done = write(fd, data, n)
+        if done >= 0:
+            data += done
+            n -= done
+        elif errno != EINTR:
+            return errno
+    return 0
+
+
+cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept nogil:
+    """The points in time order; there is room for PLAIN and three for each further response."""
+    cdef int n = 0, i, j
+    cdef int64_t* s = <int64_t*>r.timestamps
+    cdef Point p
+    if r.front == HTTP_PROTOCOL:
+        n = put(points, n, s[<int>RECV_START], HTTP_RECV_START)
+        n = put(points, n, s[<int>RECV_END], HTTP_RECV_END)
+    elif r.front == GRPC_PROTOCOL:
+        n = put(points, n, s[<int>RECV_START], GRPC_WAITREAD_START)
+        n = put(points, n, s[<int>RECV_END], GRPC_WAITREAD_END)
+    n = put(points, n, s[<int>REQUEST_START], N_REQUEST_START)
+    n = put(points, n, s[<int>QUEUE_START], N_QUEUE_START)
+    if not r.composing:
+        n = put(points, n, s[<int>COMPUTE_START], N_COMPUTE_START)
+        n = put(points, n, s[<int>COMPUTE_INPUT_END], N_COMPUTE_INPUT_END)
+        n = put(points, n, s[<int>COMPUTE_OUTPUT_START], N_COMPUTE_OUTPUT_START)
+        n = put(points, n, s[<int>COMPUTE_END], N_COMPUTE_END)
+    n = put(points, n, s[<int>REQUEST_END], N_REQUEST_END)
+    if r.made:
+        n = answer(r, points, n, r.made, r.send_start, r.send_end)
+    for i in range(r.more):
+        n = answer(r, points, n, more[3 * i], more[3 * i + 1], more[3 * i + 2])
+    for i in range(1, n):  # nearly sorted
+        if points[i].ns >= points[i - 1].ns:
+            continue
+        p = points[i]
+        j = i
+        while j and points[j - 1].ns > p.ns:
+            points[j] = points[j - 1]
+            j -= 1
+        points[j] = p
+    return n
+
+
+cdef inline int answer(
+    const Record* r, Point* points, int n, int64_t made, int64_t start, int64_t end
+) noexcept nogil:
+    if not r.told_by_front:
+        n = put(points, n, made, INFER_RESPONSE_COMPLETE)
+    n = put(points, n, start, HTTP_SEND_START if r.front == HTTP_PROTOCOL else GRPC_SEND_START)
+    return put(points, n, end, HTTP_SEND_END if r.front == HTTP_PROTOCOL else GRPC_SEND_END)
+
+
+cdef inline int put(Point* points, int n, int64_t ns, int name) noexcept nogil:
+    points[n].ns = ns
+    points[n].name = name
+    return n + (ns != 0)
+
+
+cdef char* render(const Record* r, char* at) noexcept nogil:
+    cdef Point plain[PLAIN + 1]  # one more: put() writes before it counts
+    cdef Point* points = plain
+    cdef const int64_t* more = <const int64_t*>(<const char*>r + sizeof(Record))
+    cdef const char* texts = <const char*>(more + 3 * r.more)
+    cdef uint64_t ns, upper, lower
+    cdef uint64_t seen = 0          # the upper digits of the number before, and their text
+    cdef char digits[16]
+    cdef int n, i, count = 0
+    memcpy(at, texts, r.head)
+    at = number(at + r.head, r.id)
+    if r.parent:
+        memcpy(at, b',"parent_id":', 13)
+        at = number(at + 13, r.parent)
+    memcpy(at, texts + r.head, r.rest)
+    at += r.rest
+    if r.timed:
+        if r.more:
+            points = <Point*>malloc((PLAIN + 1 + 3 * r.more) * sizeof(Point))
+            if points == NULL:
+                return NULL
+        n = collect(r, more, points)
+        if n:
+            memcpy(at, b',"timestamps":[', 15)
+            at += 15
+        for i in range(n):
+            memcpy(at, HEADS[points[i].name], HEAD_BYTES)
+            at += HEAD_SIZES[points[i].name]
+            ns = <uint64_t>points[i].ns
+            upper = ns // 100000000
+            if upper:  # mostly what it was at the point before
+                if upper != seen:
+                    seen = upper
+                    count = <int>(number(digits, upper) - digits)
+                memcpy(at, digits, 16)
+                lower = ns - upper * 100000000
+                eight(at + count, <uint32_t>lower)
+                at += count + 8
+            else:
+                at = number(at, ns)
+            memcpy(at, b"},", 2)
+            at += 2
+        if n:
+            (at - 1)[0] = 93  # ]
+        if points != plain:
+            free(points)
+    at[0] = 125  # }
+    return at + 1
+
+
+cdef inline void eight(char* at, uint32_t low) noexcept nogil:
+    """Eight digits, zeros in front."""
+    cdef uint32_t high = low // 10000
+    low -= high * 10000
+    memcpy(at, &PAIRS[2 * (high // 100)], 2)
+    memcpy(at + 2, &PAIRS[2 * (high % 100)], 2)
+    memcpy(at + 4, &PAIRS[2 * (low // 100)], 2)
+    memcpy(at + 6, &PAIRS[2 * (low % 100)], 2)
+
+
+cdef inline char* number(char* at, uint64_t left) noexcept nogil:
+    """Decimal digits."""
+    cdef char digits[24]
+    cdef int i = 24
+    while left >= 100000000:
+        i -= 8
+        eight(digits + i, <uint32_t>(left % 100000000))
+        left //= 100000000
+    while left >= 100:
+        i -= 2
+        memcpy(&digits[i], &PAIRS[2 * (left % 100)], 2)
+        left //= 100
+    if left >= 10:
+        i -= 2
+        memcpy(&digits[i], &PAIRS[2 * left], 2)
+    else:
+        i -= 1
+        digits[i] = <char>(48 + left)
+    memcpy(at, &digits[i], 24 - i)
+    return at + 24 - i

@@ -1,0 +1,68 @@
+"""The last finished traces, which /v2/trace/recent shows and no file needs to hold.
+
+The problem: keeping the objects of the last traces alive would cost every traced request its place in
+the free list and what it refers to. The choice: a ring of places of RECENT_BYTES each, into which the
+records of a trace are copied; only a trace that is larger, or whose records were not made, is kept as
+the object that it is.
+"""
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import json
+
+from neptrio.observe.trace cimport Trace
+from neptrio.observe.trace_block cimport TraceBlock
+
+RECENT = RECENT_TRACES
+
+
+cdef class Recent:
+    """The last finished traces, in a ring: as their records where these are small."""
+
+    def __cinit__(self):
+        self.data = <char*>malloc(RECENT_TRACES * RECENT_BYTES)
+        if self.data == NULL:
+            raise MemoryError()
+        memset(self.sizes, 0, sizeof(self.sizes))
+        self.whole = [None] * RECENT_TRACES
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int add(self, Trace root, const char* records, Py_ssize_t size) except -1:
+        """`records` are those of the root and its parts, NULL when they were not made."""
+        cdef Py_ssize_t place = self.count % RECENT_TRACES
+        cdef Py_ssize_t was = self.sizes[place]
+        self.count += 1
+        if records != NULL and size <= RECENT_BYTES:
+            memcpy(self.data + place * RECENT_BYTES, records, size)
+            self.sizes[place] = size
+            if not was:
+                self.whole[place] = None
+        else:
+            self.sizes[place] = 0
+            self.whole[place] = root
+        return 0
+
+    def __len__(self):
+        return min(self.count, RECENT_TRACES)
+
+    def last(self, int64_t count) -> list:
+        """The objects of the last traces, oldest first, without tensors."""
+        cdef int64_t i
+        cdef Py_ssize_t place
+        cdef TraceBlock block
+        cdef Trace root
+        cdef list found = []
+        for i in range(self.count - min(count, len(self)), self.count):
+            place = i % RECENT_TRACES
+            if self.sizes[place]:
+                block = TraceBlock()
+                memcpy(block.reserve(self.sizes[place]), self.data + place * RECENT_BYTES, self.sizes[place])
+                block.records.size = self.sizes[place]
+                found += json.loads(b"[%s]" % block.text())
+            else:
+                root = self.whole[place]
+                found += [part.document()[0] for part in root.parts]
+        return found

@@ -1,0 +1,6 @@
+# Tensors in device memory, for code that does not use CUDA.
+from neptrio.request.infer_request cimport Tensor
+
+cpdef bint in_use() noexcept
+cpdef Tensor on_host(Tensor tensor)
+cpdef object fetch_inputs(list requests)

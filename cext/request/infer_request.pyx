@@ -1,0 +1,280 @@
+"""InferRequest, InferResponse and Tensor: what every part of the server works on.
+
+Every transport decodes into them and encodes from them; schedulers and backends see nothing
+of a protocol. Timestamps are taken once, into a C array in the request, and read by statistics,
+traces and metrics alike.
+"""
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from neptrio.errors import InvalidArgument
+
+cdef int64_t now_ns() noexcept nogil:
+    cdef timespec ts
+    clock_gettime(CLOCK_MONOTONIC, &ts)
+    return <int64_t>ts.tv_sec * 1000000000 + ts.tv_nsec
+
+
+cdef int[15] _SIZES
+_SIZES[:] = [0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 0, 2]
+
+
+cdef int element_size(int dtype) noexcept nogil:
+    return _SIZES[dtype] if 0 <= dtype < 15 else 0
+
+
+def monotonic_ns() -> int:
+    """Nanoseconds of CLOCK_MONOTONIC, the clock of every timestamp in the server."""
+    return now_ns()
+
+
+@cython.no_gc_clear  # clearing would drop view.obj without releasing the buffer it exported
+cdef class Tensor:
+    """A named, typed, row-major tensor over memory it keeps alive.
+
+    `shape` is a tuple of ints. BYTES tensors hold the wire form: every element is a 4-byte
+    little-endian length and that many bytes. The buffer protocol exposes the raw bytes
+    (read-only unless the owner's memory was taken as writable); numpy views are made by
+    neptrio.request.numpy_tensor.
+    """
+
+    def __cinit__(self):
+        self.memory_kind = CPU_MEMORY
+        self.memory_id = 0
+        self.has_view = False
+
+    def __init__(self, str name, int dtype, tuple shape, buffer=None, bint writable=False):
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        if buffer is not None:
+            self.hold(buffer, writable)
+
+    cdef int hold(self, object buffer, bint writable) except -1:
+        if PyBytes_CheckExact(buffer) and not writable:
+            self.owner = buffer
+            self.ptr = PyBytes_AS_STRING(buffer)
+            self.nbytes = PyBytes_GET_SIZE(buffer)
+            return 0
+        PyObject_GetBuffer(buffer, &self.view, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+        self.has_view = True
+        self.owner = buffer
+        self.ptr = <const char*>self.view.buf
+        self.nbytes = self.view.len
+        if type(buffer) is memoryview:
+            export_below(self, buffer)
+        return 0
+
+    def __dealloc__(self):
+        if self.has_view:
+            PyBuffer_Release(&self.view)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        cdef bint readonly = not (self.has_view and not self.view.readonly)
+        if self.memory_kind == GPU_MEMORY:
+            raise BufferError(f"tensor '{self.name}' lies in GPU memory, copy it to the host first")
+        PyBuffer_FillInfo(buffer, self, <void*>self.ptr, self.nbytes, readonly, flags)
+
+    cpdef Py_ssize_t count(self) except -1:
+        """Number of elements: the product of the shape. Raises InvalidArgument where no tensor has so many."""
+        cdef int64_t n = 1
+        for d in self.shape:
+            n = times(n, d)
+        if n < 0:
+            if 0 in self.shape and min(self.shape) == 0:
+                return 0
+            raise InvalidArgument(f"tensor '{self.name}' of shape {list(self.shape)} has an impossible element count")
+        return n
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte (a device address for GPU memory)."""
+        return <size_t>self.ptr
+
+    def tobytes(self) -> bytes:
+        """A copy of the raw bytes."""
+        return self.ptr[: self.nbytes]
+
+    def renamed(self, str name):
+        """The same memory under another name (ensemble steps, identity models)."""
+        return alias(self, name, self.shape)
+
+    def reshaped(self, tuple shape):
+        """The same memory with another shape of the same element count."""
+        return alias(self, self.name, shape)
+
+    def __repr__(self):
+        return f"Tensor({self.name!r}, dtype={self.dtype}, shape={self.shape}, nbytes={self.nbytes})"
+
+
+cdef int export_below(Tensor tensor, object view) except -1:
+    """Takes a tensor's export from the bytes below a memoryview.
+
+    A memoryview must not export what outlives it: the collector clears one that it finds in a cycle
+    though it exports, and releasing the export is then a read of freed memory. Bytes and bytearrays
+    are in no cycle, and neither moves what it exports.
+    """
+    cdef Py_buffer below
+    owner = view.obj
+    if type(owner) is not bytes and type(owner) is not bytearray:
+        return 0
+    PyObject_GetBuffer(owner, &below, PyBUF_SIMPLE)
+    below.readonly = tensor.view.readonly
+    PyBuffer_Release(&tensor.view)
+    tensor.view = below
+    return 0
+
+
+cpdef Tensor alias(Tensor tensor, str name, tuple shape):
+    """A tensor over the same memory with another name or shape."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.name = name
+    t.dtype = tensor.dtype
+    t.shape = shape
+    t.owner = tensor
+    t.ptr = tensor.ptr
+    t.nbytes = tensor.nbytes
+    t.memory_kind = tensor.memory_kind
+    t.memory_id = tensor.memory_id
+    return t
+
+
+def tensor_at(str name, int dtype, tuple shape, size_t address, Py_ssize_t nbytes, owner,
+              int memory_kind=0, int64_t memory_id=0):
+    """A tensor over memory at an address that `owner` keeps alive (shared memory, GPU)."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.name = name
+    t.dtype = dtype
+    t.shape = shape
+    t.owner = owner
+    t.ptr = <const char*>address
+    t.nbytes = nbytes
+    t.memory_kind = memory_kind
+    t.memory_id = memory_id
+    return t
+
+
+cdef class RequestedOutput:
+    """An output the client listed, with what it wants done to it."""
+
+    def __cinit__(self):
+        self.binary = -1
+
+    def __init__(self, str name):
+        self.name = name
+
+
+cdef class Responder:
+    """Where a request's responses go. Called on the trio thread only; must not raise."""
+
+    cpdef object respond(self, InferRequest request, InferResponse response, bint final):
+        raise NotImplementedError(f"{type(self).__name__}.respond")
+
+    cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
+        """Flow control of requests with many responses; asked after each respond().
+
+        True: the client is behind, and callback() is called once on the trio thread when it has
+        caught up or is gone. False: go on, the callback is not kept.
+        """
+        return False
+
+
+@cython.freelist(256)
+cdef class InferRequest:
+    """One inference request from the moment it is decoded to its final response."""
+
+    def __cinit__(self):
+        self.model_version = ""
+        self.id = ""
+        self.sequence_id = 0
+        self.batch_size = 1
+        self.collect_statistics = True
+        memset(self.timestamps, 0, sizeof(self.timestamps))
+
+    def stamp(self, int which, int64_t ns=0):
+        """Sets a timestamp (now when `ns` is 0)."""
+        if not 0 <= which < TIMESTAMP_COUNT:
+            raise IndexError(f"timestamp {which} is not in 0..{TIMESTAMP_COUNT - 1}")
+        self.timestamps[which] = ns if ns else now_ns()
+
+    def timestamp(self, int which) -> int:
+        """A timestamp in nanoseconds of CLOCK_MONOTONIC, 0 when that point was not reached."""
+        if not 0 <= which < TIMESTAMP_COUNT:
+            raise IndexError(f"timestamp {which} is not in 0..{TIMESTAMP_COUNT - 1}")
+        return self.timestamps[which]
+
+    def input_named(self, str name):
+        """The input tensor of that name, or None."""
+        cdef Tensor t
+        for t in self.inputs:
+            if t.name == name:
+                return t
+        return None
+
+    def __repr__(self):
+        return f"InferRequest({self.model_name!r}, id={self.id!r}, state={self.state})"
+
+
+@cython.freelist(256)
+cdef class InferResponse:
+    """One response: outputs, or an error. `null` marks a flag-only final response."""
+
+    def __init__(self, list outputs=None, error=None, dict parameters=None):
+        self.outputs = outputs
+        self.error = error
+        self.parameters = parameters
+
+
+cdef class InputSpec:
+    """What a model's configuration says of one input."""
+
+    def __init__(self, str name, int dtype, tuple dims, bint optional=False, bint ragged=False):
+        cdef int64_t n = 1
+        self.name = name
+        self.dtype = dtype
+        self.dims = dims
+        self.optional = optional
+        self.ragged = ragged
+        for d in dims:
+            if d >= 0:
+                n = times(n, d)
+        if n < 0:
+            raise InvalidArgument(
+                f"input '{name}' has the dims {list(dims)}, which are more than {MOST_ELEMENTS} elements")
+        self.fixed_elements = -1 if dims and min(dims) < 0 else n
+
+
+cdef class ModelCore:
+    """The part of a loaded model version that the request path touches.
+
+    neptrio.repository.model.Model extends it. `inflight` counts accepted requests whose final
+    response has not been delivered; when it falls to 0, `on_idle` is called (unload waits
+    for that).
+    """
+
+    def __init__(self, str name, str version):
+        self.name = name
+        self.version = version
+        self.input_specs = []
+        self.input_index = {}
+        self.output_names = set()
+
+    def set_inputs(self, list specs):
+        """Takes the input specs in configuration order."""
+        cdef InputSpec spec
+        self.input_specs = specs
+        self.input_index = {}
+        self.required_inputs = 0
+        for spec in specs:
+            self.input_index[spec.name] = spec
+            if not spec.optional:
+                self.required_inputs += 1

@@ -1,0 +1,205 @@
+"""Validation of a decoded request against its model; texts as in docs/protocol/observed.md 3.
+
+The chain is: requested outputs, number of inputs, batch sizes, then per input name, datatype,
+shape and byte size. The first that fails wins.
+"""
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
+
+from neptrio.request.infer_request cimport (
+    DT_BYTES,
+    InferRequest,
+    InputSpec,
+    ModelCore,
+    RequestedOutput,
+    MOST_ELEMENTS,
+    Tensor,
+    element_size,
+    times,
+)
+
+from neptrio.datatypes import NAME
+from neptrio.errors import InvalidArgument
+
+
+cdef enum:
+    FEW = 16   # inputs whose names are compared each with each
+
+
+def _prefix(InferRequest r):
+    return f"[request id: {r.id or '<id_unknown>'}] "
+
+
+def _dims(dims):
+    return "[" + ",".join(str(d) for d in dims) + "]"
+
+
+cdef _wrong_count(InferRequest r, ModelCore m):
+    names = [t.name for t in r.inputs]
+    missing = [s.name for s in m.input_specs if not s.optional and s.name not in names]
+    total = len(m.input_specs)
+    if m.required_inputs == total:
+        head = f"expected {total} inputs but got {len(names)} inputs for model '{m.name}'. "
+    else:
+        head = (f"expected number of inputs between {m.required_inputs} and {total} but got "
+                f"{len(names)} inputs for model '{m.name}'. ")
+    got = ",".join(f"'{n}'" for n in names)
+    lost = ",".join(f"'{n}'" for n in missing)
+    return InvalidArgument(
+        f"{_prefix(r)}{head}Got input(s) [{got}], but missing required input(s) [{lost}]. "
+        "Please provide all required input(s)."
+    )
+
+
+cdef _wrong_shape(InferRequest r, ModelCore m, InputSpec spec, Tensor t):
+    if m.max_batch_size > 0:
+        expected = _dims((-1, *spec.dims))
+        note = ("NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to "
+                "be prepended to each input shape. If you want to specify the full shape including the "
+                "batch dim in your input dims config, try setting max_batch_size to zero. See the model "
+                "configuration docs for more info on max_batch_size.")
+    else:
+        expected = _dims(spec.dims)
+        note = ""
+    return InvalidArgument(
+        f"{_prefix(r)}unexpected shape for input '{t.name}' for model '{m.name}'. "
+        f"Expected {expected}, got {_dims(t.shape)}. {note}"
+    )
+
+
+cdef int _check_bytes(InferRequest r, ModelCore m, Tensor t, int64_t expected) except -1:
+    """Walks the length-prefixed elements; the last one may not run past the end.
+
+    A wrong number of elements is told before an element that is cut off, as a Triton server does.
+    """
+    cdef Py_ssize_t at = 0
+    cdef int64_t seen = 0
+    cdef uint32_t n = 0
+    cdef bint cut = False
+    while at < t.nbytes:
+        if t.nbytes - at < 4:
+            raise InvalidArgument(
+                f"{_prefix(r)}incomplete string length indicator for inference input '{t.name}' for model "
+                f"'{m.name}', expecting 4 bytes but only {t.nbytes - at} bytes available. Please make sure "
+                "the string length indicator is in one buffer.")
+        memcpy(&n, t.ptr + at, 4)
+        at += 4
+        seen += 1
+        if seen > expected:
+            raise InvalidArgument(
+                f"{_prefix(r)}unexpected number of string elements {seen} for inference input '{t.name}' for "
+                f"model '{m.name}', expecting {expected}")
+        cut = t.nbytes - at < <Py_ssize_t>n
+        if cut:
+            break
+        at += n
+    if seen != expected:
+        raise InvalidArgument(
+            f"{_prefix(r)}expected {expected} string elements for inference input '{t.name}' for model "
+            f"'{m.name}', got {seen}")
+    if cut:
+        raise InvalidArgument(
+            f"incomplete string data for inference input '{t.name}', expecting string of length {n} but only "
+            f"{t.nbytes - at} bytes available")
+    return 0
+
+
+cdef int _check_many_names(InferRequest r) except -1:
+    """A body of 64 MiB may name a million inputs: comparing each with each would take minutes."""
+    cdef Tensor t
+    cdef set names = set()
+    for t in r.inputs:
+        if t.name in names:
+            raise InvalidArgument(f"{_prefix(r)}input '{t.name}' already exists in request")
+        names.add(t.name)
+    return 0
+
+
+cpdef validate(InferRequest r, ModelCore m):
+    """Raises InvalidArgument, or leaves `r.batch_size` set. Looks at no tensor data but BYTES."""
+    cdef RequestedOutput out
+    cdef RequestedOutput before
+    cdef Tensor t
+    cdef Tensor other
+    cdef InputSpec spec
+    cdef Py_ssize_t i, j, n, first
+    cdef int64_t batch = 0, have, want, room, size
+    cdef tuple shape
+    if r.outputs is not None:
+        n = len(r.outputs)
+        for i in range(n):  # no more rounds than the model has outputs: then one is unknown or repeated
+            out = r.outputs[i]
+            if out.name not in m.output_names:
+                raise InvalidArgument(f"unexpected inference output '{out.name}' for model '{m.name}'")
+            for j in range(i):
+                before = r.outputs[j]
+                if before.name == out.name:
+                    raise InvalidArgument(f"Duplicate output name '{out.name}' is not allowed in a request")
+    n = len(r.inputs)
+    if n > FEW:
+        _check_many_names(r)
+    for i in range(1, n if n <= FEW else 0):
+        t = r.inputs[i]
+        for j in range(i):
+            other = r.inputs[j]
+            if other.name == t.name:
+                raise InvalidArgument(f"{_prefix(r)}input '{t.name}' already exists in request")
+    if n > len(m.input_specs) or n < m.required_inputs:
+        raise _wrong_count(r, m)
+    if m.max_batch_size > 0:
+        first = True
+        for t in r.inputs:
+            if not t.shape:
+                raise InvalidArgument(
+                    f"{_prefix(r)}input '{t.name}' has no shape but model requires batch dimension for '{m.name}'")
+            have = t.shape[0]
+            if first:
+                batch = have
+                first = False
+            elif have != batch:
+                raise InvalidArgument(
+                    f"{_prefix(r)}input '{t.name}' batch size does not match other inputs for '{m.name}'")
+        if batch > m.max_batch_size:
+            raise InvalidArgument(
+                f"{_prefix(r)}inference request batch-size must be <= {m.max_batch_size} for '{m.name}'")
+        r.batch_size = batch if not first else 1
+    else:
+        r.batch_size = 1
+    for t in r.inputs:
+        spec = m.input_index.get(t.name)
+        if spec is None:
+            raise InvalidArgument(f"unexpected inference input '{t.name}' for model '{m.name}'")
+        if t.dtype != spec.dtype:
+            raise InvalidArgument(
+                f"{_prefix(r)}inference input '{t.name}' data-type is '{NAME.get(t.dtype, '<invalid>')}', but "
+                f"model '{m.name}' expects '{NAME[spec.dtype]}'")
+        shape = t.shape
+        first = 1 if m.max_batch_size > 0 else 0
+        if len(shape) - first != len(spec.dims):
+            raise _wrong_shape(r, m, spec, t)
+        want = room = 1
+        if first:
+            want = times(1, shape[0])
+            room = want if want else 1
+        for i in range(first, len(shape)):
+            have = shape[i]
+            size = spec.dims[i - first]
+            if have < 0 or (size >= 0 and have != size):
+                raise _wrong_shape(r, m, spec, t)
+            want = times(want, have)
+            room = times(room, have if have else 1)
+        if first and shape[0] < 0:
+            raise InvalidArgument(
+                f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got {shape[0]}")
+        if room < 0:      # also of an empty tensor: nothing that computes with its shape would survive it
+            raise InvalidArgument(f"{_prefix(r)}element count of input '{t.name}' exceeds maximum size of "
+                                  f"{MOST_ELEMENTS}: its shape is {_dims(shape)}")
+        if spec.dtype == DT_BYTES:
+            _check_bytes(r, m, t, want)
+        elif t.nbytes != want * element_size(spec.dtype):
+            raise InvalidArgument(
+                f"{_prefix(r)}input byte size mismatch for input '{t.name}' for model '{m.name}'. Expected "
+                f"{want * element_size(spec.dtype)}, got {t.nbytes}")
+    if r.batch_size == 0:
+        # nothing in it is wrong but that there is nothing in it
+        raise InvalidArgument(f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got 0")

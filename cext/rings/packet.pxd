@@ -1,0 +1,44 @@
+# The bytes of a message between the server and a model's process (what they mean: cext/rings/kinds.pxd).
+#   A Packer collects a message in memory of its own and remembers where its tensors' bytes lie; it
+#   borrows those until copy() has run, so `held` keeps their owners.
+#   A Reader borrows what it reads, which is always a private copy: see rule 3 of cext/rings/ring.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef enum:
+    ALIGN = 64           # where a tensor's bytes begin
+
+cdef struct Piece:
+    const char* data
+    uint64_t size
+
+cdef class Packer:
+    cdef char* buffer
+    cdef size_t room
+    cdef readonly size_t used        # bytes of the message's own part
+    cdef Piece* pieces
+    cdef Py_ssize_t count
+    cdef Py_ssize_t pieces_room
+    cdef readonly uint64_t data      # bytes of the tensors, gaps included
+    cdef list held
+    cdef int reset(self) except -1
+    cdef int grow(self, size_t more) except -1
+    cdef int u32(self, uint32_t value) except -1
+    cdef int u64(self, uint64_t value) except -1
+    cdef int raw(self, const char* data, size_t size) except -1
+    cdef int text(self, str value) except -1
+    cdef int patch_u32(self, size_t at, uint32_t value) except -1
+    cdef uint64_t piece(self, const char* data, uint64_t size) except? 0xFFFFFFFFFFFFFFFF
+    cdef void truncate(self, size_t used, Py_ssize_t count, uint64_t data)
+    cdef uint64_t data_at(self) noexcept nogil            # where the first piece goes, from the message's start
+    cdef uint64_t total(self) noexcept nogil
+    cdef void copy(self, char* target) noexcept nogil
+
+cdef struct Reader:
+    const char* at
+    const char* end
+    bint bad             # something was read past the end; what was returned is 0
+
+cdef uint32_t read_u32(Reader* reader) noexcept nogil
+cdef uint64_t read_u64(Reader* reader) noexcept nogil
+cdef const char* read_raw(Reader* reader, size_t size) noexcept nogil
+cdef str read_text(Reader* reader)   # "" once it is bad; raises UnicodeDecodeError

@@ -1,0 +1,158 @@
+"""Messages as bytes: numbers as they are in memory, texts behind their length, tensors by reference.
+
+Both processes run on one machine, so numbers need no byte order; they are not aligned either, so
+they are copied. Nothing is read before it was compared with the end.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+
+cdef class Packer:
+    """Collects one message after the other."""
+
+    def __cinit__(self):
+        self.room = 4096
+        self.pieces_room = 64
+        self.buffer = <char*>malloc(self.room)
+        self.pieces = <Piece*>malloc(self.pieces_room * sizeof(Piece))
+        if self.buffer == NULL or self.pieces == NULL:
+            raise MemoryError
+        self.held = []
+
+    def __dealloc__(self):
+        free(self.buffer)
+        free(self.pieces)
+
+    cdef int reset(self) except -1:
+        self.used = 0
+        self.count = 0
+        self.data = 0
+        if self.held:
+            self.held = []
+        return 0
+
+    cdef int grow(self, size_t more) except -1:
+        cdef size_t room = self.room
+        cdef char* grown
+        while room < self.used + more:
+            room *= 2
+        grown = <char*>realloc(self.buffer, room)
+        if grown == NULL:
+            raise MemoryError
+        self.buffer = grown
+        self.room = room
+        return 0
+
+    cdef int u32(self, uint32_t value) except -1:
+        if self.room - self.used < 4:
+            self.grow(4)
+        memcpy(self.buffer + self.used, &value, 4)
+        self.used += 4
+        return 0
+
+    cdef int u64(self, uint64_t value) except -1:
+        if self.room - self.used < 8:
+            self.grow(8)
+        memcpy(self.buffer + self.used, &value, 8)
+        self.used += 8
+        return 0
+
+    cdef int raw(self, const char* data, size_t size) except -1:
+        if self.room - self.used < size:
+            self.grow(size)
+        memcpy(self.buffer + self.used, data, size)
+        self.used += size
+        return 0
+
+    cdef int text(self, str value) except -1:
+        cdef Py_ssize_t size
+        cdef const char* data
+        cdef bytes lone
+        try:
+            data = PyUnicode_AsUTF8AndSize(value, &size)
+        except UnicodeEncodeError:  # half of a surrogate pair: who sends it on says what is wrong with it
+            lone = value.encode("utf-8", "surrogatepass")
+            data, size = PyBytes_AS_STRING(lone), PyBytes_GET_SIZE(lone)
+        self.u32(<uint32_t>size)
+        self.raw(data, size)
+        return 0
+
+    cdef int patch_u32(self, size_t at, uint32_t value) except -1:
+        memcpy(self.buffer + at, &value, 4)
+        return 0
+
+    cdef uint64_t piece(self, const char* data, uint64_t size) except? 0xFFFFFFFFFFFFFFFF:
+        """Bytes to be copied behind the message; returns where, counted from data_at()."""
+        cdef uint64_t at = self.data
+        cdef Piece* grown
+        if self.count == self.pieces_room:
+            grown = <Piece*>realloc(self.pieces, 2 * self.pieces_room * sizeof(Piece))
+            if grown == NULL:
+                raise MemoryError
+            self.pieces = grown
+            self.pieces_room *= 2
+        self.pieces[self.count].data = data
+        self.pieces[self.count].size = size
+        self.count += 1
+        self.data += (size + ALIGN - 1) // ALIGN * ALIGN
+        return at
+
+    cdef void truncate(self, size_t used, Py_ssize_t count, uint64_t data):
+        """Back to an earlier state: what came since is not sent."""
+        self.used = used
+        self.count = count
+        self.data = data
+
+    cdef uint64_t data_at(self) noexcept nogil:
+        return (self.used + ALIGN - 1) // ALIGN * ALIGN
+
+    cdef uint64_t total(self) noexcept nogil:
+        return self.data_at() + self.data
+
+    cdef void copy(self, char* target) noexcept nogil:
+        cdef Py_ssize_t i
+        memcpy(target, self.buffer, self.used)
+        target += self.data_at()
+        for i in range(self.count):
+            memcpy(target, self.pieces[i].data, self.pieces[i].size)
+            target += (self.pieces[i].size + ALIGN - 1) // ALIGN * ALIGN
+
+
+cdef uint32_t read_u32(Reader* reader) noexcept nogil:
+    cdef uint32_t value = 0
+    if reader.bad or reader.end - reader.at < 4:
+        reader.bad = True
+        return 0
+    memcpy(&value, reader.at, 4)
+    reader.at += 4
+    return value
+
+
+cdef uint64_t read_u64(Reader* reader) noexcept nogil:
+    cdef uint64_t value = 0
+    if reader.bad or reader.end - reader.at < 8:
+        reader.bad = True
+        return 0
+    memcpy(&value, reader.at, 8)
+    reader.at += 8
+    return value
+
+
+cdef const char* read_raw(Reader* reader, size_t size) noexcept nogil:
+    cdef const char* found = reader.at
+    if reader.bad or <size_t>(reader.end - reader.at) < size:
+        reader.bad = True
+        return NULL
+    reader.at += size
+    return found
+
+
+cdef str read_text(Reader* reader):
+    cdef uint32_t size = read_u32(reader)
+    cdef const char* data = read_raw(reader, size)
+    if data == NULL:
+        return ""
+    return PyUnicode_DecodeUTF8(data, size, b"surrogatepass")

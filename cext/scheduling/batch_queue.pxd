@@ -1,0 +1,60 @@
+# The waiting requests of one dynamic batcher. Owned and touched by the trio thread only.
+#   An Entry is in exactly one list of one Level while its request is QUEUED, and then it is the
+#   request's scheduler_data. The heap holds the entries that have a deadline, each at the index
+#   it remembers, so leaving costs O(1) in the list and O(log n) in the heap.
+from libc.stdint cimport int64_t, uint64_t
+from neptrio.request.infer_request cimport InferRequest
+
+cdef class Entry:
+    cdef InferRequest request
+    cdef Entry prev
+    cdef Entry next
+    cdef Level level
+    cdef bint delayed              # in the level's `late` list
+    cdef Py_ssize_t at             # index in the heap, -1 when it is not there
+    cdef int64_t order             # of arrival: breaks ties between deadlines
+    cdef object signature          # what must be equal within a batch, None = nothing
+
+cdef class Level:
+    cdef readonly int64_t number
+    cdef readonly int64_t max_size         # 0 = no limit
+    cdef readonly int64_t timeout_ns       # 0 = none
+    cdef readonly bint override
+    cdef readonly bint delay               # timeout_action DELAY
+    cdef readonly int64_t size             # both lists
+    cdef Entry head                        # not past their timeout
+    cdef Entry tail
+    cdef Entry late_head                   # past their timeout, action DELAY
+    cdef Entry late_tail
+
+cdef class BatchQueue:
+    cdef list levels
+    cdef list heap
+    cdef int64_t arrivals
+    cdef readonly int64_t size             # requests waiting
+    cdef readonly int64_t weight           # sum of their batch sizes
+    cdef readonly int64_t max_batch_size
+    cdef readonly int64_t max_preferred
+    cdef readonly int64_t delay_ns
+    cdef readonly int64_t default_level
+    cdef set preferred
+    cdef list varying                      # InputSpecs whose shape or presence may differ
+    cdef set shape_tensors
+    # the last decision
+    cdef readonly int64_t count
+    cdef readonly str reason
+    cdef readonly bint saturated
+    cdef readonly int64_t wake_ns
+    cdef readonly int64_t oldest_wait_ns
+    cdef Level level_of(self, InferRequest request)
+    cdef object signature(self, InferRequest request)
+    cdef void link(self, Entry e, bint late)
+    cdef void unlink(self, Entry e)
+    cdef bint sooner(self, Entry a, Entry b)
+    cdef void sift(self, Py_ssize_t at)
+    cdef void heap_add(self, Entry e)
+    cdef void heap_remove(self, Entry e)
+    cpdef bint push(self, InferRequest request) except -1
+    cpdef bint remove(self, InferRequest request) except -1
+    cpdef int64_t decide(self, int64_t now_ns, bint flush=*) except -1
+    cpdef list take(self)

@@ -1,0 +1,208 @@
+"""The compiled half of the gRPC front: a connection's bytes in and out, and plain ModelInfer calls.
+
+The rules are those of neptrio/transport/grpc/server.py and infer.py, which have everything that is
+rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
+"""
+from neptrio.execution.admission cimport Admission
+from neptrio.transport.http2.stream cimport Account, GrpcStream, total_input, total_output
+from neptrio.loop.socket_writer_core cimport SocketWriterCore, receive
+from neptrio.request.infer_request cimport (
+    GRPC_PROTOCOL,
+    InferRequest,
+    InferResponse,
+    Responder,
+    now_ns,
+)
+from neptrio.observe.trace cimport Trace
+
+import logging
+from collections import deque
+
+from neptrio.loop.socket_writer_core import VIEW
+from neptrio.codec.outputs import select
+from neptrio.codec.proto_request import decode_request
+from neptrio.codec.proto_response import encode_response
+
+from neptrio.errors import Code, TritonError
+from neptrio.execution.admission import GRPC_ONE_RESPONSE
+from neptrio.transport.http2.grpc_status import OK_TRAILERS, error_trailers
+
+log = logging.getLogger("neptrio.grpc")
+
+cdef enum:
+    HELD = 32 << 20      # reply bytes nobody took: above this, a connection's requests are parked
+
+CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
+
+
+cdef class GrpcFastPath:
+    """The part of a connection that every byte passes through."""
+
+    def __init__(self, sock, writer, services):
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.writer = writer
+        self.services = services
+        self.loop_pass = services.loop.loop_pass
+        self.admission = services.admission
+        self.shared_memory = services.shared_memory
+        self.compression = services.settings.grpc_infer_response_compression_level
+        self.parked = deque()
+        self.received_at = now_ns()
+
+    def take(self):
+        """Reads once; False when reading is over."""
+        cdef ssize_t n = receive(self.fd)
+        if n <= 0:
+            return n < 0
+        self.feed(VIEW[:n])
+        return not self.session.dead and not self.writer.broken
+
+    cpdef feed(self, data):
+        """Gives bytes from the peer to the session."""
+        session = self.session
+        self.received_at = now_ns()
+        session.receive(data, self.received_at)
+        if total_input() > self.input_limit:
+            self.shed()
+        if self.draining and session.pings_acked > self.drain_acked:
+            self.finish_drain()
+        self.loop_pass.want_flush(self)
+        if session.dead and session.failure is not None:
+            log.debug("connection from %s ended: %s", self.peer, session.failure)
+
+    cpdef want_flush(self):
+        """There is output; it leaves when the pass ends."""
+        self.loop_pass.want_flush(self)
+
+    cdef Py_ssize_t unsent(self) except -1:
+        writer = self.writer
+        if isinstance(writer, SocketWriterCore):
+            return (<SocketWriterCore>writer).pending
+        return writer.pending
+
+    @property
+    def overfull(self) -> bool:
+        """True while more reply bytes wait for the client than a connection may hold."""
+        cdef Account account = self.session.account
+        return account.out_bytes + self.unsent() > HELD
+
+    cpdef object unread(self):
+        """The error that takes an answer's place, None as long as there is room for answers: all clients
+        together leave too many unread, and this one leaves more than a connection may hold."""
+        cdef Account account
+        if total_output() <= self.output_limit:
+            return None
+        account = self.session.account
+        if account.out_bytes + account.held + self.unsent() <= HELD:
+            return None
+        return TritonError(
+            f"the client does not read its answers: {account.out_bytes + account.held} bytes wait for it, and more "
+            f"than {self.output_limit} for all clients; read them, and send the request again",
+            Code.RESOURCE_EXHAUSTED)
+
+    def flush(self):
+        """Sends what the session has, unless the peer does not keep up."""
+        session = self.session
+        writer = self.writer
+        while session.wants_output and not writer.congested:
+            writer.send(session.data_to_send())
+        if self.parked and not self.overfull:
+            self.unpark()
+            self.loop_pass.want_flush(self)
+        elif session.finished and not writer.pending:
+            self.close()
+
+
+cdef class UnaryResponder(Responder):
+    """Sends a response to the ModelInfer call that request.context names."""
+
+    cpdef object respond(self, InferRequest request, InferResponse response, bint final):
+        (<UnaryCore>request.context).answer(request, response)
+
+
+cdef UnaryResponder _responder = UnaryResponder()
+_responder.protocol = GRPC_PROTOCOL
+UNARY_RESPONDER = _responder
+
+
+cdef class UnaryCore(GrpcStream):
+    """ModelInfer. One request message in, one answer out."""
+
+    def __init__(self, session, int stream_id, headers, GrpcFastPath connection):
+        GrpcStream.__init__(self, session, stream_id, headers)
+        self.keeps = True
+        self._connection = connection
+        if connection.admission.tracer.tracing:
+            self._began_ns = now_ns()
+
+    def on_message(self, bytes message, bint compressed):
+        if self._message is not None:
+            self._fail(TritonError("a unary call carries one request message, got a second one", CARDINALITY))
+            return
+        self._message = message
+        self._compressed = compressed
+
+    def on_half_close(self):
+        if self._connection.overfull:
+            self._connection.park(self)
+        else:
+            self.start()
+
+    cpdef start(self):
+        """The request is complete: decodes and submits it."""
+        cdef GrpcFastPath connection = self._connection
+        cdef Admission admission = connection.admission
+        cdef InferRequest request
+        cdef bytes message = self._message
+        self.taken()
+        if self.ended or self.trailers is not None:
+            self._message = None
+            return
+        if message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers:
+            self.start_generally()
+            return
+        self._message = None
+        try:
+            request = InferRequest.__new__(InferRequest)
+            decode_request(request, message, connection.shared_memory)
+            admission.find(request, GRPC_ONE_RESPONSE)
+            request.context = self
+            request.responder = _responder
+            admission.received(request, self._began_ns)
+            self._request = request
+            admission.submit(request)
+        except TritonError as error:
+            self._request = None
+            self._fail(error)
+
+    cdef int answer(self, InferRequest request, InferResponse response) except -1:
+        cdef GrpcFastPath connection = self._connection
+        self._request = None
+        if self._timer is not None:
+            self.stop_clock()
+        if self._inflated:
+            self.give_back()
+        if self.ended:
+            return 0
+        if total_output() > connection.output_limit and response.error is None:
+            response.error = connection.unread()
+            if response.error is not None:
+                response.outputs = None
+        if (request.trace is not None and (<Trace>request.trace).headers) or connection.compression != "none":
+            self.answer_generally(request, response)
+            return 0
+        if response.error is not None:
+            self.finish(error_trailers(response.error))
+            connection.loop_pass.want_flush(connection)
+            return 0
+        try:
+            if request.outputs is not None:
+                select(request, response, connection.services)
+            segments = encode_response(response)
+        except TritonError as error:
+            self.finish(error_trailers(error))
+        else:
+            self.reply(segments, OK_TRAILERS)
+        connection.loop_pass.want_flush(connection)
+        return 0

@@ -1,0 +1,466 @@
+"""The fast path: plain infer requests from the socket's bytes to the scheduler, and their answers back.
+
+The problem: of a small request's time over HTTP/1.1 most goes into calls between the parser, the
+connection, the exchange and the inference service, not into parsing. The choice: a request of the
+form nearly every client sends is recognised in one pass over its bytes and taken straight to the
+admission; everything else is left, untouched, to the parser (neptrio/transport/http1/connection.py).
+
+Rules:
+ 1. The fast path takes a request whole or not at all, and only between messages. What it takes, the
+    parser would have taken with the same outcome; in doubt it does not take it.
+ 2. It takes: POST /v2/models/NAME[/versions/N]/infer HTTP/1.1 with unescaped names, header lines of
+    token, colon and printable ASCII, one Host that may be, one Content-Length of digits, and a body that
+    is in the buffer.
+ 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive,
+    Accept-Encoding, folded or bare-LF lines, repeated headers that matter.
+ 4. Answers leave in the order of the requests, whichever way those came in.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t
+from libc.string cimport memcmp, memcpy
+
+from neptrio.transport.http1.head cimport RequestHead
+from neptrio.loop.socket_writer_core cimport receive, received_bytes
+from neptrio.codec.number_text cimport print_int
+from neptrio.request.infer_request cimport (
+    GPU_MEMORY,
+    HTTP_PROTOCOL,
+    SEND_START,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    Responder,
+    Tensor,
+    now_ns,
+)
+from neptrio.observe.trace cimport Trace
+
+import logging
+from collections import deque
+
+from neptrio.codec.json_request import decode_request
+from neptrio.codec.json_response import encode_response
+from neptrio.loop.socket_writer_core import VIEW
+from neptrio.codec.outputs import select
+
+from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.execution.admission import HTTP_ONE_RESPONSE
+from neptrio.transport.rest import routes
+
+log = logging.getLogger("neptrio.http1")
+
+cdef enum:
+    MOST_EXCHANGES = 64
+    JOIN = 16 << 10        # answers up to this size leave as one buffer
+    MOST_HEAD = 8 << 10    # of a request in the fast path
+    LARGE_BODY = 4 << 10   # decoding more is worth asking first whether there is room for the request
+    MOST_ROUTES = 1024     # clients use few paths; what others try must not grow memory
+
+MAX_EXCHANGES = MOST_EXCHANGES
+JOIN_BYTES = JOIN
+cdef dict _routes = {}        # path -> (model, version)
+
+# 1: a header name's character; 2: a value's or a path's; both in lower case where letters are
+cdef unsigned char[256] _NAME
+cdef unsigned char[256] _PATH
+
+
+def _tables():
+    cdef int c
+    for c in range(256):
+        _NAME[c] = 0
+        _PATH[c] = 0
+    for c in b"abcdefghijklmnopqrstuvwxyz0123456789-":
+        _NAME[c] = c
+        _PATH[c] = 1
+    for c in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+        _NAME[c] = c + 32
+        _PATH[c] = 1
+    for c in b"_./":
+        _PATH[c] = 1
+
+
+_tables()
+
+
+cdef inline bint _spells(const char* p, const char* lower, Py_ssize_t n) noexcept:
+    """Whether the name at `p` is `lower` but for case."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        if _NAME[<unsigned char>p[i]] != <unsigned char>lower[i]:
+            return False
+    return True
+
+
+cdef inline int64_t _digits(const char* p, Py_ssize_t n) noexcept:
+    """A number of 1 to 15 digits and nothing else; -1 for anything else."""
+    cdef int64_t value = 0
+    cdef Py_ssize_t i
+    if not 0 < n <= 15:
+        return -1
+    for i in range(n):
+        if not 48 <= p[i] <= 57:
+            return -1
+        value = value * 10 + (p[i] - 48)
+    return value
+
+
+cdef tuple _route(bytes path):
+    """(model, version) of an infer path, or None."""
+    found = _routes.get(path, False)
+    if found is False:
+        match = routes.match("POST", path.decode("ascii"))
+        found = None
+        if match is not None and match.verb == "infer" and match.allowed:
+            found = (match.model, match.version)
+        if len(_routes) >= MOST_ROUTES:
+            _routes.clear()
+        _routes[path] = found
+    return found
+
+
+cdef extern from *:
+    r"""
+    static const char BINARY_START[] = "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+                                       "Inference-Header-Content-Length: ";
+    static const char JSON_START[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ";
+    static const char LENGTH[] = "\r\nContent-Length: ";
+    static const char LAST[] = "\r\nConnection: close\r\n\r\n";
+    """
+    const char[1] BINARY_START
+    const char[1] JSON_START
+    const char[1] LENGTH
+    const char[1] LAST
+    size_t BINARY_START_N "(sizeof(BINARY_START) - 1)"
+    size_t JSON_START_N "(sizeof(JSON_START) - 1)"
+    size_t LENGTH_N "(sizeof(LENGTH) - 1)"
+    size_t LAST_N "(sizeof(LAST) - 1)"
+
+
+cdef inline char* _put(char* to, const char* text, size_t n) noexcept:
+    memcpy(to, text, n)
+    return to + n
+
+
+cdef class ExchangeCore(Responder):
+    """One request and its answer, as far as the connection looks at it."""
+
+    def __cinit__(self):
+        self.output = []
+        self.keep_alive = True
+        self.protocol = HTTP_PROTOCOL
+
+    def disconnect(self, services):
+        """The peer is gone: the request is cancelled."""
+        raise NotImplementedError(f"{type(self).__name__}.disconnect")
+
+
+cdef class FastPathExchange(ExchangeCore):
+    """An exchange of the fast path."""
+
+    def disconnect(self, services):
+        if self.request is not None and not self.complete:
+            services.admission.cancel(self.request)
+
+    cpdef object respond(self, InferRequest request, InferResponse response, bint final):
+        cdef Py_ssize_t binary_bytes
+        if not final:
+            log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
+            return
+        self.request = None  # request and exchange refer to each other: let them go without the collector
+        request.timestamps[<int>SEND_START] = now_ns()
+        if response.error is not None:
+            self.refuse(response.error, request)
+            return
+        try:
+            if request.outputs is not None:
+                select(request, response, self.connection.services)
+            head, blobs, binary_bytes = encode_response(request, response, self.binary_default)
+        except TritonError as error:
+            self.refuse(error, request)
+        except Exception as error:
+            log.exception("encoding a response of model '%s' failed", request.model_name)
+            self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
+        else:
+            if request.trace is not None and (<Trace>request.trace).headers:
+                self.connection.reply_with(self, (<Trace>request.trace).headers, head, blobs)
+            else:
+                self.reply(head, blobs, binary_bytes)
+            self.complete = True
+            self.connection.advance()
+
+    cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1:
+        cdef char[256] line
+        cdef char* end = line
+        cdef Py_ssize_t n, length = PyBytes_GET_SIZE(head), total = length + binary_bytes
+        cdef Tensor tensor
+        cdef char* at
+        cdef bytes whole
+        if binary_bytes:
+            end = _put(end, BINARY_START, BINARY_START_N)
+            end = print_int(end, length)
+            end = _put(end, LENGTH, LENGTH_N)
+        else:
+            end = _put(end, JSON_START, JSON_START_N)
+        end = print_int(end, total)
+        if self.keep_alive:
+            end = _put(end, "\r\n\r\n", 4)
+        else:
+            end = _put(end, LAST, LAST_N)
+        n = end - line
+        if total > JOIN:
+            self.output = [line[:n], head]
+            if binary_bytes:
+                self.output += blobs
+            return 0
+        if binary_bytes:
+            for tensor in blobs:
+                if tensor.memory_kind == GPU_MEMORY:
+                    raise BufferError(f"tensor '{tensor.name}' lies in GPU memory")
+        whole = PyBytes_FromStringAndSize(NULL, n + total)
+        at = PyBytes_AS_STRING(whole)
+        memcpy(at, line, n)
+        at += n
+        memcpy(at, PyBytes_AS_STRING(head), length)
+        at += length
+        if binary_bytes:
+            for tensor in blobs:
+                if tensor.nbytes:      # an empty tensor need not lie anywhere
+                    memcpy(at, tensor.ptr, tensor.nbytes)
+                    at += tensor.nbytes
+        self.output = [whole]
+        return 0
+
+    def refuse(self, error, InferRequest request=None):
+        """The whole answer is an error."""
+        headers = request.trace.headers if request is not None and request.trace is not None else ()
+        self.request = None
+        self.connection.reply_error(self, error, headers)
+        self.complete = True
+        self.connection.advance()
+
+
+cdef class Http1FastPath(RequestHead):
+    """The part of a connection that every request passes through."""
+
+    def __init__(self, sock, writer, services):
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.writer = writer
+        self.services = services
+        self.loop_pass = services.loop.loop_pass
+        self.admission = services.admission
+        self.shared_memory = services.shared_memory
+        self.exchanges = deque()
+        self.ready = []
+        self.max_body = services.settings.http_max_input_size
+        self.since_ns = now_ns()
+
+    # ------------------------------------------------------------ output
+
+    cpdef advance(self):
+        """Moves what the oldest exchanges have written to the output."""
+        cdef ExchangeCore first
+        exchanges = self.exchanges
+        while exchanges:
+            first = exchanges[0]
+            if first.output:
+                self.ready += first.output
+                first.output = []
+            if not first.complete:
+                break
+            exchanges.popleft()
+            self.held -= first.held
+            if not first.keep_alive:
+                self.closing = True
+        if not exchanges:
+            self.since_ns = now_ns()
+            if self.idle is not None:
+                self.idle.set()
+        if self.room is not None and self.has_room():
+            self.room.set()
+        self.loop_pass.want_flush(self)
+
+    def flush(self):
+        """Sends what is ready; called by the pass."""
+        cdef list ready
+        if self.ready:
+            ready = self.ready
+            self.ready = []
+            self.writer.send(ready)
+        if self.writer.broken or (self.closing and not self.exchanges):
+            self.over()
+
+    cpdef bint has_room(self) except -1:
+        """Whether another request may be read."""
+        cdef Py_ssize_t n = len(self.exchanges)
+        return n < MOST_EXCHANGES and (self.held <= self.max_body or n == 0) and not self.writer.congested_now()
+
+    # ------------------------------------------------------------ input
+
+    def take(self):
+        """Reads once; False when reading must pause or is over."""
+        cdef ssize_t n
+        cdef Py_ssize_t at = 0
+        if self.direct is not None:
+            self.receive_direct()
+        else:
+            n = receive(self.fd)
+            if n > 0:
+                if self.fast_path and not self.in_message:
+                    at = self.pass_by(received_bytes(), n)
+                if at < n:
+                    self.feed(VIEW[at:n] if at else VIEW[:n])
+            elif n == 0:
+                self.end_of_input()
+        return self.later is None and not self.closing and not self.ended and self.has_room()
+
+    def pass_on(self, bytes data not None):
+        """Takes bytes that were received elsewhere."""
+        cdef Py_ssize_t at = 0, n = PyBytes_GET_SIZE(data)
+        if self.fast_path and not self.in_message:
+            at = self.pass_by(PyBytes_AS_STRING(data), n)
+        if at < n:
+            self.feed(data[at:] if at else data)
+
+    cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1:
+        """Takes the plain infer requests at the front; the bytes they were."""
+        cdef Py_ssize_t at = 0, used
+        if self.admission.tracer.trace_headers:
+            return 0
+        while at < n and not self.closing and len(self.exchanges) < MOST_EXCHANGES:
+            used = self.one(p + at, n - at)
+            if used == 0:
+                break
+            at += used
+        return at
+
+    cdef bint takes_host(self, const char* value, Py_ssize_t n) except -1:
+        cdef bytes host = self.known_host
+        if host is not None and PyBytes_GET_SIZE(host) == n and memcmp(PyBytes_AS_STRING(host), value, n) == 0:
+            return True
+        host = value[:n]
+        if not self.accepts_host(host):
+            return False
+        self.known_host = host
+        return True
+
+    cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1:
+        """Takes the request at the front if it is a plain one; its bytes, or 0."""
+        cdef Py_ssize_t at = 5, start, length
+        cdef Py_ssize_t limit = n if n < MOST_HEAD else MOST_HEAD
+        cdef const char* name
+        cdef const char* value
+        cdef const char* end
+        cdef const char* host = NULL
+        cdef Py_ssize_t host_length = 0
+        cdef int64_t content_length = -1, header_length = -1, begun
+        cdef tuple route
+        if n < 32 or memcmp(p, b"POST /v2/models/", 16) != 0:
+            return 0
+        while at < limit and _PATH[<unsigned char>p[at]]:
+            at += 1
+        if at + 11 > limit or memcmp(p + at, b" HTTP/1.1\r\n", 11) != 0:
+            return 0
+        start = at
+        at += 11
+        while True:
+            if at + 2 > limit:
+                return 0
+            if p[at] == 13:                          # \r: the empty line
+                if p[at + 1] != 10:
+                    return 0
+                at += 2
+                break
+            name = p + at
+            while at < limit and _NAME[<unsigned char>p[at]]:
+                at += 1
+            length = p + at - name
+            if length == 0 or at == limit or p[at] != 58:
+                return 0
+            at += 1
+            while at < limit and p[at] == 32:
+                at += 1
+            value = p + at
+            while at < limit and 32 <= p[at] < 127:
+                at += 1
+            if at + 2 > limit or p[at] != 13 or p[at + 1] != 10:
+                return 0
+            end = p + at
+            while end > value and (end - 1)[0] == 32:
+                end -= 1
+            at += 2
+            if length == 14 and _spells(name, b"content-length", 14):
+                if content_length >= 0:
+                    return 0
+                content_length = _digits(value, end - value)
+                if content_length < 0:
+                    return 0
+            elif length == 31 and _spells(name, b"inference-header-content-length", 31):
+                if header_length >= 0:
+                    return 0
+                header_length = _digits(value, end - value)
+                if header_length < 0:
+                    return 0
+            elif length == 4 and _spells(name, b"host", 4):
+                if host != NULL:
+                    return 0
+                host = value
+                host_length = end - value
+            elif length == 10 and _spells(name, b"connection", 10):
+                if end - value != 10 or not _spells(value, b"keep-alive", 10):
+                    return 0
+            elif ((length == 6 and _spells(name, b"expect", 6))
+                    or (length == 7 and _spells(name, b"upgrade", 7))
+                    or (length == 15 and _spells(name, b"accept-encoding", 15))
+                    or (length == 16 and _spells(name, b"content-encoding", 16))
+                    or (length == 16 and _spells(name, b"proxy-connection", 16))
+                    or (length == 17 and _spells(name, b"transfer-encoding", 17))):
+                return 0
+        if content_length < 0 or content_length > n - at or content_length > self.max_body:
+            return 0
+        if host == NULL or not self.takes_host(host, host_length):
+            return 0
+        route = _route(p[5:start])
+        if route is None:
+            return 0
+        begun = now_ns()
+        self.passed += 1
+        self.infer(route, p[at:at + content_length], header_length, begun)
+        return at + content_length
+
+    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start) except -1:
+        """A complete request: to admission, or refused."""
+        cdef InferRequest request
+        cdef ModelCore model
+        cdef FastPathExchange exchange = FastPathExchange.__new__(FastPathExchange)
+        exchange.connection = self
+        exchange.held = PyBytes_GET_SIZE(body)
+        if self.draining:
+            exchange.keep_alive = False
+            self.closing = True
+        self.held += exchange.held
+        self.exchanges.append(exchange)
+        self.requests += 1
+        try:
+            request = InferRequest.__new__(InferRequest)
+            request.model_name = <str>route[0]
+            request.model_version = <str>route[1]
+            model = self.admission.find(request, HTTP_ONE_RESPONSE)
+            self.admission.received(request, start)
+            if header_length > exchange.held:
+                raise InvalidArgument(
+                    f"inference header size should be in range (0, {exchange.held}), got: {header_length}")
+            if exchange.held > LARGE_BODY and not self.admission.tracer.tracing:
+                model.scheduler.expect_room()
+            exchange.binary_default = decode_request(
+                request, body, None if header_length < 0 else header_length, self.shared_memory)
+            request.responder = exchange
+            exchange.request = request
+            self.admission.submit(request)
+        except TritonError as error:
+            exchange.refuse(error)
+        except Exception as error:
+            log.exception("an infer request of model '%s' failed", <str>route[0])
+            exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
+        return 0

@@ -1,0 +1,84 @@
+"""The head of an HTTP/1.1 request, collected from the parser's callbacks.
+
+httptools calls back once per header; as Python methods these calls would cost more than the
+parsing. The connection extends this class and adds what happens when the head and the message
+are complete. Headers the infer path needs are kept by name; all of them stay in `headers` as
+they came (names in their original case).
+"""
+
+from neptrio.request.infer_request cimport now_ns
+
+
+class HeadTooLarge(Exception):
+    """More header bytes than a request may have."""
+
+
+cdef inline bint _is(bytes name, const char* lower, Py_ssize_t n) noexcept:
+    """Case-insensitive comparison; the lengths are equal."""
+    cdef const char* p = name
+    cdef Py_ssize_t i
+    cdef char c
+    for i in range(n):
+        c = p[i]
+        if 65 <= c <= 90:
+            c += 32
+        if c != lower[i]:
+            return False
+    return True
+
+
+cdef class RequestHead:
+    """Protocol object for httptools.HttpRequestParser."""
+
+    def on_message_begin(self):
+        self.url = b""
+        self.headers = []
+        self.header_length = None
+        self.content_encoding = None
+        self.accept_encoding = None
+        self.expect = None
+        self.host = None
+        self.hosts = 0
+        self.in_message = True
+        self.head_complete = False
+        self.chunked = False
+        self.content_length = -1
+        self.head_bytes = 0
+        self.receive_start = now_ns()
+
+    def on_url(self, bytes url):
+        self.head_bytes += len(url)
+        if self.head_bytes > self.head_limit:
+            raise HeadTooLarge()
+        self.url = self.url + url if self.url else url
+
+    def on_header(self, bytes name, bytes value):
+        cdef Py_ssize_t n = len(name)
+        self.head_bytes += n + len(value) + 64   # what holding it costs, not only its text
+        if self.head_bytes > self.head_limit:
+            raise HeadTooLarge()
+        if self.head_complete:
+            return                               # trailers
+        self.headers.append((name, value))
+        if n == 14:
+            if _is(name, b"content-length", n):
+                self.content_length = int(value)
+        elif n == 31:
+            if _is(name, b"inference-header-content-length", n):
+                self.header_length = value
+        elif n == 16:
+            if _is(name, b"content-encoding", n):
+                self.content_encoding = value
+        elif n == 15:
+            if _is(name, b"accept-encoding", n):
+                self.accept_encoding = value if self.accept_encoding is None else self.accept_encoding + b"," + value
+        elif n == 17:
+            if _is(name, b"transfer-encoding", n):
+                self.chunked = True
+        elif n == 6:
+            if _is(name, b"expect", n):
+                self.expect = value
+        elif n == 4:
+            if _is(name, b"host", n):
+                self.host = value
+                self.hosts += 1

@@ -1,0 +1,134 @@
+"""Request and reply headers as libnghttp2 keeps them.
+
+The problem: a call brings a dozen headers of which the hot path needs the path alone; as Python
+objects they would cost more than the call. The choice: they stay in nghttp2's shared buffers, each
+with a reference, and are judged in one walk; whoever wants to read one asks the block for it.
+
+Rules:
+ 1. While a block of headers comes in, the session holds the references (Collected); once it is whole
+    they move to a HeaderBlock, which gives them back when it is dropped.
+ 2. What goes beyond the announced MAX_HEADER_LIST_SIZE is counted but not kept, and the block says so;
+    what goes far beyond it ends the connection.
+Source: RFC 9113 (6.5.2, 10.5.1); gRPC over HTTP/2 for what makes a request a call.
+"""
+from libc.stdint cimport uint8_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy
+
+from neptrio.transport.http2.nghttp2 cimport (
+    NGHTTP2_NV_FLAG_NONE,
+    nghttp2_nv,
+    nghttp2_rcbuf,
+    nghttp2_rcbuf_decref,
+    nghttp2_rcbuf_get_buf,
+    nghttp2_vec,
+)
+
+cdef enum Problem:   # what is wrong with a request's headers, see transport.http2.limits
+    FINE = 0
+    METHOD = 1
+    CONTENT_TYPE = 2
+    TE = 3
+    HEADERS_TOO_LARGE = 4
+
+
+cdef class HeaderBlock:
+    """A request's headers, kept in nghttp2's buffers until they are read. See nghttp2_headers.pxd."""
+
+    cdef int judge(self) noexcept:
+        """Looks once at every header; so a call that needs none of them reads none again."""
+        cdef int i, length
+        cdef nghttp2_vec a, b
+        cdef bint post = False, grpc = False, te = False
+        cdef const char* name
+        for i in range(self.n):
+            a = nghttp2_rcbuf_get_buf(self.names[i])
+            b = nghttp2_rcbuf_get_buf(self.values[i])
+            name = <const char*>a.base
+            length = <int>a.len
+            if length == 7 and memcmp(name, b":method", 7) == 0:
+                post = b.len == 4 and memcmp(b.base, b"POST", 4) == 0
+            elif length == 12 and memcmp(name, b"content-type", 12) == 0:
+                grpc = is_grpc(<const char*>b.base, b.len)
+            elif length == 2 and memcmp(name, b"te", 2) == 0:
+                te = b.len == 8 and memcmp(b.base, b"trailers", 8) == 0
+            elif length == 12 and memcmp(name, b"grpc-timeout", 12) == 0:
+                self.has_timeout = True
+            elif not (name[0] == 58 or (length > 5 and memcmp(name, b"grpc-", 5) == 0)
+                      or (length == 10 and memcmp(name, b"user-agent", 10) == 0)):
+                self.has_custom = True
+        if not post:
+            return METHOD
+        if not grpc:
+            return CONTENT_TYPE
+        return FINE if te else TE
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.n):
+            nghttp2_rcbuf_decref(self.names[i])
+            nghttp2_rcbuf_decref(self.values[i])
+        free(self.names)
+        free(self.values)
+
+    def __call__(self) -> list:
+        """The headers as [(name, value)], pseudo-headers included."""
+        cdef int i
+        cdef nghttp2_vec a, b
+        found = []
+        for i in range(self.n):
+            a = nghttp2_rcbuf_get_buf(self.names[i])
+            b = nghttp2_rcbuf_get_buf(self.values[i])
+            found.append(((<char*>a.base)[: a.len], (<char*>b.base)[: b.len]))
+        return found
+
+    def get(self, const uint8_t[::1] name not None):
+        """The value of the first header of that name, or None."""
+        cdef int i
+        cdef nghttp2_vec a, b
+        for i in range(self.n):
+            a = nghttp2_rcbuf_get_buf(self.names[i])
+            if a.len == <size_t>name.shape[0] and memcmp(a.base, &name[0], a.len) == 0:
+                b = nghttp2_rcbuf_get_buf(self.values[i])
+                return (<char*>b.base)[: b.len]
+        return None
+
+
+cdef bint is_grpc(const char* value, size_t n) noexcept:
+    """application/grpc, alone or followed by +proto or parameters."""
+    if n < 16 or memcmp(value, b"application/grpc", 16) != 0:
+        return False
+    if n == 16 or value[16] == 59:
+        return True
+    return n >= 22 and memcmp(value + 16, b"+proto", 6) == 0 and (n == 22 or value[22] == 59)
+
+
+cdef HeaderBlock block_of(Collected* c):
+    """The headers as an object; `c` keeps none, but still knows where :path was and how many bytes came."""
+    cdef HeaderBlock block = HeaderBlock.__new__(HeaderBlock)
+    cdef size_t size = c.n * sizeof(void*)
+    block.names = <nghttp2_rcbuf**>malloc(size + 1)
+    block.values = <nghttp2_rcbuf**>malloc(size + 1)
+    if block.names == NULL or block.values == NULL:
+        raise MemoryError
+    memcpy(block.names, c.names, size)
+    memcpy(block.values, c.values, size)
+    block.n = c.n
+    c.n = 0
+    block.problem = HEADERS_TOO_LARGE if c.bytes > c.limit else block.judge()
+    return block
+
+
+cdef int reply_headers(nghttp2_nv* to, list headers) except -1:
+    cdef int n = 0
+    cdef bytes name, value
+    for name, value in headers:
+        if n == MAX_REPLY_HEADERS:
+            break
+        to[n].name = <uint8_t*>name
+        to[n].namelen = len(name)
+        to[n].value = <uint8_t*>value
+        to[n].valuelen = len(value)
+        to[n].flags = NGHTTP2_NV_FLAG_NONE
+        n += 1
+    return n

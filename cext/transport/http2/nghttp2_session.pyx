@@ -1,0 +1,522 @@
+"""Server-side HTTP/2 over libnghttp2, without I/O: bytes in -> calls on streams, replies -> bytes out.
+
+The problem: at tens of thousands of calls a second every Python object per frame shows. The
+choice: nghttp2 parses and frames; header blocks stay as nghttp2's shared buffers until somebody
+asks for them; message bytes go from the receive buffer straight into the message; replies leave
+through a no-copy data source, so a large tensor is referenced, not copied, until the socket
+takes it.
+
+Rules:
+ 1. Nothing here touches a socket. receive() takes bytes, data_to_send() returns buffers to be
+    sent in order.
+ 2. The session calls a stream's methods only from inside receive() or data_to_send(); a stream
+    that raises is reset, the session lives on.
+ 3. A stream is in `streams` from its headers to its close; on_reset is called iff it closes
+    before its reply was complete.
+ 4. Connection flow-control credit is returned as bytes arrive, stream credit only while the
+    stream is not paused: a slow call holds back its own sender, not its neighbours.
+ 5. A fatal protocol error queues a GOAWAY; `dead` is then true and the connection must be closed
+    once the output is flushed.
+ 6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY,
+    WINDOW_UPDATE, empty DATA) are paid from a budget that work and time refill; who overdraws it
+    is sent away with ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.Nuisance.
+ 7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR): nobody sends
+    the rest of a message that nobody reads.
+ 8. The library is lent two kinds of pointers, and counts neither. The Session's own: its library session
+    is deleted with it or before it. A stream's, from the submission of its reply to the close of the
+    stream: `streams` owns it all that time, for it is in there before it is lent and only on_stream_close
+    takes it out, after which the library does not ask for it again. Whoever empties `streams` otherwise
+    deletes the library's session first (connection_lost).
+ 9. The library is entered once at a time: no callback calls receive(), data_to_send() or
+    connection_lost(). Where sending has failed it is not asked to send again.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+from neptrio.transport.http2.stream cimport Account, GrpcStream
+from neptrio.transport.http2.output cimport Output
+from neptrio.transport.http2.nghttp2 cimport *
+from neptrio.transport.http2.nghttp2_headers cimport (
+    MAX_REPLY_HEADERS,
+    Collected,
+    block_of,
+    collect,
+    drop,
+    reply_headers,
+)
+
+import logging
+
+from neptrio.transport.http2.grpc_status import OK_HEADERS
+from neptrio.transport.http2.limits import (
+    CONNECTION_WINDOW,
+    DEFAULT_WINDOW,
+    ENHANCE_YOUR_CALM,
+    FRAMELESS_BYTES,
+    HEADER_BOMB,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST,
+    Nuisance,
+)
+
+log = logging.getLogger("neptrio.http2")
+
+cdef list _OK_HEADERS = OK_HEADERS
+cdef Py_ssize_t _FRAMELESS_BYTES = FRAMELESS_BYTES
+cdef int _ENHANCE_YOUR_CALM = ENHANCE_YOUR_CALM
+
+
+cdef class Session:
+    """One HTTP/2 connection's state. `open_stream(session, stream_id, path, headers)` makes calls.
+
+    `open_stream` returns a GrpcStream; `headers` is a callable that gives the request's header
+    list, so calls that need none pay for none.
+    """
+
+    cdef nghttp2_session* session
+    cdef object open_stream
+    cdef readonly Account account
+    cdef readonly object nuisance
+    cdef readonly Py_ssize_t pings_acked
+    cdef readonly dict streams
+    cdef readonly bint dead
+    cdef readonly str failure
+    cdef readonly bint draining
+    cdef Output out
+    cdef Collected headers         # of the block that is coming in
+    cdef Py_ssize_t frameless      # bytes received since the last whole frame
+    cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
+    cdef bint flooded
+    cdef bint holding              # connection credit is withheld
+    cdef Py_ssize_t held_credit
+    cdef bint has_output
+    cdef bint unsendable           # sending has failed: what came of the last frame is not known
+    cdef bint inside               # the library is at work, and its callbacks with it
+    cdef bint opening              # open_stream() is at work: its stream is not in `streams` yet
+
+    def __cinit__(self):
+        self.session = NULL
+        self.out = Output.__new__(Output)
+        self.headers.limit = MAX_HEADER_LIST
+        self.headers.bomb = HEADER_BOMB
+
+    def __init__(self, open_stream, nuisance=None, *, int max_concurrent_streams=MAX_CONCURRENT_STREAMS):
+        cdef nghttp2_session_callbacks* callbacks
+        cdef nghttp2_option* option
+        cdef nghttp2_settings_entry[4] settings
+        self.open_stream = open_stream
+        self.account = Account()
+        self.nuisance = nuisance if nuisance is not None else Nuisance()
+        self.streams = {}
+        nghttp2_session_callbacks_new(&callbacks)
+        nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
+        nghttp2_session_callbacks_set_on_header_callback2(callbacks, <void*>on_header)
+        nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, <void*>on_frame_recv)
+        nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, <void*>on_frame_send)
+        nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, <void*>on_data_chunk_recv)
+        nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, <void*>on_stream_close)
+        nghttp2_session_callbacks_set_send_callback(callbacks, <void*>on_send)
+        nghttp2_session_callbacks_set_send_data_callback(callbacks, <void*>on_send_data)
+        nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, <void*>on_read_length)
+        nghttp2_option_new(&option)
+        nghttp2_option_set_no_auto_window_update(option, 1)
+        nghttp2_option_set_no_closed_streams(option, 1)
+        neptrio_raise_reset_limit(option)
+        neptrio_take_spaces(option)
+        cdef int rv = nghttp2_session_server_new2(&self.session, callbacks, <void*>self, option)
+        nghttp2_option_del(option)
+        nghttp2_session_callbacks_del(callbacks)
+        if rv != 0:
+            raise MemoryError
+        settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
+        settings[0].value = max_concurrent_streams
+        settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
+        settings[1].value = DEFAULT_WINDOW
+        settings[2].settings_id = NGHTTP2_SETTINGS_MAX_FRAME_SIZE
+        settings[2].value = MAX_FRAME_SIZE
+        settings[3].settings_id = NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE
+        settings[3].value = MAX_HEADER_LIST
+        nghttp2_submit_settings(self.session, NGHTTP2_FLAG_NONE, settings, 4)
+        nghttp2_session_set_local_window_size(self.session, NGHTTP2_FLAG_NONE, 0, CONNECTION_WINDOW)
+        self.has_output = True
+
+    def __dealloc__(self):
+        drop(&self.headers)
+        if self.session != NULL:
+            nghttp2_session_del(self.session)
+
+    # ------------------------------------------------------------ input
+
+    def receive(self, const uint8_t[::1] data not None, int64_t now_ns=0):
+        """Feeds bytes from the peer. Never raises: a protocol error makes the session `dead`."""
+        cdef ssize_t rv
+        if data.shape[0] == 0 or self.dead:
+            return
+        self.check_outside()
+        self.nuisance.refill(now_ns, self.work)
+        self.work = 0
+        self.frameless += data.shape[0]
+        self.inside = True
+        rv = nghttp2_session_mem_recv(self.session, &data[0], data.shape[0])
+        self.inside = False
+        self.has_output = True
+        if rv >= 0 and self.frameless > _FRAMELESS_BYTES:  # a header block without end
+            self.flooded = True
+            self.failure = f"{self.frameless} bytes without a whole frame"
+        if rv < 0 or self.flooded:
+            self.dead = True
+            if self.failure is None:
+                self.failure = nghttp2_strerror(<int>rv).decode()
+            nghttp2_session_terminate_session(
+                self.session, _ENHANCE_YOUR_CALM if self.flooded or rv == NGHTTP2_ERR_FLOODED else 1)
+        elif not nghttp2_session_want_read(self.session):
+            self.dead = True  # the library has queued a GOAWAY with an error
+            if self.failure is None:
+                self.failure = "protocol error"
+
+    def connection_lost(self):
+        """The transport is gone, or will take no more than what there is now: every open call is reset.
+
+        data_to_send() still gives the last words (a GOAWAY that was due); no part of an answer is among them.
+        """
+        if self.session == NULL:
+            return
+        self.check_outside()
+        self.dead = True
+        for stream in list(self.streams.values()):
+            self._reset_stream(stream, NGHTTP2_CANCEL)
+        self.send_all()
+        self.has_output = not self.out.empty()
+        nghttp2_session_del(self.session)
+        self.session = NULL
+        self.streams.clear()
+
+    cdef int check_outside(self) except -1:
+        if self.inside:
+            raise RuntimeError("an HTTP/2 session was entered from inside one of its callbacks")
+        return 0
+
+    cdef int send_all(self) except -1:
+        """Lets the library put what it wants to send into `out`."""
+        cdef int rv
+        if self.unsendable:
+            return 0
+        self.inside = True
+        rv = nghttp2_session_send(self.session)
+        self.inside = False
+        if rv != 0:
+            self.dead = self.unsendable = True
+            self.failure = nghttp2_strerror(rv).decode()
+        return 0
+
+    cdef _reset_stream(self, GrpcStream stream, int code):
+        try:
+            stream.reset_by_peer(code)
+        except Exception:
+            log.exception("on_reset of stream %d failed", stream.stream_id)
+
+    cdef int charge(self, int cost) except -1:
+        """Takes from the nuisance budget; the peer is sent away when it is used up."""
+        if not self.nuisance.spend(cost):
+            self.flooded = True
+            self.failure = "too many control frames"
+            return 1
+        return 0
+
+    # ------------------------------------------------------------ output
+
+    def output_ready(self, GrpcStream stream not None):
+        """A stream has something new to send: its headers, its data or its end."""
+        cdef nghttp2_data_provider provider
+        cdef nghttp2_nv[MAX_REPLY_HEADERS] nva
+        cdef int n
+        self.has_output = True
+        if stream.ended or self.dead:
+            return
+        if not stream.headers_sent:
+            stream.headers_sent = True
+            if self.opening:
+                self.streams[stream.stream_id] = stream    # it is lent now, and may yet fail to open
+            headers = stream.reply_headers
+            if headers is None:
+                headers = _OK_HEADERS
+            if stream.trailers is not None and not stream.out_bytes and stream.reply_headers is None:
+                # trailers-only: one HEADERS frame ends the call; a refusal brings its own :status
+                if stream.trailers[0][0] == b":status":
+                    headers = stream.trailers
+                else:
+                    headers = _OK_HEADERS + stream.trailers
+                n = reply_headers(nva, headers)
+                nghttp2_submit_response(self.session, stream.stream_id, nva, n, NULL)
+                return
+            n = reply_headers(nva, headers)
+            provider.source.ptr = <void*>stream
+            provider.read_callback = <nghttp2_data_source_read_callback><void*>read_outbox  # called with the GIL held
+            nghttp2_submit_response(self.session, stream.stream_id, nva, n, &provider)
+        else:
+            nghttp2_session_resume_data(self.session, stream.stream_id)
+
+    def reset(self, GrpcStream stream not None, int code=8):
+        """Ends a call at once with RST_STREAM."""
+        if self.session == NULL:
+            return
+        nghttp2_submit_rst_stream(self.session, NGHTTP2_FLAG_NONE, stream.stream_id, code)
+        self.has_output = True
+
+    def resume_input(self, GrpcStream stream not None):
+        """Returns the flow-control credit that was withheld while the stream was paused."""
+        stream.paused = False
+        if stream.withheld and not stream.ended and self.session != NULL:
+            nghttp2_session_consume_stream(self.session, stream.stream_id, stream.withheld)
+            stream.withheld = 0
+            self.has_output = True
+
+    def hold(self):
+        """Withholds the connection's flow-control credit: the peer gets no more than its window."""
+        self.holding = True
+
+    def release(self):
+        """Ends hold() and returns the credit."""
+        self.holding = False
+        if self.held_credit and not self.dead:
+            nghttp2_session_consume_connection(self.session, self.held_credit)
+            self.has_output = True
+        self.held_credit = 0
+
+    def ping(self):
+        """Queues a PING; `pings_acked` counts the answers."""
+        if self.session == NULL:
+            return
+        nghttp2_submit_ping(self.session, NGHTTP2_FLAG_NONE, NULL)
+        self.has_output = True
+
+    def start_drain(self):
+        """Tells the peer that no new calls are welcome; open ones go on."""
+        if not self.draining and not self.dead:
+            self.draining = True
+            nghttp2_submit_shutdown_notice(self.session)
+            self.has_output = True
+
+    @property
+    def last_stream(self) -> int:
+        """The last stream that was opened, 0: none."""
+        return nghttp2_session_get_last_proc_stream_id(self.session)
+
+    def finish_drain(self):
+        """The final GOAWAY: calls after the last one seen are not looked at."""
+        if not self.dead:
+            nghttp2_submit_goaway(
+                self.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(self.session),
+                NGHTTP2_NO_ERROR, NULL, 0)
+            self.has_output = True
+
+    def terminate(self, int code):
+        """GOAWAY with an error code; the session is dead after its output is flushed."""
+        if self.session == NULL:
+            return
+        nghttp2_session_terminate_session(self.session, code)
+        self.dead = True
+        self.has_output = True
+
+    @property
+    def wants_output(self) -> bool:
+        """True when data_to_send() may have something."""
+        return bool(self.has_output)
+
+    @property
+    def finished(self) -> bool:
+        """True when neither side has anything left to say."""
+        return (self.dead or (not nghttp2_session_want_read(self.session))) and not self.has_output
+
+    def data_to_send(self) -> list:
+        """Buffers to put on the wire in this order; empty when there is nothing to say."""
+        if not self.has_output:
+            return []
+        self.check_outside()
+        self.has_output = False
+        if self.session != NULL:
+            self.send_all()
+        return self.out.take()
+
+
+# ---------------------------------------------------------------- nghttp2 callbacks
+
+cdef int on_begin_headers(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
+    drop(&(<Session>user).headers)
+    return 0
+
+
+cdef int on_header(nghttp2_session* session, const nghttp2_frame* frame, nghttp2_rcbuf* name,
+                   nghttp2_rcbuf* value, uint8_t flags, void* user) noexcept:
+    cdef Session self = <Session>user
+    if frame.headers.cat == NGHTTP2_HCAT_REQUEST and not collect(&self.headers, name, value):
+        self.flooded = True
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    return 0
+
+
+cdef _open(Session self, int32_t stream_id):
+    cdef nghttp2_vec v
+    cdef bytes path = b""
+    if self.headers.path >= 0:
+        v = nghttp2_rcbuf_get_buf(self.headers.values[self.headers.path])
+        path = (<char*>v.base)[: v.len]
+    self.opening = True
+    try:
+        stream = self.open_stream(self, stream_id, path, block_of(&self.headers))
+    finally:
+        self.opening = False
+    if self.streams.setdefault(stream_id, stream) is not stream:
+        raise RuntimeError("a stream that has begun to answer was replaced by another")
+    return stream
+
+
+cdef int on_frame_recv(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef int32_t stream_id = frame.hd.stream_id
+    cdef GrpcStream stream
+    cdef uint8_t kind = frame.hd.type
+    self.frameless = 0
+    try:
+        if kind == NGHTTP2_PING:
+            if frame.hd.flags & NGHTTP2_FLAG_ACK:
+                self.pings_acked += 1
+            elif not self.nuisance.pinged(len(self.streams)):
+                self.flooded = True
+                self.failure = "too_many_pings"
+        elif kind == NGHTTP2_RST_STREAM or kind == NGHTTP2_PRIORITY or kind == NGHTTP2_WINDOW_UPDATE:
+            self.charge(1)
+        elif kind == NGHTTP2_SETTINGS:
+            if not frame.hd.flags & NGHTTP2_FLAG_ACK:
+                self.charge(10)
+        elif kind == NGHTTP2_DATA and frame.hd.length == 0 and not frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
+            self.charge(1)
+        if self.flooded:
+            return NGHTTP2_ERR_CALLBACK_FAILURE
+        if frame.hd.type == NGHTTP2_HEADERS and frame.headers.cat == NGHTTP2_HCAT_REQUEST:
+            stream = _open(self, stream_id)
+        elif frame.hd.type != NGHTTP2_DATA and frame.hd.type != NGHTTP2_HEADERS:
+            return 0
+        else:
+            stream = self.streams.get(stream_id)
+        if stream is not None and frame.hd.flags & NGHTTP2_FLAG_END_STREAM and not stream.input_ended:
+            stream.input_ended = True
+            if stream.prefix_have and not stream.refused:
+                stream.refuse(13, "the request ended in the middle of a message")
+            elif not stream.refused:
+                stream.on_half_close()
+    except Exception:
+        log.exception("stream %d failed", stream_id)
+        nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream_id, NGHTTP2_INTERNAL_ERROR)
+    return 0
+
+
+cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t stream_id, const uint8_t* data,
+                            size_t n, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef GrpcStream stream
+    self.frameless = 0
+    if self.holding:
+        self.held_credit += n
+    else:
+        nghttp2_session_consume_connection(session, n)
+    try:
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.ended:
+            return 0
+        stream.feed(<const char*>data, n)
+        if stream.paused:
+            stream.withheld += n
+        else:
+            nghttp2_session_consume_stream(session, stream_id, n)
+    except Exception:
+        log.exception("stream %d failed", stream_id)
+        nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream_id, NGHTTP2_INTERNAL_ERROR)
+    return 0
+
+
+cdef int on_stream_close(nghttp2_session* session, int32_t stream_id, uint32_t code, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef GrpcStream stream = self.streams.pop(stream_id, None)
+    if stream is not None and not stream.ended:
+        if stream.trailers is not None and not stream.out_bytes and code == 0:
+            self.work += 2
+            stream.ended = True
+            stream.abandon()
+        else:
+            self._reset_stream(stream, code)
+    return 0
+
+
+cdef int on_frame_send(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef GrpcStream stream
+    if frame.hd.type == NGHTTP2_DATA:
+        self.work += 3
+    elif frame.hd.type == NGHTTP2_HEADERS:
+        self.nuisance.strikes = 0
+        if frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
+            stream = self.streams.get(frame.hd.stream_id)
+            if stream is not None and not stream.input_ended:
+                nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_NO_ERROR)
+    return 0
+
+
+cdef ssize_t on_send(nghttp2_session* session, const uint8_t* data, size_t n, int flags, void* user) noexcept:
+    cdef Session self = <Session>user
+    try:
+        self.out.put(<const char*>data, n)
+    except MemoryError:
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    return n
+
+
+cdef ssize_t on_read_length(nghttp2_session* session, uint8_t frame_type, int32_t stream_id,
+                            int32_t session_window, int32_t stream_window, uint32_t max_frame,
+                            void* user) noexcept:
+    cdef ssize_t n = session_window if session_window < stream_window else stream_window
+    if n > <ssize_t>max_frame:
+        n = max_frame
+    return n if n < 1048576 else 1048576
+
+
+cdef ssize_t read_outbox(nghttp2_session* session, int32_t stream_id, uint8_t* buf, size_t length,
+                         uint32_t* flags, nghttp2_data_source* source, void* user) noexcept:
+    cdef GrpcStream stream = <GrpcStream>source.ptr     # rule 8
+    cdef size_t n = stream.out_bytes
+    cdef nghttp2_nv[MAX_REPLY_HEADERS] nva
+    if stream.ended:    # given up: its outbox is empty because it was dropped, not because it was sent
+        return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+    if n > length:
+        n = length
+    elif stream.trailers is not None:
+        try:
+            flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
+            if nghttp2_submit_trailer(session, stream_id, nva, reply_headers(nva, stream.trailers)) != 0:
+                return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+        except Exception:
+            log.exception("stream %d failed", stream_id)
+            return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+    elif n == 0:
+        return NGHTTP2_ERR_DEFERRED
+    flags[0] |= NGHTTP2_DATA_FLAG_NO_COPY
+    return n
+
+
+cdef int on_send_data(nghttp2_session* session, nghttp2_frame* frame, const uint8_t* head, size_t length,
+                      nghttp2_data_source* source, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef GrpcStream stream = <GrpcStream>source.ptr     # rule 8
+    try:
+        self.out.put(<const char*>head, 9)
+        self.out.move(stream, length)
+    except Exception:    # a frame that is not whole: nothing can follow it
+        log.exception("sending on stream %d failed", frame.hd.stream_id)
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    try:
+        if stream.out_bytes == 0 and stream.trailers is None:
+            stream.on_writable()
+    except Exception:
+        log.exception("stream %d failed", frame.hd.stream_id)
+        nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_INTERNAL_ERROR)
+    return 0

@@ -1,0 +1,71 @@
+"""The bytes an HTTP/2 connection has to send, gathered between two sends.
+
+The problem: frames are small and many, tensors are few and large; a buffer object per frame costs more
+than the frame, a copy of a tensor more than the tensor. The choice: small pieces are copied into one
+buffer; a large piece ends that buffer and is sent from where it lies.
+
+Rules:
+ 1. take() gives buffers in the order of the pieces. It keeps none of them.
+ 2. The stream whose outbox is moved is told what has left it; large pieces keep their owner alive.
+ 3. Room beyond 1 MiB is given back after the pass that needed it.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t
+from libc.stdlib cimport free
+
+from neptrio.transport.http2.stream cimport GrpcStream
+
+cdef enum:
+    LARGE_PIECE = 16384
+    KEPT_ROOM = 1048576
+
+
+@cython.final
+cdef class Output:
+    """See output.pxd."""
+
+    def __cinit__(self):
+        self.data = NULL
+        self.segments = []
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int move(self, GrpcStream stream, Py_ssize_t left) except -1:
+        cdef Py_ssize_t n
+        cdef const uint8_t[::1] view
+        while left > 0:
+            if stream.out_first >= len(stream.outbox):
+                raise AssertionError("a stream's outbox holds less than its out_bytes")
+            segment = stream.outbox[stream.out_first]
+            view = segment
+            n = view.shape[0] - stream.out_at
+            if n > left:
+                n = left
+            if n < LARGE_PIECE:
+                if n:
+                    self.put(<const char*>&view[stream.out_at], n)
+            else:
+                if self.n:
+                    self.segments.append(PyBytes_FromStringAndSize(self.data, self.n))
+                    self.n = 0
+                self.segments.append(memoryview(segment)[stream.out_at : stream.out_at + n])
+            left -= n
+            stream.sent(n)
+            stream.out_at += n
+            if stream.out_at == view.shape[0]:
+                stream.next_segment()
+        return 0
+
+    cdef list take(self):
+        cdef list segments = self.segments
+        if self.n:
+            segments.append(self.data[: self.n])
+            self.n = 0
+            if self.room > KEPT_ROOM:
+                free(self.data)
+                self.data = NULL
+                self.room = 0
+        self.segments = []
+        return segments

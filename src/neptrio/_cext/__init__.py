@@ -1,1 +1,0 @@
-"""The compiled modules; their sources are in cext/ at the top level."""

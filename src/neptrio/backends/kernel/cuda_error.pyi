@@ -1,0 +1,3 @@
+# The types of cext/backends/kernel/cuda_error.pyx, which says what everything does.
+
+def error_name(code: int) -> str: ...

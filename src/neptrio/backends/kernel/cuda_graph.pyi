@@ -1,0 +1,2 @@
+# The types of cext/backends/kernel/cuda_graph.pyx, which says what everything does.
+

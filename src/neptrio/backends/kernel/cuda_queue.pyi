@@ -1,0 +1,20 @@
+# The types of cext/backends/kernel/cuda_queue.pyx, which says what everything does.
+
+from neptrio.backends.kernel.cuda_memory import DevicePool, PinnedPool
+
+class DeviceQueue:
+    @property
+    def pool(self) -> DevicePool: ...
+    @property
+    def pinned(self) -> PinnedPool: ...
+    def __init__(
+        self,
+        pool: DevicePool,
+        pinned: PinnedPool,
+        functions: list[int],
+        busy_wait: bool,
+        use_graphs: bool,
+        owner: object,
+    ) -> None: ...
+    def usage(self) -> dict[str, int]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,13 @@
+# The types of cext/backends/onnx/builder.pyx, which says what everything does.
+
+from typing import Any
+
+from neptrio.backends.onnx.batch import OnnxBatch
+from neptrio.backends.onnx.session import OnnxSession
+from neptrio.execution.batch import Batch
+
+class OnnxBuilder:
+    def __init__(self, name: str, batching: bool, on_thread: bool) -> None: ...
+    def use(self, session: OnnxSession | None, served: list[Any], states: list[Any]) -> None: ...
+    def statistics(self) -> dict[tuple[Any, ...], float]: ...
+    def prepare(self, batch: Batch) -> OnnxBatch: ...

@@ -1,0 +1,80 @@
+"""Which of ONNX Runtime's two interfaces a model uses: the C library or the Python module.
+
+Rules:
+ 1. The C library is used where it can be: it needs no Python object per run and starts faster,
+    because a model without need of the module never imports it.
+ 2. The module is used for what the library's session cannot be asked for here: other providers than
+    the CPU's, and an onnxruntime whose wheel has no usable library (another system than Linux, or
+    one that was built without it).
+ 3. The parameter `session_api` ("c" or "python") decides otherwise; "c" fails the load where it is
+    impossible, and says why.
+
+The library is looked for beside the module, without importing the module.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from neptrio.backends.onnx.api import Unusable, load, messages
+from neptrio.errors import InvalidArgument
+from neptrio.execution.backend import LoadContext
+
+log = logging.getLogger("neptrio.onnx")
+KEY = "session_api"
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+
+
+@cache
+def unusable() -> str:
+    """Why the C library cannot be used here; "" when it can be, and is loaded. Any thread."""
+    path = find()
+    if path is None:
+        return "there is no onnxruntime package with a libonnxruntime.so"
+    try:
+        version = load(str(path))
+    except Unusable as error:
+        log.warning("%s cannot be used, ONNX models run through Python instead: %s", path, error)
+        return f"{path}: {error}"
+    tell()
+    log.debug("onnxruntime %s through its C library", version)
+    return ""
+
+
+def find() -> Path | None:
+    """The C library of the installed onnxruntime."""
+    try:
+        spec = importlib.util.find_spec("onnxruntime")
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
+            return path
+    return None
+
+
+def is_chosen(context: LoadContext, settings: dict[str, str], kind: str, accelerators: Any = ()) -> bool:
+    """True when a session of this instance kind is to be made by the C library. Raises InvalidArgument."""
+    wanted = settings.get(KEY, "")
+    if wanted not in ("", "c", "python"):
+        raise InvalidArgument(
+            f"parameter '{KEY}' of model '{context.name}' must be 'c' or 'python', got '{wanted}'"
+        )
+    if wanted == "python":
+        return False
+    reason = "its instances or accelerators need another provider than the CPU's"
+    if kind != "GPU" and not accelerators:
+        reason = unusable()
+    if reason and wanted == "c":
+        raise InvalidArgument(f"model '{context.name}' asks for {KEY} 'c', which is not possible: {reason}")
+    return not reason
+
+
+def tell(most: int = 4) -> None:
+    """Passes on what the library has said, as nothing more severe than `most` (0, verbose, to 4)."""
+    for severity, category, where, text in messages():
+        log.log(_LEVELS[min(severity, most, 4)], "onnxruntime %s: %s (%s)", category, text, where)

@@ -1,0 +1,169 @@
+"""What an ONNX model says of its inputs and outputs, against what the configuration says.
+
+Auto-completion (docs/protocol/features.md A4): missing inputs, outputs, types and dims come from the model.
+A model whose every input and output has a variable first dimension batches: max_batch_size becomes
+`default-max-batch-size` of --backend-config (4), and dynamic_batching is added when that is above
+1 and no scheduler was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from neptrio import datatypes
+from neptrio.errors import InvalidArgument
+
+_TYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
+    "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16",
+    "float": "FP32", "double": "FP64", "string": "BYTES", "bfloat16": "BF16",
+}  # fmt: skip
+
+
+def datatype(onnx_type: str) -> int:
+    """The datatype number of `tensor(float)` and the like; 0 for what the protocol cannot carry."""
+    return datatypes.NUMBER.get(_TYPES.get(onnx_type.removeprefix("tensor(").removesuffix(")"), ""), 0)
+
+
+def dims(tensor: Any) -> list[int]:
+    """The shape of a model's input or output, -1 where it is symbolic or unknown."""
+    return [d if isinstance(d, int) and d >= 0 else -1 for d in tensor.shape]
+
+
+def complete(tensor: Any) -> bool:
+    """True when the configuration of an input or output leaves nothing open."""
+    return bool(tensor.name and tensor.data_type and tensor.dims)
+
+
+def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
+    """Fills in what `config` leaves open, in place. Raises InvalidArgument when that is impossible."""
+    model_inputs, model_outputs = session.get_inputs(), session.get_outputs()
+    can_batch = all(len(t.shape) and dims(t)[0] == -1 for t in (*model_inputs, *model_outputs))
+    can_batch = can_batch or bool(config.batch_input)  # then the configuration says how
+    if config.max_batch_size > 0 and not can_batch:
+        raise InvalidArgument(
+            f"autofill failed for model '{config.name}': model does not support batching while non-zero max_batch_size "
+            f"({config.max_batch_size}) is specified; its inputs and outputs must have a variable first dimension: "
+            + ", ".join(f"'{t.name}' {dims(t)}" for t in (*model_inputs, *model_outputs))
+        )
+    if can_batch and config.max_batch_size == 0 and not (config.input or config.output):
+        config.max_batch_size = _default_batch_size(settings)
+        if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+            config.dynamic_batching.SetInParent()
+    batching = config.max_batch_size > 0
+    controls = {c.name for c in config.sequence_batching.control_input}
+    states = config.sequence_batching.state
+    controls |= {s.input_name for s in states}
+    controls |= {name for extra in config.batch_input for name in extra.target_name}
+    state_outputs = {s.output_name for s in states}
+    _fill(config.input, [t for t in model_inputs if t.name not in controls], batching)
+    _fill(config.output, [t for t in model_outputs if t.name not in state_outputs], batching)
+
+
+def _default_batch_size(settings: dict[str, str]) -> int:
+    text = settings.get("default-max-batch-size", "4")
+    try:
+        return max(0, int(text))
+    except ValueError:
+        raise InvalidArgument(
+            f"--backend-config=onnxruntime,default-max-batch-size must be an integer, got '{text}'"
+        ) from None
+
+
+def _fill(configured: Any, found: Sequence[Any], batching: bool) -> None:
+    by_name = {t.name: t for t in found}
+    if not len(configured):
+        for name in by_name:
+            configured.add().name = name
+    for entry in configured:
+        tensor = by_name.get(entry.name)
+        if tensor is None:
+            continue  # compare() reports it
+        if not entry.data_type:
+            entry.data_type = datatype(tensor.type)
+        if not entry.dims:
+            shape = dims(tensor)[1 if batching else 0 :]
+            if shape:
+                entry.dims.extend(shape)
+            else:  # a scalar: clients send one element
+                entry.dims.append(1)
+                entry.reshape.SetInParent()
+
+
+def compare(config: Any, session: Any) -> None:
+    """Raises InvalidArgument for the first disagreement of configuration and model."""
+    for difference in differences(config, session):
+        raise InvalidArgument(difference)
+
+
+def differences(config: Any, session: Any) -> Iterator[str]:
+    """Every disagreement of configuration and model. `session` may be a signature.Signature."""
+    inputs = {t.name: t for t in session.get_inputs()}
+    initializers = {t.name: t for t in session.get_overridable_initializers()}
+    outputs = {t.name: t for t in session.get_outputs()}
+    sequences = config.sequence_batching
+    given = {i.name for i in config.input}
+    given |= {c.name for c in sequences.control_input} | {s.input_name for s in sequences.state}
+    given |= {name for extra in config.batch_input for name in extra.target_name}
+    who = f"unable to load model '{config.name}'"
+    missing = [name for name in inputs if name not in given]
+    if missing:
+        yield (
+            f"{who}: the model has {len(inputs)} inputs, the configuration gives {len(given)}; missing are "
+            + ", ".join(f"'{name}'" for name in missing)
+        )
+    for entry in config.input:
+        tensor = inputs.get(entry.name) or initializers.get(entry.name)
+        if tensor is None:
+            yield _unexpected(who, "input", entry.name, [*inputs, *initializers])
+            continue
+        if entry.optional and entry.name in inputs:
+            yield (
+                f"{who}: input '{entry.name}' is optional in the configuration but the model requires it (only inputs "
+                "with an initializer are optional)"
+            )
+        yield from _disagreement(config, entry, tensor, "input", who)
+    for entry in config.output:
+        if entry.name not in outputs:
+            yield _unexpected(who, "output", entry.name, list(outputs))
+            continue
+        yield from _disagreement(config, entry, outputs[entry.name], "output", who)
+    for state in sequences.state:
+        if state.output_name not in outputs:
+            yield _unexpected(who, "output", state.output_name, list(outputs))
+
+
+def _unexpected(who: str, kind: str, name: str, allowed: list[str]) -> str:
+    names = ", ".join(f"'{n}'" for n in allowed)
+    return f"{who}: unexpected inference {kind} '{name}', allowed {kind}s are: {names}"
+
+
+def _disagreement(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> Iterator[str]:
+    wanted = datatype(tensor.type)
+    if not wanted:
+        yield f"{who}: {kind} '{entry.name}' is a {tensor.type}, which the protocol cannot carry"
+        return
+    if entry.data_type != wanted:
+        yield (
+            f"{who}: unexpected datatype {datatypes.CONFIG_NAME[entry.data_type]} for {kind} '{entry.name}', expecting "
+            f"{datatypes.CONFIG_NAME[wanted]}"
+        )
+    if tensor.shape is None or (kind == "input" and entry.allow_ragged_batch):
+        return  # the model sees all requests' elements end to end, in one dimension
+    shape = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)
+    full = [-1, *shape] if config.max_batch_size > 0 else shape
+    model = dims(tensor)
+    fits = len(full) == len(model) and all(a == b or -1 in (a, b) for a, b in zip(full, model, strict=True))
+    # a fixed batch dimension in the model cannot take what the batcher gives it
+    if fits and config.max_batch_size > 0 and model[0] != -1:
+        fits = False
+    if not fits:
+        note = (
+            " (the batch dimension, because max_batch_size is above 0, and the dims)"
+            if config.max_batch_size
+            else ""
+        )
+        yield (
+            f"{who}: {kind} '{entry.name}' has the shape {model} in the model, but the configuration says {full}{note}"
+        )

@@ -1,0 +1,185 @@
+"""Sessions: providers, threads and the other options a model's configuration can set.
+
+Parameters are those of Triton's backend (docs/onnx.md lists them). A value that cannot be used
+fails the load; a key that is not known is left to whoever reads the same configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from neptrio.backends.onnx import library as onnx_library
+from neptrio.backends.onnx import python_session as onnx_python
+from neptrio.backends.onnx.session import OnnxSession
+from neptrio.config import accelerators
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.execution.backend import LoadContext
+
+_COUNTS = {"intra_op_thread_count": "intra_threads", "inter_op_thread_count": "inter_threads"}
+_SWITCHES = {"enable_mem_arena": "arena", "enable_mem_pattern": "pattern"}
+_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_ACCELERATORS = {
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+}
+_PREFIXES = ("session.", "ep.", "mlas.", "optimization.")
+_LEVELS = {-1: 1, 0: 99, 1: 2}  # of the configuration -> of ONNX Runtime: basic, all, extended
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a session is made with, for either interface; None leaves ONNX Runtime's default."""
+
+    model: str  # its name, for errors
+    level: int = 0  # of optimization: 0 none, 1 basic, 2 extended, 99 all
+    intra_threads: int | None = None
+    inter_threads: int | None = None
+    arena: bool | None = None
+    pattern: bool | None = None
+    parallel: bool | None = None
+    entries: tuple[tuple[str, str], ...] = ()  # configuration entries of the session
+    libraries: tuple[Path, ...] = ()  # of custom operators
+
+    def library_failure(self, library: Path, error: Exception) -> InvalidArgument:
+        """The error of a library that cannot be loaded."""
+        return InvalidArgument(f"model_operations of model '{self.model}': cannot load '{library}': {error}")
+
+
+@cache
+def providers() -> tuple[str, ...]:
+    """The execution providers that can run here; CUDA only where there is a device."""
+    import onnxruntime
+
+    names = onnxruntime.get_available_providers()
+    if not accelerators.gpus():
+        names = [name for name in names if name not in ("CUDAExecutionProvider", "TensorrtExecutionProvider")]
+    return tuple(names)
+
+
+def model_path(context: LoadContext) -> Path:
+    """The model's file (or the one inside a folder of that name). Raises InvalidArgument."""
+    path = context.version_dir / (context.config.default_model_filename or "model.onnx")
+    if path.is_dir():
+        path = path / "model.onnx"
+    if not path.is_file():
+        raise InvalidArgument(f"unable to find '{path}' for model '{context.name}'")
+    return path
+
+
+def settings(context: LoadContext) -> dict[str, str]:
+    """The model's parameters, and beneath them those of --backend-config."""
+    parameters = {key: value.string_value for key, value in context.config.parameters.items()}
+    return {**context.settings.backend_settings("onnxruntime"), **parameters}
+
+
+def is_native(context: LoadContext, kind: str) -> bool:
+    """True when sessions of this instance kind are made by the C library. Raises InvalidArgument."""
+    accelerators = context.config.optimization.execution_accelerators.cpu_execution_accelerator
+    return onnx_library.is_chosen(context, settings(context), kind, accelerators)
+
+
+def light_session(context: LoadContext) -> Any:
+    """A session only good for looking at the model: no optimization, one thread."""
+    options = Options(context.name, level=0, intra_threads=1, libraries=_custom_operators(context))
+    return _open(
+        context, options, ["CPUExecutionProvider"], onnx_library.is_chosen(context, settings(context), "CPU")
+    )
+
+
+def session(context: LoadContext, kind: str, device_id: int) -> Any:
+    """The session of one instance. Raises InvalidArgument."""
+    if is_native(context, kind):
+        return _open(context, _options(context), [], True)
+    return _open(context, _options(context), _provider_list(context, kind, device_id), False)
+
+
+def _open(context: LoadContext, options: Options, provider_list: list[Any], native: bool) -> Any:
+    path = model_path(context)
+    try:
+        if native:
+            return OnnxSession(path, options)
+        return onnx_python.open_session(path, options, provider_list)
+    except TritonError:
+        raise
+    except Exception as error:
+        raise InvalidArgument(
+            f"onnx runtime cannot load '{path}' of model '{context.name}': {error}"
+        ) from error
+    finally:
+        if native:
+            onnx_library.tell()
+
+
+def _options(context: LoadContext) -> Options:
+    found = settings(context)
+    chosen: dict[str, Any] = {}
+    for key, field in _COUNTS.items():
+        if key in found:
+            chosen[field] = _integer(context, key, found[key], 0)
+    for key, field in _SWITCHES.items():
+        if key in found:
+            chosen[field] = bool(_integer(context, key, found[key], 0, 1))
+    if "execution_mode" in found:
+        chosen["parallel"] = bool(_integer(context, "execution_mode", found["execution_mode"], 0, 1))
+    entries = dict.fromkeys(_SPINNING, "0")
+    entries.update({key: value for key, value in found.items() if key.startswith(_PREFIXES)})
+    level = context.config.optimization.graph.level
+    if level not in _LEVELS:
+        raise InvalidArgument(
+            f"optimization.graph.level of model '{context.name}' must be -1 (basic), 0 (all) or 1 (extended), got {level}"
+        )
+    return Options(
+        context.name,
+        _LEVELS[level],
+        entries=tuple(entries.items()),
+        libraries=_custom_operators(context),
+        **chosen,
+    )
+
+
+def _custom_operators(context: LoadContext) -> tuple[Path, ...]:
+    paths = (Path(library) for library in context.config.model_operations.op_library_filename)
+    return tuple(path if path.is_absolute() else context.model_dir / path for path in paths)
+
+
+def _integer(context: LoadContext, key: str, text: str, low: int, high: int = 1 << 20) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise InvalidArgument(
+            f"parameter '{key}' of model '{context.name}' must be an integer from {low} to {high}, got '{text}'"
+        )
+    return value
+
+
+def _provider_list(context: LoadContext, kind: str, device_id: int) -> list[Any]:
+    config = context.config
+    accelerated = config.optimization.execution_accelerators
+    chosen: list[Any] = []
+    listed = accelerated.gpu_execution_accelerator if kind == "GPU" else accelerated.cpu_execution_accelerator
+    for accelerator in listed:
+        name = _ACCELERATORS.get(accelerator.name)
+        if name is None or name not in providers():
+            raise InvalidArgument(
+                f"execution accelerator '{accelerator.name}' of model '{context.name}' is not available; this "
+                f"onnxruntime has {', '.join(providers())}"
+            )
+        options = dict(accelerator.parameters)
+        if kind == "GPU":
+            options["device_id"] = str(device_id)
+        chosen.append((name, options))
+    if kind == "GPU" and not any(name == "CUDAExecutionProvider" for name, _ in chosen):
+        if "CUDAExecutionProvider" not in providers():
+            raise InvalidArgument(
+                f"model '{context.name}' has an instance group of KIND_GPU, but this onnxruntime has no CUDA provider "
+                f"(it has {', '.join(providers())}); install onnxruntime-gpu or use KIND_CPU"
+            )
+        chosen.append(("CUDAExecutionProvider", {"device_id": str(device_id)}))
+    chosen.append("CPUExecutionProvider")
+    return chosen

@@ -1,0 +1,170 @@
+"""A session of the Python module onnxruntime, with the methods of session.OnnxSession.
+
+ONNX Runtime executes well, but its Python interface invites copies (numpy in, numpy out). Inputs are
+OrtValues over their tensor's memory, outputs are the memory that ONNX Runtime made. OrtValues hold
+no strings in this interface: models that have some go through numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neptrio import datatypes
+from neptrio.backends.onnx import model as onnx_model
+from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import Tensor, tensor_at
+from neptrio.request.numpy_tensor import join_bytes, split_bytes
+
+BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
+FATAL = 4
+ERRORS = 3  # the least severe messages of a session that are wanted
+
+
+def open_session(path: Path, options: Any, providers: list[Any]) -> PythonSession:
+    """A session as an options.Options says. Raises what onnxruntime raises."""
+    import onnxruntime
+
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = ERRORS
+    levels = onnxruntime.GraphOptimizationLevel
+    made.graph_optimization_level = {
+        0: levels.ORT_DISABLE_ALL,
+        1: levels.ORT_ENABLE_BASIC,
+        2: levels.ORT_ENABLE_EXTENDED,
+        99: levels.ORT_ENABLE_ALL,
+    }[options.level]
+    if options.intra_threads is not None:
+        made.intra_op_num_threads = options.intra_threads
+    if options.inter_threads is not None:
+        made.inter_op_num_threads = options.inter_threads
+    if options.arena is not None:
+        made.enable_cpu_mem_arena = options.arena
+    if options.pattern is not None:
+        made.enable_mem_pattern = options.pattern
+    if options.parallel is not None:
+        modes = onnxruntime.ExecutionMode
+        made.execution_mode = modes.ORT_PARALLEL if options.parallel else modes.ORT_SEQUENTIAL
+    for key, value in options.entries:
+        made.add_session_config_entry(key, value)
+    for library in options.libraries:
+        try:
+            made.register_custom_ops_library(str(library))
+        except Exception as error:
+            raise options.library_failure(library, error) from None
+    return PythonSession(onnxruntime.InferenceSession(str(path), made, providers=providers))
+
+
+class PythonSession:
+    """See the module's text."""
+
+    def __init__(self, session: Any) -> None:
+        import onnxruntime
+
+        self._session = session
+        # a run that fails says so twice: to its caller, and on the process's stderr, where nothing bounds it
+        self._quiet = onnxruntime.RunOptions()
+        self._quiet.log_severity_level = FATAL
+        self._new_value = onnxruntime.OrtValue.ortvalue_from_numpy
+        self._new_typed_value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        self._inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+        self._datatypes = {o.name: onnx_model.datatype(o.type) for o in session.get_outputs()}
+        types = [i.type for i in session.get_inputs()]
+        self._strings = "tensor(string)" in types or datatypes.BYTES in self._datatypes.values()
+
+    def get_inputs(self) -> Any:
+        """The inputs that a request must give."""
+        return self._session.get_inputs()
+
+    def get_overridable_initializers(self) -> Any:
+        """The inputs that have a default."""
+        return self._session.get_overridable_initializers()
+
+    def get_outputs(self) -> Any:
+        """The outputs."""
+        return self._session.get_outputs()
+
+    def close(self) -> None:
+        """Drops the session."""
+        self._session = None
+
+    def run(
+        self, names: list[str], tensors: list[Tensor], ready: Callable[[], object] | None = None
+    ) -> list[Tensor]:
+        """The named outputs. Inputs that the model does not have are ignored; `ready()` is called when
+        the inputs are prepared. Raises what onnxruntime raises, and InvalidArgument for strings that are
+        not UTF-8."""
+        feeds = {t.name: self._feed(t) for t in tensors if t.name in self._inputs}
+        if ready is not None:
+            ready()
+        if self._strings:
+            results = self._session.run(names, feeds, self._quiet)
+        else:
+            results = _run(self._session, names, feeds, self._quiet)
+        found = [self._tensor(name, result) for name, result in zip(names, results, strict=True)]
+        return [_apart(output, tensors) for output in found]
+
+    def _feed(self, tensor: Tensor) -> Any:
+        """One input as ONNX Runtime takes it."""
+        if tensor.dtype == datatypes.BYTES:
+            array = np.empty(tensor.count(), dtype=object)
+            array[:] = [_decode(tensor.name, element) for element in split_bytes(tensor)]
+            return array.reshape(tensor.shape)
+        dtype = np.dtype(np.uint16) if tensor.dtype == datatypes.BF16 else datatypes.NUMPY[tensor.dtype]
+        if tensor.nbytes == 0:
+            array = np.empty(tensor.shape, dtype)
+        else:
+            array = np.frombuffer(tensor, dtype)  # type: ignore[call-overload]  # it is a buffer
+            array = array.reshape(tensor.shape)
+        if tensor.address % dtype.itemsize != 0:
+            array = array.copy()  # a tensor may start at any byte of a request's body
+        if tensor.dtype == datatypes.BF16:
+            return self._new_typed_value(array, BF16_IN_ONNX)
+        return array if self._strings else self._new_value(array)
+
+    def _tensor(self, name: str, result: Any) -> Tensor:
+        """A result as a tensor over the memory that ONNX Runtime made."""
+        dtype = self._datatypes[name]
+        if isinstance(result, np.ndarray):
+            if dtype == datatypes.BYTES:
+                return Tensor(name, dtype, tuple(result.shape), join_bytes(result.reshape(-1).tolist()))
+            result = np.ascontiguousarray(result)
+            return tensor_at(name, dtype, tuple(result.shape), result.ctypes.data, result.nbytes, result)
+        if result.device_name() != "cpu":
+            return self._tensor(name, result.numpy())
+        shape = tuple(result.shape())
+        return tensor_at(name, dtype, shape, result.data_ptr(), result.tensor_size_in_bytes(), result)
+
+
+def _run(session: Any, names: list[str], feeds: dict[str, Any], options: Any) -> list[Any]:
+    """session.run_with_ort_values, without walking over the vector it gets its results in.
+
+    The end of such a walk is a C++ exception, which costs several times what a small model does.
+    """
+    inner = getattr(session, "_sess", None)
+    if inner is None or not hasattr(inner, "run_with_ort_values"):
+        return list(session.run_with_ort_values(names, feeds, options))
+    import onnxruntime
+
+    values = {name: value._get_c_value() for name, value in feeds.items()}
+    made = inner.run_with_ort_values(values, names, options)
+    return [onnxruntime.OrtValue(made[i]) for i in range(len(made))]
+
+
+def _apart(output: Tensor, inputs: list[Tensor]) -> Tensor:
+    """An output that is an input handed through, as a copy: its memory is the request's."""
+    if any(t.address <= output.address < t.address + t.nbytes for t in inputs) and output.nbytes:
+        return Tensor(output.name, output.dtype, output.shape, output.tobytes())
+    return output
+
+
+def _decode(name: str, element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"input '{name}' must hold UTF-8 strings for an ONNX model, got bytes that are not: {error}"
+        ) from None

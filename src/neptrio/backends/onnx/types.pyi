@@ -1,0 +1,9 @@
+# The types of cext/backends/onnx/types.pyx, which says what everything does.
+
+from typing import Any
+
+class ValueInfo:
+    name: str
+    type: str
+    shape: list[int | str]
+    def __init__(self, name: str, type: str, shape: list[Any]) -> None: ...

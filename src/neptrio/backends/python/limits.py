@@ -1,0 +1,150 @@
+"""What a model's process is given and how much it may take: parameters of its configuration.
+
+| parameter | what | default |
+|---|---|---|
+| `ENVIRONMENT` | more variables: `NAME`, `PREFIX_*`, `NAME=VALUE`, `*` (all), separated by commas | none |
+| `MEMORY_LIMIT_BYTES` | data that the process may allocate | no limit |
+| `THREADS` | threads of numerical libraries | cores divided by the model's instances |
+| `NICE` | added to the process's niceness | 0 |
+| `RUN_AS_UID`, `RUN_AS_GID` | another user, where the server may change to it | the server's |
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from neptrio.errors import InvalidArgument
+
+# what a program needs to find its files, its language and its devices; nothing that is a key to something
+PASSED = (
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "LC_*",
+        "TZ",
+        "TERM",
+        "TMPDIR",
+        "TMP",
+        "TEMP",
+    ),
+    *(
+        "PYTHON*",
+        "VIRTUAL_ENV",
+        "CONDA_*",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "XDG_*",
+        "SSL_CERT_*",
+        "REQUESTS_CA_BUNDLE",
+    ),
+    *("OMP_*", "OPENBLAS_*", "MKL_*", "NUMEXPR_*", "KMP_*", "GOMP_*", "MALLOC_*"),
+    *(
+        "CUDA_*",
+        "NVIDIA_*",
+        "NCCL_*",
+        "TORCH_*",
+        "PYTORCH_*",
+        "TF_*",
+        "XLA_*",
+        "JAX_*",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+    ),
+    *(
+        "TRANSFORMERS_*",
+        "NEPTRIO_*",
+        "TRITON_*",
+        "TRITONSERVER_*",
+        "ASAN_OPTIONS",
+        "COVERAGE_*",
+        "COV_CORE_*",
+    ),
+)
+THREADS = (
+    *(
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    ),
+    "BLIS_NUM_THREADS",
+)
+
+
+def inherited(patterns: Iterable[str] = ()) -> dict[str, str]:
+    """The server's variables that PASSED or `patterns` name."""
+    wanted = (*PASSED, *patterns)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+    }
+
+
+def parameter(config: Any, key: str) -> str:
+    return str(config.parameters[key].string_value).strip() if key in config.parameters else ""
+
+
+def number(config: Any, key: str, least: int) -> int | None:
+    """A whole number of at least `least`, None when it is not set. Raises InvalidArgument."""
+    text = parameter(config, key)
+    if not text:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidArgument(f"parameter '{key}' must be a whole number >= {least}, got '{text}'")
+    return value
+
+
+def environment(config: Any, settings: dict[str, str]) -> dict[str, str]:
+    """The variables of a model's process. Raises InvalidArgument."""
+    patterns, given = [], {}
+    both = f"{settings.get('environment', '')},{parameter(config, 'ENVIRONMENT')}"
+    for item in filter(None, (part.strip() for part in both.split(","))):
+        name, sign, value = item.partition("=")
+        if not name:
+            raise InvalidArgument(
+                f"parameter 'ENVIRONMENT' must be NAME, PREFIX_* or NAME=VALUE, got '{item}'"
+            )
+        if sign:
+            given[name] = value
+        else:
+            patterns.append(name)
+    made = inherited(patterns)
+    threads = str(_threads(config))
+    for name in THREADS:
+        made.setdefault(name, threads)
+    return made | given
+
+
+def _threads(config: Any) -> int:
+    wanted = number(config, "THREADS", 1)
+    if wanted is not None:
+        return wanted
+    instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1
+    return max(1, len(os.sched_getaffinity(0)) // instances)
+
+
+def limits(config: Any) -> dict[str, Any]:
+    """What the process applies to itself. Raises InvalidArgument."""
+    uid, gid = number(config, "RUN_AS_UID", 0), number(config, "RUN_AS_GID", 0)
+    if gid is not None and uid is None:
+        raise InvalidArgument("parameter 'RUN_AS_GID' needs RUN_AS_UID")
+    return {
+        "memory": number(config, "MEMORY_LIMIT_BYTES", 1 << 20),
+        "nice": number(config, "NICE", -20),
+        "threads": _threads(config),
+        "user": None if uid is None else [uid, uid if gid is None else gid],
+    }

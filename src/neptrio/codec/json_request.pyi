@@ -1,0 +1,15 @@
+# The types of cext/codec/json_request.pyx, which says what everything does.
+
+from typing import Any
+
+from typing_extensions import Buffer
+
+from neptrio.codec.shared_memory import SharedMemory
+from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import InferRequest
+
+def no_shared_memory() -> InvalidArgument: ...
+def add_parameter(r: InferRequest, key: str, value: Any) -> None: ...
+def decode_request(
+    r: InferRequest, body: Buffer, header_length: int | None = None, shared_memory: SharedMemory | None = None
+) -> bool: ...

@@ -1,0 +1,2 @@
+# The types of cext/codec/number_text.pyx, which says what everything does.
+

@@ -1,0 +1,6 @@
+# The types of cext/codec/outputs.pyx, which says what everything does.
+
+from neptrio.codec.shared_memory import WithSharedMemory
+from neptrio.request.infer_request import InferRequest, InferResponse
+
+def select(request: InferRequest, response: InferResponse, services: WithSharedMemory) -> None: ...

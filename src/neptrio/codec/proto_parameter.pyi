@@ -1,0 +1,2 @@
+# The types of cext/codec/proto_parameter.pyx, which says what everything does.
+

@@ -1,0 +1,7 @@
+# The types of cext/codec/proto_response.pyx, which says what everything does.
+
+from typing import Any
+
+from neptrio.request.infer_request import InferResponse
+
+def encode_response(response: InferResponse, streamed: bool = False, final: bool = True) -> list[Any]: ...

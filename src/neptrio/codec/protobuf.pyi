@@ -1,0 +1,9 @@
+# The types of cext/codec/protobuf.pyx, which says what everything does.
+
+from typing_extensions import Buffer
+
+from neptrio.errors import InvalidArgument
+
+class WireError(InvalidArgument): ...
+
+def well_formed(message: Buffer) -> None: ...

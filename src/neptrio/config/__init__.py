@@ -1,0 +1,1 @@
+"""A model's configuration: read, completed, validated, described."""

@@ -1,0 +1,129 @@
+"""What a configuration leaves open, filled in as a Triton server does (docs/protocol/features.md A4).
+
+Two steps: `identify` before the backend is known (name, backend), `fill` after the backend's own
+auto-completion (inputs and outputs are then settled).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from neptrio.config import accelerators
+from neptrio.config.model_config import ConfigSource
+from neptrio.errors import InvalidArgument
+
+AUTO, GPU, CPU = 0, 1, 2  # inference.ModelInstanceGroup.Kind
+
+_BACKEND_OF_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "python": "python", "identity": "identity"}
+# a file in a version folder, or the end of the model's name -> backend
+_BACKEND_OF_FILE = {"model.onnx": "onnxruntime", "model.py": "python"}
+_BACKEND_OF_SUFFIX = {".onnx": "onnxruntime", ".py": "python"}
+_PLATFORM_OF_BACKEND = {"onnxruntime": "onnxruntime_onnx"}
+
+
+def is_ensemble(config: Any) -> bool:
+    """True for a graph of other models."""
+    return config.platform == "ensemble" or config.WhichOneof("scheduling_choice") == "ensemble_scheduling"
+
+
+def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bool) -> None:
+    """Settles name and backend, in place. Raises InvalidArgument."""
+    config = source.config
+    if config.name and config.name != name:
+        raise InvalidArgument(
+            f"{source.where(('name',))}: unexpected directory name '{name}' for model '{config.name}', directory "
+            "name must equal model name"
+        )
+    config.name = name
+    if is_ensemble(config):
+        config.platform = config.platform or "ensemble"
+        return
+    if not config.backend:
+        config.backend = _BACKEND_OF_PLATFORM.get(config.platform, "")
+    if not config.backend and not config.platform and auto_complete:
+        config.backend = _backend_of_files(config, model_dir)
+    if not config.platform and auto_complete:
+        config.platform = _PLATFORM_OF_BACKEND.get(config.backend, "")
+    if not config.backend:
+        known = ", ".join(sorted(_BACKEND_OF_FILE))
+        what = f"the platform '{config.platform}' names none" if config.platform else "neither is given"
+        raise InvalidArgument(
+            f"{source.where(('backend',))}: must specify 'backend' (or 'platform') for model '{name}': {what}, and "
+            f"no version folder holds a file that tells it ({known})"
+        )
+
+
+def _backend_of_files(config: Any, model_dir: Path) -> str:
+    if config.default_model_filename:
+        return _BACKEND_OF_SUFFIX.get(Path(config.default_model_filename).suffix, "")
+    for version in sorted(model_dir.iterdir()):
+        if version.name.isdigit() and version.is_dir():
+            for file, backend in _BACKEND_OF_FILE.items():
+                if (version / file).exists():
+                    return backend
+    return ""
+
+
+class BackendDefaults(Protocol):
+    """What a backend says of models that leave something out (execution.backend.Backend is one)."""
+
+    default_model_filename: str
+    default_cpu_instances: int
+
+    def runs_on_gpu(self) -> bool:
+        """True when models run on GPUs unless their instance groups say otherwise."""
+
+
+def fill(config: Any, backend: BackendDefaults | None) -> None:
+    """Version policy, optimization, batching, instance groups and file name, in place."""
+    version_policy(config)
+    if is_ensemble(config):
+        config.model_transaction_policy.SetInParent()
+        return
+    optimization = config.optimization
+    if not optimization.HasField("input_pinned_memory"):
+        optimization.input_pinned_memory.enable = True
+    if not optimization.HasField("output_pinned_memory"):
+        optimization.output_pinned_memory.enable = True
+    _batching(config)
+    instance_groups(config, backend)
+    if not config.default_model_filename and backend is not None:
+        config.default_model_filename = backend.default_model_filename
+
+
+def _batching(config: Any) -> None:
+    choice = config.WhichOneof("scheduling_choice")
+    if choice == "dynamic_batching" and config.max_batch_size > 0:
+        if not config.dynamic_batching.preferred_batch_size:
+            config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+    elif choice == "sequence_batching":
+        sequences = config.sequence_batching
+        sequences.max_sequence_idle_microseconds = sequences.max_sequence_idle_microseconds or 1_000_000
+        strategy = sequences.WhichOneof("strategy_choice")
+        if strategy is None:
+            sequences.direct.SetInParent()
+        elif strategy == "oldest" and config.max_batch_size > 0 and not sequences.oldest.preferred_batch_size:
+            sequences.oldest.preferred_batch_size.append(config.max_batch_size)
+
+
+def version_policy(config: Any) -> None:
+    """The latest version alone, unless the configuration says otherwise; in place."""
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+
+
+def instance_groups(config: Any, backend: BackendDefaults | None) -> None:
+    """At least one group, each with a name, a kind, devices and a count; in place."""
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for i, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{i}"
+        if group.kind == AUTO:
+            gpus = accelerators.gpus()
+            on_gpu = bool(group.gpus) or (bool(gpus) and backend is not None and backend.runs_on_gpu())
+            group.kind = GPU if on_gpu else CPU
+        if group.kind == GPU and not group.gpus:
+            group.gpus.extend(gpu.index for gpu in accelerators.gpus())
+        if group.count == 0:
+            group.count = backend.default_cpu_instances if backend is not None and group.kind == CPU else 1

@@ -1,0 +1,106 @@
+"""Instance groups: which instances a configuration asks for, and what a change of it means.
+
+Instances are equal when everything in their groups but name and count is, and they are on the same
+device: a change of the groups keeps as many of each kind as it can (docs/protocol/rules.md E4.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one instance is to be: its group (a ModelInstanceGroup), kind and device."""
+
+    group: Any
+    kind: str
+    device: int
+    index: int  # among those of its group on its device
+
+    @property
+    def name(self) -> str:
+        """The name of the instance if it is the first of its place."""
+        return f"{self.group.name}_{self.index}"
+
+    @property
+    def key(self) -> tuple[bytes, str, int]:
+        """Equal for instances that can stand in for each other."""
+        plain = type(self.group)()
+        plain.CopyFrom(self.group)
+        plain.ClearField("name")
+        plain.ClearField("count")
+        plain.ClearField("gpus")  # the device says it
+        return plain.SerializeToString(deterministic=True), self.kind, self.device
+
+
+def places(config: Any) -> Iterator[Place]:
+    """One place for each instance of a completed configuration, group by group."""
+    for group in config.instance_group:
+        if group.passive:
+            continue
+        kind = KINDS.get(group.kind, "CPU")
+        for device in list(group.gpus) or [0] if kind == "GPU" else [0]:
+            for index in range(group.count):
+                yield Place(group, kind, device, index)
+
+
+def take_over(config: Any, other: Any) -> None:
+    """Puts the instance groups and the version policy of `other` into `config`."""
+    del config.instance_group[:]
+    config.instance_group.extend(other.instance_group)
+    config.version_policy.CopyFrom(other.version_policy)
+
+
+def reset(config: Any, other: Any) -> Any:
+    """A copy of `config` in which instance groups and version policy are those of `other`."""
+    made = type(config)()
+    made.CopyFrom(config)
+    take_over(made, other)
+    return made
+
+
+class Placed(Protocol):
+    """What the plan needs to know of an instance."""
+
+    place: Place | None
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def plan(current: Sequence[P], wanted: Iterable[Place]) -> tuple[list[Place], list[P]]:
+    """What a change of the groups means: places that need a new instance, instances to retire.
+
+    Older instances stay rather than younger ones.
+    """
+    left: dict[Any, list[P]] = {}
+    for instance in current:
+        left.setdefault(instance.place.key if instance.place else None, []).append(instance)
+    missing = []
+    for place in wanted:
+        same = left.get(place.key)
+        if same:
+            same.pop(0)
+        else:
+            missing.append(place)
+    surplus = {id(instance) for same in left.values() for instance in same}
+    return missing, [instance for instance in current if id(instance) in surplus]
+
+
+def names(missing: Iterable[Place], taken: Iterable[str]) -> list[str]:
+    """A name for each place: the group's name and the lowest number that nobody has."""
+    used = set(taken)
+    found = []
+    for place in missing:
+        index, name = place.index, place.name
+        while name in used:
+            index += 1
+            name = f"{place.group.name}_{index}"
+        used.add(name)
+        found.append(name)
+    return found

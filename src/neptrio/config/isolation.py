@@ -1,0 +1,36 @@
+"""Where a Python model's instances run: in processes of their own, or in the server's (docs/isolation.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio.errors import InvalidArgument
+
+
+def parameter(config: Any, key: str) -> str:
+    """A configuration parameter's text, "" when it is not set."""
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
+
+
+def isolated(config: Any, settings: dict[str, str] | None = None) -> bool:
+    """True when each instance of the model runs in a process of its own, as is usual. Raises InvalidArgument.
+
+    `settings` are those of --backend-config=python: what they say of isolation counts for models that say nothing.
+    """
+    own = parameter(config, "isolation")
+    value = own or (settings or {}).get("isolation", "")
+    if value not in ("", "none", "process"):
+        where = "parameter 'isolation'" if own else "--backend-config=python,isolation"
+        raise InvalidArgument(f"{where} must be 'none' or 'process', got '{value}'")
+    if parameter(config, "EXECUTION_ENV_PATH"):
+        if own == "none":
+            raise InvalidArgument("EXECUTION_ENV_PATH needs isolation 'process', got 'none'")
+        return True
+    if not value and sees_devices(config):
+        return False  # tensors in device memory are seen in the server's process only
+    return value != "none"
+
+
+def sees_devices(config: Any) -> bool:
+    """True when the model wants its inputs where they lie, on a GPU."""
+    return parameter(config, "FORCE_CPU_ONLY_INPUT_TENSORS").lower() == "no"

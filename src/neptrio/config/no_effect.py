@@ -1,0 +1,52 @@
+"""Fields of a configuration that are taken and change nothing: `neptrio check` and the log name them.
+
+They are hints of other backends or of hardware. A configuration written for a Triton server loads
+with them, and nobody believes that they do something. Source: docs/protocol/features.md A4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio.config.defaults import is_ensemble
+from neptrio.config.locate import Path
+
+ONNX = "onnxruntime"
+KERNEL = "kernel"
+
+
+def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
+    """(place, why) of each such field of a completed ModelConfig that is set; none of an ensemble's."""
+    if is_ensemble(config):
+        return []
+    backend, optimization = config.backend, config.optimization
+    found: list[tuple[Path, str]] = []
+    if backend != ONNX:
+        why = f"has no effect on models of backend '{backend}', only on those of '{ONNX}'"
+        for field in ("batch_input", "batch_output"):
+            if getattr(config, field):
+                found.append(((field,), why))
+        if optimization.graph.level:
+            found.append((("optimization", "graph", "level"), why))
+        if optimization.HasField("execution_accelerators"):
+            found.append((("optimization", "execution_accelerators"), why))
+    if backend != KERNEL and optimization.cuda.graphs:
+        why = f"has no effect on models of backend '{backend}', only on those of '{KERNEL}'"
+        found.append((("optimization", "cuda", "graphs"), why))
+    if optimization.priority:
+        found.append((("optimization", "priority"), "has no effect: instances have no priority on a device"))
+    if optimization.eager_batching:
+        why = "has no effect: inputs are gathered when the batch is closed"
+        found.append((("optimization", "eager_batching"), why))
+    if optimization.gather_kernel_buffer_threshold:
+        why = "has no effect: inputs are not gathered by a kernel"
+        found.append((("optimization", "gather_kernel_buffer_threshold"), why))
+    for i, group in enumerate(config.instance_group):
+        if group.profile:
+            found.append((("instance_group", i, "profile"), "has no effect: profiles are TensorRT's"))
+        if group.host_policy:
+            why = "has no effect: this server has no host policies"
+            found.append((("instance_group", i, "host_policy"), why))
+    if config.runtime:
+        found.append((("runtime",), "has no effect: backends are built in or Python-based"))
+    return found

@@ -1,0 +1,1 @@
+"""What executes: admission, batches, model instances and their pool, the rate limiter, the backend interface."""

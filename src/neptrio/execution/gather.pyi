@@ -1,0 +1,6 @@
+# The types of cext/execution/gather.pyx, which says what everything does.
+
+from neptrio.request.infer_request import InferRequest, Tensor
+
+def gather(requests: list[InferRequest], name: str, ragged: bool = False) -> Tensor | None: ...
+def split(tensor: Tensor, shapes: list[tuple[int, ...]], what: str = "") -> list[Tensor]: ...

@@ -1,0 +1,292 @@
+"""Model instances: a thread each, with a mailbox, and the pool that picks among them.
+
+A native instance that has nothing under way and whose executions have been measured at a few
+microseconds runs on the trio thread itself: handing such work to a thread and back costs several
+times the work. `inline_executions` says how often that happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from neptrio.config.groups import Place
+from neptrio.execution.backend import BackendInstance
+from neptrio.execution.batch import Batch
+from neptrio.execution.instance_core import InstanceCore, PoolCore
+from neptrio.execution.rate_limiter import RateLimiter
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.mailbox import CompletionQueue, WorkItem
+from neptrio.request.infer_request import InferRequest, ModelCore, RequestState
+
+log = logging.getLogger("neptrio.instance")
+
+DONE = int(RequestState.DONE)
+
+
+@dataclass(frozen=True)
+class InstanceStatistics:
+    """What an instance has under way and has done."""
+
+    name: str
+    outstanding: int
+    executions: int
+    inline_executions: int
+    prepared_requests: int  # in batches that wait in the mailbox or for a grant
+    executing_requests: int  # in batches the instance has taken
+
+
+class _Call(WorkItem):
+    """initialize() or finalize() on the instance's thread."""
+
+    def __init__(self, function: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        self._function = function
+        self._done = done
+        self._error: BaseException | None = None
+
+    def execute(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+
+    def deliver(self) -> None:
+        self._done(self._error)
+
+
+class Instance(InstanceCore):
+    """One instance: `submit` gives it a batch, `finished` is called when the batch is back."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelCore,
+        backend: BackendInstance,
+        completions: CompletionQueue,
+        pool: InstancePool,
+    ) -> None:
+        super().__init__(name, model, backend, completions, pool)
+        self.awaiting_grant: deque[Batch] = deque()
+        self.place: Place | None = None  # the configuration that it was made from
+        self.kept = False  # retired, but sequences stay with it
+        self.stopping = False
+        self._thread = threading.Thread(target=self.mailbox.run, name=f"instance-{name}", daemon=True)
+
+    def start(self, done: Callable[[BaseException | None], None]) -> None:
+        """Starts the thread and initializes the backend on it; `done(error)` on the trio thread."""
+        self._thread.start()
+        self.mailbox.submit(_Call(self.backend.initialize, done))
+
+    def stop(self, done: Callable[[BaseException | None], None]) -> None:
+        """Finalizes after the last batch and ends the thread; `done(error)` on the trio thread."""
+        self.mailbox.submit(_Call(self.backend.finalize, done))
+        self.mailbox.close()
+
+    def on_grant(self) -> None:
+        """The rate limiter has given this instance a grant."""
+        if self.awaiting_grant and self.claim is not None:
+            self.claim.begin()
+            self.begin(self.awaiting_grant.popleft())
+        else:
+            self.pool.on_free()
+
+    def withdraw(self, request: InferRequest) -> bool:
+        """Takes a request out of a batch that waits in the mailbox; the batch keeps its place.
+
+        False when the batch has begun. The caller answers the request.
+        """
+        old = request.batch
+        rest = [other for other in old.requests if other is not request]
+        if not rest:
+            if not self.mailbox.replace(old):
+                return False
+            self.outstanding -= 1
+            self.under_way.remove(old)
+            request.batch = None
+            self.pool.freed()
+            if self.retired:
+                self.pool.note_retired()
+            return True
+        new = self.make_batch(rest, old.close_reason, old.oldest_wait_ns)
+        if new.error is not None or not self.mailbox.replace(old, new):
+            for other in rest:
+                other.batch = old
+            return False
+        self.under_way[self.under_way.index(old)] = new
+        request.batch = None
+        return True
+
+    def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
+        """Tells the backend, on its thread, that a sequence it has worked on is over."""
+        backend = self.backend
+        if not backend.wants_sequence_end:
+            return
+        if backend.overlapping:  # in line with begin(), or a successor of the same id might overtake it
+            backend.sequence_ended(sequence_id, reason)
+        else:
+            self.mailbox.submit(_Call(lambda: backend.sequence_ended(sequence_id, reason), self._hook_done))
+
+    def _hook_done(self, error: BaseException | None) -> None:
+        if error is not None:
+            log.error(
+                "the sequence end hook of %s failed: %s", self.name, self.backend.describe_failure(error)
+            )
+
+    def statistics(self) -> InstanceStatistics:
+        """What is under way and what has been done."""
+        # batches are taken in the order they were submitted, so those that wait are the last ones
+        waiting = self.mailbox.waiting + len(self.awaiting_grant) + self.backend.ahead
+        taken = max(0, len(self.under_way) - waiting)
+        # a decoupled request may have had its last response while its batch is not back yet, and the
+        # null requests of the sequence batcher are nobody's
+        requests = [
+            sum(r.state != DONE and r.collect_statistics for r in batch.requests) for batch in self.under_way
+        ]
+        return InstanceStatistics(
+            self.name,
+            self.outstanding,
+            self.executions,
+            self.inline_executions,
+            prepared_requests=sum(requests[taken:]),
+            executing_requests=sum(requests[:taken]),
+        )
+
+
+class InstancePool(PoolCore):
+    """A model version's instances; the least loaded one is used.
+
+    A retired instance is given nothing new. It finishes what it has (batches, responses that a sender
+    of its model still owes, sequences that stay with it), then it is finalized.
+    """
+
+    instances: list[Instance]
+
+    def __init__(self, loop_pass: LoopPass | None = None) -> None:
+        self.retiring: list[Instance] = []
+        self.unwanted: list[Instance] = []  # started, but will not serve: they are only to be finalized
+        # set by a scheduler that keeps accounts by instance; it may set `kept` of a retired one
+        self.on_added: Callable[[Instance], None] = lambda instance: None
+        self.on_retired: Callable[[Instance], None] = lambda instance: None
+        self.gone = (
+            trio.Event()
+        )  # set when a retired instance has been finalized; each time there is a new event
+        self._loop_pass = loop_pass
+
+    @property
+    def limited(self) -> bool:
+        """The rate limiter grants the instances their executions; nothing is prepared ahead."""
+        return self.limiter is not None
+
+    def add(self, instance: Instance, limiter: RateLimiter | None, group: Any, device: int) -> None:
+        """Takes a new instance in. Raises InvalidArgument when the rate limiter could never grant it anything."""
+        self.limiter = limiter
+        self.instances.append(instance)
+        self.register(instance, group, device)
+
+    def register(self, instance: Instance, group: Any, device: int) -> None:
+        """Gives the instance a claim if there is a rate limiter. Raises InvalidArgument."""
+        if self.limiter is not None:
+            instance.claim = self.limiter.register(group, device, instance.on_grant)
+
+    def unregister(self, instance: Instance) -> None:
+        """Takes back what register() did."""
+        if instance.claim is not None and self.limiter is not None:
+            self.limiter.unregister(instance.claim)
+            instance.claim = None
+
+    def clear(self) -> None:
+        """Drops every instance."""
+        for instance in self.all:
+            self.unregister(instance)
+        self.instances, self.retiring = [], []
+        self._tell_gone()
+
+    @property
+    def all(self) -> list[Instance]:
+        """Those that serve and those that are on their way out."""
+        return self.instances + self.retiring
+
+    def exchange(self, added: list[Instance], retired: list[Instance]) -> None:
+        """New instances serve from now on, retired ones get nothing new. Does not wait for them to finish."""
+        for instance in added:
+            self.instances.append(instance)
+            self.on_added(instance)
+        for instance in retired:
+            self.instances.remove(instance)
+            if instance.claim is not None and instance.outstanding == 0:
+                instance.claim.leave()
+            self.on_retired(instance)
+            instance.retired = True
+            self.retiring.append(instance)
+        self.note_retired()
+        self.freed()
+
+    async def discard(self, instances: list[Instance]) -> None:
+        """Finalizes started instances that have never served, once their warm-up is over."""
+        for instance in instances:
+            instance.retired = True
+            self.unwanted.append(instance)
+        self.note_retired()
+        while any(instance in self.unwanted for instance in instances):
+            await self.gone.wait()
+
+    def note_retired(self) -> None:
+        """A retired instance may have nothing left to do: looked at when the pass ends."""
+        if self._loop_pass is not None:
+            self._loop_pass.mark(self)
+            self._loop_pass.soon()
+
+    def dispatch(self, now_ns: int) -> None:
+        """Finalizes the retired instances that have nothing left to do."""
+        for instance in self.retiring + self.unwanted:
+            if not (instance.stopping or instance.outstanding or instance.owed or instance.kept):
+                instance.stopping = True
+                self.unregister(instance)
+                instance.stop(partial(self._gone, instance))
+
+    def _gone(self, instance: Instance, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("finalize of %s failed: %s", instance.name, error)
+        (self.unwanted if instance in self.unwanted else self.retiring).remove(instance)
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        gone, self.gone = self.gone, trio.Event()
+        gone.set()
+
+    def serve(self) -> None:
+        """Has the rate limiter grant what it can."""
+        if self.limiter is not None:
+            self.limiter.serve()
+
+    @property
+    def executing(self) -> int:
+        """Batches under way, prepared ones included."""
+        return sum(instance.outstanding for instance in self.all)
+
+    def _granted(self) -> Instance | None:
+        """An idle instance that has a grant, None when there is none: then all idle ones wait in line."""
+        idle = [instance for instance in self.instances if instance.outstanding == 0]
+        for instance in idle:
+            assert instance.claim is not None
+            instance.claim.ask()
+        self.serve()
+        for instance in idle:
+            if instance.claim is not None and instance.claim.granted:
+                return instance
+        return None
+
+    def settle(self, wanting: bool) -> None:
+        """A scheduler has dispatched all it can. Unless it still wants instances, unused grants and
+        places in the rate limiter's line are given up."""
+        if self.limiter is not None and not wanting:
+            for instance in self.instances:
+                if instance.claim is not None and instance.outstanding == 0:
+                    instance.claim.leave()

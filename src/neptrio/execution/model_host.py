@@ -1,0 +1,38 @@
+"""What the server offers to the models that it hosts: how their code calls back into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from neptrio.codec.shared_memory import SharedMemory
+from neptrio.execution.admission import Admission
+from neptrio.loop.doorbells import Doorbells
+from neptrio.loop.mailbox import CompletionQueue
+from neptrio.loop.timers import Timers
+from neptrio.observe.custom_metrics import CustomMetrics
+from neptrio.observe.span_options import SpanOptions
+
+
+class ModelControl(Protocol):
+    """Loading and unloading models from a model's code (service.repository)."""
+
+    async def load(self, name: str, parameters: dict[str, Any]) -> None:
+        """Loads or reloads a model. Raises the load's TritonError."""
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Takes a model out of service."""
+
+
+@dataclass(frozen=True)
+class ModelHost:
+    """Given to every backend with the model that it loads."""
+
+    admission: Admission  # calls of other models
+    completions: CompletionQueue  # how threads of models reach the trio thread
+    shared_memory: SharedMemory
+    repository: ModelControl
+    timers: Timers  # deadlines on the trio thread
+    doorbells: Doorbells  # how processes of models reach the trio thread
+    spans: SpanOptions | None = None  # mode opentelemetry: where spans of models go
+    custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)

@@ -1,0 +1,196 @@
+"""The rate limiter: which instance may execute next, across all models (--rate-limit=execution_count).
+
+The problem: instances of different models compete for things the server cannot see (memory, a
+licence, a bus). The configuration names them as resources with counts, and gives every instance
+group a priority. The choice: an instance with work asks for a grant; grants are given in the order
+of executions so far times priority, so priority 2 gets half the grants of priority 1 (0 means 1);
+an execution holds its resources until it is back.
+
+Rules:
+ 1. Only the first in that order is looked at. If its resources are not free, nobody overtakes it,
+    so one that needs much is not starved by many that need little.
+ 2. A grant that is not used is given back in the same pass: a model with nothing to send holds
+    neither resources nor a place in line.
+ 3. Resources that are freed are granted at the end of the loop pass. By then the instance that
+    freed them has asked again, if its model has more work; granted at once, they would always go to
+    another one, and two models would alternate whatever their priorities are.
+ 4. Resources are per device unless they are global. How much there is: --rate-limit-resource, or
+    else the most that any one instance asks for.
+ 5. Batches of a limited instance are not prepared ahead: they would wait without a grant.
+
+Source: docs/protocol/features.md A5.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from neptrio.errors import InvalidArgument
+from neptrio.loop.loop_pass import LoopPass
+
+GLOBAL = -1
+Key = tuple[str, int]  # resource, device or GLOBAL
+
+
+@dataclass(frozen=True)
+class ResourceStatistics:
+    """One resource: `device` is -1 when it is global."""
+
+    name: str
+    device: int
+    count: int
+    used: int
+
+
+@dataclass(frozen=True)
+class RateLimiterStatistics:
+    """What is handed out and how many instances wait for a grant."""
+
+    resources: tuple[ResourceStatistics, ...]
+    waiting: int
+
+
+class Claim:
+    """One instance's demand, its place in line and its grants so far."""
+
+    def __init__(
+        self, limiter: RateLimiter, demand: dict[Key, int], priority: int, on_grant: Callable[[], None]
+    ) -> None:
+        self.demand = demand
+        self.weight = priority or 1
+        self.on_grant = on_grant
+        self.grants = 0
+        self.granted = False  # has a grant whose execution has not begun
+        self.waits = False
+        self.since = 0
+        self._limiter = limiter
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who comes first: the lower."""
+        return (self.grants * self.weight, self.since)
+
+    def ask(self) -> None:
+        """Gets in line. on_grant() is called when it is granted, possibly before this returns."""
+        if not self.waits and not self.granted:
+            self.waits = True
+            self.since = next(self._limiter.order)
+            self._limiter.waiting.append(self)
+
+    def begin(self) -> None:
+        """The grant is used: an execution starts."""
+        self.granted = False
+        self.grants += 1
+
+    def end(self) -> None:
+        """The execution is back: its resources are free."""
+        self._limiter.free(self)
+
+    def leave(self) -> None:
+        """Leaves the line and gives an unused grant back."""
+        if self.waits:
+            self.waits = False
+            self._limiter.waiting.remove(self)
+            self._limiter.later()
+        if self.granted:
+            self.granted = False
+            self._limiter.free(self)
+
+
+class RateLimiter:
+    """Grants and resources of every model's instances. Lives on the trio thread."""
+
+    def __init__(
+        self, loop_pass: LoopPass, explicit: dict[tuple[str, int | None], int] | None = None
+    ) -> None:
+        self._loop_pass = loop_pass
+        self._explicit = explicit or {}
+        self._claims: list[Claim] = []
+        self._used: dict[Key, int] = {}
+        self._serving = False
+        self.waiting: list[Claim] = []
+        self.order = itertools.count()
+
+    def register(self, group: Any, device: int, on_grant: Callable[[], None]) -> Claim:
+        """A claim for an instance of `group` (a ModelInstanceGroup) on `device`.
+
+        Raises InvalidArgument when an explicit resource count can never satisfy it.
+        """
+        demand: dict[Key, int] = {}
+        for resource in group.rate_limiter.resources:
+            key = (resource.name, GLOBAL if getattr(resource, "global") else device)
+            demand[key] = demand.get(key, 0) + resource.count
+        for key, count in demand.items():
+            limit = self._limit(key)
+            if limit is not None and limit < count:
+                raise InvalidArgument(
+                    f'Resource count for "{key[0]}" is limited to {limit} which will prevent scheduling of one '
+                    f"or more model instances, the minimum required count is {count}"
+                )
+        made = Claim(self, demand, group.rate_limiter.priority, on_grant)
+        # newcomers start level with the others, or they would have every grant until they caught up
+        made.grants = min((t.grants * t.weight for t in self._claims), default=0) // made.weight
+        self._claims.append(made)
+        return made
+
+    def unregister(self, claim: Claim) -> None:
+        """The instance is gone."""
+        claim.leave()
+        self._claims.remove(claim)
+        self.later()
+
+    def _limit(self, key: Key) -> int | None:
+        name, device = key
+        for found in ((name, device), (name, None)):
+            if found in self._explicit:
+                return self._explicit[found]
+        return None
+
+    def total(self, key: Key) -> int:
+        """How much of a resource there is."""
+        limit = self._limit(key)
+        if limit is not None:
+            return limit
+        return max((t.demand.get(key, 0) for t in self._claims), default=0)
+
+    def later(self) -> None:
+        """Gives grants before this loop pass ends, when those who are free now could ask (rule 3)."""
+        self._loop_pass.mark(self)
+
+    def dispatch(self, now_ns: int) -> None:
+        """Called by the pass."""
+        self.serve()
+
+    def serve(self) -> None:
+        """Gives grants to the first in line while their resources are free."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while self.waiting:
+                first = min(self.waiting, key=lambda t: t.rank)
+                if any(self._used.get(k, 0) + n > self.total(k) for k, n in first.demand.items()):
+                    return
+                self.waiting.remove(first)
+                first.waits = False
+                first.granted = True
+                for key, count in first.demand.items():
+                    self._used[key] = self._used.get(key, 0) + count
+                first.on_grant()
+        finally:
+            self._serving = False
+
+    def free(self, claim: Claim) -> None:
+        """Takes back what a grant held."""
+        for key, count in claim.demand.items():
+            self._used[key] -= count
+        self.later()
+
+    def statistics(self) -> RateLimiterStatistics:
+        """What is handed out now."""
+        keys = sorted({key for t in self._claims for key in t.demand})
+        rows = (ResourceStatistics(k[0], k[1], self.total(k), self._used.get(k, 0)) for k in keys)
+        return RateLimiterStatistics(tuple(rows), len(self.waiting))

@@ -1,0 +1,1 @@
+"""What the loop is offered so that it never works for long."""

@@ -1,0 +1,243 @@
+"""What is waited for without a task: the connections' sockets, completions, and the next timer.
+
+The problem: with a task per connection every request costs a wake-up of its own: a registration
+with the kernel, a scheduling of the task, a pass of trio's loop. That is half of a small request's
+time with many connections, and most of it with one. The choice: the sockets are registered once
+with an epoll of our own. Where trio would wait, Poller waits in its stead: for the sockets, for the
+next timer and for whatever trio itself waits for. Every readable socket's bytes are taken, then the pass ends for all
+of them: requests that arrived together are decided together, and answered with one send per
+connection. trio's loop passes only when there is something for a task to do.
+
+trio lets an instrument run before it waits; its epoll and its list of runnable tasks are looked up
+in its inside, which _Inside names in one place. Where they are not found (another trio, guest mode)
+or where another Poller does it already, one task waits for our epoll instead: the same
+behaviour, slower. NEPTRIO_POLLER=task asks for that. `way` says which of the two it is, and the log says
+why it is the slower one.
+
+A connection's own task sleeps in read() meanwhile; it stays the place where the connection's
+errors surface, where it is cancelled and where it closes.
+
+Rules:
+ 1. receive() runs on the trio thread and in no task, takes what is there without blocking, and
+    says whether to go on. False ends read(); what it raises is raised by read().
+ 2. A socket is registered exactly while its read() runs, so it must not be closed meanwhile.
+ 3. Sockets and tasks take turns: one round over the ready sockets before each pass of trio's loop,
+    and a pass as soon as a task can run, a deadline is near or trio's descriptors are ready.
+ 4. When we return, trio waits itself, for as long as it was going to. So we return only when one of
+    its own descriptors is ready, or wake it first, so that its wait is over at once.
+ 5. While we wait in trio's stead, timers are fired here, and passes that soon() asks for are ended
+    here, after one more round over the sockets.
+ 6. Where there is no epoll, read() waits for its own socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.timers import Timers
+from neptrio.request.infer_request import monotonic_ns
+
+log = logging.getLogger("neptrio.poller")
+
+ROUNDS = 4  # over the ready sockets before other tasks run, where a task reads for all
+READY_AT_ONCE = 256
+LONGEST_WAIT = 60.0  # seconds: how late a deadline of trio's can be that was set while we wait
+
+_taken: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("neptrio.poller", default=False)
+
+
+class _Inside:
+    """The private attributes of trio that are used: its epoll, its runnable tasks, its next deadline.
+
+    Raises AttributeError where this trio has them elsewhere or not at all.
+    """
+
+    def __init__(self) -> None:
+        runner: Any = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        if runner.is_guest:
+            raise AttributeError("trio does not wait itself in guest mode")
+        self.fd: int = runner.io_manager._epoll.fileno()
+        self.runnable: Any = runner.runq
+        self.next_deadline: Callable[[], float] = runner.deadlines.next_deadline
+
+
+def _look_inside() -> tuple[_Inside | None, str]:
+    """trio's inside, or None and the reason why it is not used."""
+    if os.environ.get("NEPTRIO_POLLER") == "task":
+        return None, "NEPTRIO_POLLER=task asks for it"
+    if _taken.get():
+        return None, "another server in this thread waits in trio's stead"
+    try:
+        return _Inside(), ""
+    except AttributeError as error:
+        return None, f"trio {trio.__version__} is not built as expected: {error}"
+
+
+def _nothing() -> None:
+    """What trio is given to call: that it has something to call ends its wait."""
+
+
+class _Watch:
+    """A socket that is read for a task in read()."""
+
+    __slots__ = ("done", "error", "receive")
+
+    def __init__(self, receive: Callable[[], bool]) -> None:
+        self.receive = receive
+        self.done = trio.Event()
+        self.error: BaseException | None = None
+
+
+class Poller(trio.abc.Instrument):
+    """The shared reader."""
+
+    def __init__(self, loop_pass: LoopPass, timers: Timers) -> None:
+        self._loop_pass = loop_pass
+        self._timers = timers
+        self._watches: dict[int, _Watch] = {}
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._running = False
+        self._inside: _Inside | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self.way = "not started"  # who waits for the sockets, as the start-up text tells it
+
+    async def read(self, sock: socket.socket | int, receive: Callable[[], bool]) -> None:
+        """Calls `receive()` whenever `sock` is readable until it returns False or raises."""
+        if self._epoll is None or not self._running:
+            while True:
+                await trio.lowlevel.wait_readable(sock)
+                go_on = receive()
+                self._loop_pass.end()
+                if not go_on:
+                    return
+        watch = _Watch(receive)
+        fd = sock if isinstance(sock, int) else sock.fileno()
+        self._watches[fd] = watch
+        self._epoll.register(fd, select.EPOLLIN)
+        try:
+            await watch.done.wait()
+        finally:
+            if self._watches.get(fd) is watch:
+                self._forget(fd)
+        if watch.error is not None:
+            raise watch.error
+
+    def _forget(self, fd: int) -> None:
+        del self._watches[fd]
+        if self._epoll is not None and not self._epoll.closed:
+            self._epoll.unregister(fd)
+
+    def _take(self, ready: list[tuple[int, int]]) -> bool:
+        """One round over ready sockets; True when trio's own descriptor was among them."""
+        watches, trios = self._watches, False
+        for fd, _events in ready:
+            watch = watches.get(fd)
+            if watch is None:
+                trios = trios or (self._inside is not None and fd == self._inside.fd)
+                continue
+            try:
+                if watch.receive():
+                    continue
+            except BaseException as error:
+                watch.error = error
+            if watches.get(fd) is watch:
+                self._forget(fd)
+            watch.done.set()
+        self._loop_pass.end()
+        return trios
+
+    # ------------------------------------------------------------ in trio's stead
+
+    def before_io_wait(self, timeout: float) -> None:
+        """trio's loop is about to wait for `timeout` seconds: 0 while a task can run."""
+        try:
+            self._wait(timeout)
+        except BaseException:  # trio would drop the instrument, and with it every connection
+            log.exception("the poller failed")
+            self._wake()
+
+    def _wait(self, timeout: float) -> None:
+        epoll, inside, loop_pass, timers = self._epoll, self._inside, self._loop_pass, self._timers
+        assert epoll is not None and inside is not None
+        if timeout <= 0:
+            self._take(epoll.poll(0, READY_AT_ONCE))
+            if timers.fire_due(monotonic_ns()):
+                loop_pass.end()
+            return
+        now = monotonic_ns()
+        end, deadline = now + int(min(timeout, LONGEST_WAIT) * 1e9), inside.next_deadline()
+        loop_pass.hold()
+        try:
+            while True:
+                wait = min(end, timers.next_ns) - now
+                trios = self._take(epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE))
+                if loop_pass.asked and not trios and not inside.runnable:
+                    trios = self._take(epoll.poll(0, READY_AT_ONCE))
+                    loop_pass.take_asked()
+                now = monotonic_ns()
+                if timers.fire_due(now):
+                    loop_pass.end()
+                if trios:
+                    return
+                if now >= end or inside.runnable or loop_pass.asked or inside.next_deadline() < deadline:
+                    self._wake()
+                    return
+        finally:
+            loop_pass.release()
+
+    def _wake(self) -> None:
+        """trio's wait is over at once."""
+        assert self._token is not None
+        self._token.run_sync_soon(_nothing, idempotent=True)
+
+    # ------------------------------------------------------------ the task
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The task; started by the server's nursery before the fronts."""
+        if self._epoll is None:
+            self.way = "by a task each (this system has no epoll)"
+            log.warning("sockets are waited for %s: slower, same behaviour", self.way)
+            task_status.started()
+            return
+        inside, reason = _look_inside()
+        self._inside = inside
+        self.way = "in trio's stead" if inside is not None else f"by a task ({reason})"
+        if inside is None:
+            log.warning("sockets are waited for %s: slower, same behaviour", self.way)
+        self._running = True
+        task_status.started()
+        try:
+            if inside is None:
+                await self._read_for_all(self._epoll)
+                return
+            self._token = trio.lowlevel.current_trio_token()
+            self._epoll.register(inside.fd, select.EPOLLIN)
+            _taken.set(True)
+            self._timers.host(True)
+            trio.lowlevel.add_instrument(self)
+            try:
+                await trio.sleep_forever()
+            finally:
+                trio.lowlevel.remove_instrument(self)
+                self._timers.host(False)
+                _taken.set(False)
+        finally:
+            self._running = False
+            self._epoll.close()
+
+    async def _read_for_all(self, epoll: select.epoll) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(epoll.fileno())
+            for _ in range(ROUNDS):
+                ready = epoll.poll(0, READY_AT_ONCE)
+                if not ready:
+                    break
+                self._take(ready)

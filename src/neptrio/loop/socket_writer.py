@@ -1,0 +1,132 @@
+"""A non-blocking socket: answers are written at once, what does not fit follows when it can.
+
+The problem: a send per answer through trio's streams costs a checkpoint and a task switch each.
+The choice: flush() tries the socket directly from wherever the answer was made; only when the
+kernel's buffer is full does a task wait for room. Bytes leave in the order they were given.
+The system call is in cext/loop/socket_writer_core.
+
+Rules:
+ 1. send() never blocks and never raises: a broken writer drops its output and says `broken`.
+ 2. At most one task waits for writability, and only while something is pending.
+ 3. `pending` bytes are bounded by the callers: they look at `congested` before they make more.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+
+from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
+
+__all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
+
+MAX_BUFFERS = 512  # of one sendmsg (IOV_MAX is 1024)
+
+
+class SocketWriter(SocketWriterCore):
+    """The sending half of a connection."""
+
+    def __init__(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        super().__init__(sock)
+        self.on_drained: Callable[[], None] = lambda: None
+        self._nursery = nursery
+        self._writing = False
+        self._emptied: trio.Event | None = None
+        self._seen_taken = 0
+        self._seen_ns = 0
+        self._taken = 0  # bytes that were pending and that the kernel has taken since
+
+    def stalled(self, now_ns: int, limit_ns: int) -> bool:
+        """Asked now and then: True when the peer has taken nothing of what is pending for `limit_ns`.
+
+        The time counts from the first call that found nothing taken since the call before it, so that
+        a peer is never judged by an answer that has only just been made.
+        """
+        if not self.pending or self._taken != self._seen_taken or not self._seen_ns:
+            self._seen_taken = self._taken
+            self._seen_ns = now_ns if self.pending else 0
+            return False
+        return now_ns - self._seen_ns > limit_ns
+
+    def write_later(self) -> None:
+        if self.queue and not self._writing:
+            self._writing = True
+            self._nursery.start_soon(self._write)
+
+    async def _write(self) -> None:
+        try:
+            while self.queue and not self.broken:
+                await trio.lowlevel.wait_writable(self.sock)
+                try:
+                    sent = self.sock.sendmsg(
+                        [self.queue[i] for i in range(min(len(self.queue), MAX_BUFFERS))]
+                    )
+                except (BlockingIOError, InterruptedError):
+                    continue
+                self._taken += sent
+                self.drop(sent)
+        except (OSError, trio.ClosedResourceError):
+            self.fail()
+        finally:
+            self._writing = False
+        if not self.queue:
+            self._tell_empty()
+        self.on_drained()
+
+    def _tell_empty(self) -> None:
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
+
+    def fail(self) -> None:
+        """The peer is gone: pending output is dropped."""
+        super().fail()
+        self._tell_empty()
+
+    async def drained(self) -> None:
+        """Returns when everything was handed to the kernel, or the writer is broken."""
+        if self.queue and not self.broken:
+            if self._emptied is None:
+                self._emptied = trio.Event()
+            await self._emptied.wait()
+
+
+class Writer(Protocol):
+    """What connections need of SocketWriter and of its like over TLS (transport.tls)."""
+
+    on_drained: Callable[[], None]
+
+    @property
+    def broken(self) -> bool: ...
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def congested(self) -> bool: ...
+
+    def send(self, buffers: list[Any], /) -> None: ...
+
+    def fail(self) -> None: ...
+
+    async def drained(self) -> None: ...
+
+
+def listen(address: str, port: int, backlog: int = 4096, reuse_port: bool = False) -> socket.socket:
+    """A listening TCP socket. Raises OSError naming the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((address, port))
+        sock.listen(backlog)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock

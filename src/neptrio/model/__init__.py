@@ -1,1 +1,0 @@
-"""Models: configuration, a loaded version, its instances."""

@@ -1,0 +1,43 @@
+"""What the processes of a model's instances take, as the kernel counts it. Read when somebody asks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """One instance's process now. The last two are 0 when it has just ended."""
+
+    instance: str
+    pid: int
+    restarts: int  # since the instance was made
+    ring: int  # batches and other messages that lie ahead of it
+    resident_bytes: int  # with the pages that it shares with the template
+    cpu_seconds: float
+
+
+def processes(model: Any) -> list[ProcessUse]:
+    """Those of `model` (a Model), empty where its instances are threads. On the trio thread."""
+    found = []
+    for instance in model.pool.all:
+        process = instance.backend.process()
+        if process is not None:
+            pid, restarts, ring = process
+            found.append(ProcessUse(instance.name, pid, restarts, ring, *_use(pid)))
+    return found
+
+
+def _use(pid: int) -> tuple[int, float]:
+    try:
+        with open(f"/proc/{pid}/statm") as statm, open(f"/proc/{pid}/stat") as stat:
+            resident = int(statm.read().split()[1])
+            fields = stat.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return 0, 0.0
+    return resident * PAGE, (int(fields[11]) + int(fields[12])) / TICKS

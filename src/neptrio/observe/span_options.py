@@ -1,0 +1,34 @@
+"""Mode opentelemetry: where spans go, and how they are gathered on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERVICE_NAME = "triton-inference-server"  # the resource attribute service.name, unless it is given
+
+
+@dataclass(frozen=True)
+class SpanOptions:
+    """The options of --trace-config=opentelemetry,KEY=VALUE."""
+
+    url: str = "http://localhost:4318/v1/traces"
+    resource: tuple[tuple[str, str], ...] = ()
+    max_queue_size: int = 2048  # spans; more are dropped
+    schedule_delay_ms: int = 5000
+    max_export_batch_size: int = 512
+
+    def attributes(self) -> dict[str, str]:
+        """The resource's attributes."""
+        return {"service.name": SERVICE_NAME, **dict(self.resource)}
+
+    def shown(self) -> dict[str, str]:
+        """The options as a reply to trace/setting has them."""
+        shown = {"url": self.url}
+        if self.resource:
+            shown["resource"] = ",".join(f"{key}={value}" for key, value in self.resource)
+        return {
+            **shown,
+            "bsp_schedule_delay": str(self.schedule_delay_ms),
+            "bsp_max_export_batch_size": str(self.max_export_batch_size),
+            "bsp_max_queue_size": str(self.max_queue_size),
+        }

@@ -1,0 +1,296 @@
+"""A loaded model version: its backend, its instances and its scheduler.
+
+Life: Model.load() on a loader thread reads files; start() on the trio thread makes the instances
+and waits for their initialize(); drain() waits until the last accepted request is answered;
+stop() finalizes the instances.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import trio
+
+from neptrio.config import groups, labels
+from neptrio.config import model_config as model_config
+from neptrio.config.groups import Place
+from neptrio.errors import Internal, TritonError
+from neptrio.execution.backend import Backend, BackendInstance, LoadContext
+from neptrio.execution.instance import Instance, InstancePool
+from neptrio.loop.mailbox import CompletionQueue
+from neptrio.observe.counters import ModelCounters
+from neptrio.observe.memory import Measured, usage
+from neptrio.observe.metrics_config import MetricsConfig
+from neptrio.repository.warmup import warm_up
+from neptrio.request import reshape
+from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
+from neptrio.scheduling.choose import make_scheduler
+
+log = logging.getLogger("neptrio.model")
+
+
+class Model(ServedModel):
+    """One version of one model."""
+
+    scheduler: Scheduler | None
+
+    def __init__(
+        self, context: LoadContext, backend: Backend, loop: LoopServices, completions: CompletionQueue
+    ) -> None:
+        super().__init__(context.name, str(context.version))
+        config = context.config
+        self.config = config
+        self.context = context
+        self.backend = backend
+        self.platform = config.platform or backend.platform or config.backend
+        self.max_batch_size = config.max_batch_size
+        self.set_inputs(model_config.input_specs(config))
+        self.output_names = {o.name for o in config.output}
+        self.labels = labels.read(context.model_dir, config)
+        self.input_reshapes = reshape.of_inputs(config) or None
+        output_reshapes = reshape.of_outputs(config)
+        if output_reshapes:
+            self.reshape_outputs = reshape.output_reshaper(output_reshapes)
+        self.decoupled = config.model_transaction_policy.decoupled
+        # outputs that go round as implicit state, to be made whatever the client asked for
+        self.state_outputs = ()
+        self.counters = ModelCounters()
+        self.told_of_outputs = False  # that it makes outputs which its configuration does not have
+        self._asking: trio.CapacityLimiter | None = None  # threads in is_ready()
+        self.load_duration_secs = 0.0
+        self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
+        self._cpu_bytes = 0
+        self.pool = InstancePool(loop.loop_pass)
+        self._loop = loop
+        self._completions = completions
+        self._idle = trio.Event()
+        self.on_idle = None
+        self._serving = False
+        self.on_ready: Callable[[], None] = lambda: None  # `ready` of a model that serves has changed
+        self.stuck = False  # initialize() has not returned in time: nobody can wait for stop()
+
+    def measured(self, measured: Measured) -> None:
+        """Takes what the load took: seconds, and memory as the statistics extension reports it."""
+        self.load_duration_secs = measured.seconds
+        self.loaded_at_ms = int(time.time() * 1000)
+        self._cpu_bytes = measured.cpu_bytes
+        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+
+    def _memory_changed(self) -> None:
+        """An instance has taken memory while it served."""
+        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+
+    @cached_property
+    def known_outputs(self) -> frozenset[str]:
+        """What a response may hold when the client asked for nothing in particular: the outputs of the
+        configuration and those that are implicit state."""
+        return frozenset((*self.output_names, *self.state_outputs))
+
+    @property
+    def takes_device_memory(self) -> bool:
+        """Every instance reads inputs in device memory where they lie."""
+        instances = self.pool.instances
+        return bool(instances) and all(i.backend.takes_device_memory for i in instances)
+
+    @property
+    def lost(self) -> bool:
+        """It has stopped serving for good: only a load that makes it anew helps."""
+        return any(i.backend.lost for i in self.pool.instances)
+
+    def remeasured(self, measured: Measured) -> None:
+        """Adds the memory that new instances took to what the load took."""
+        self._cpu_bytes += measured.cpu_bytes
+        self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
+
+    async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
+        """Creates and initializes the instances, in parallel, and warms them up; `tell` is called with the phase.
+
+        Raises what initialize() raised, after stopping what was made; where the model is `stuck` then, that
+        is left to the caller.
+        """
+        try:
+            places = list(groups.places(self.config))
+            for place, name in zip(places, groups.names(places, ()), strict=True):
+                instance = self.make_instance(place, name)
+                self.pool.add(instance, self._loop.rate_limiter, place.group, place.device)
+            self.scheduler = make_scheduler(self, self.pool, self._loop)
+            # after the scheduler: an ensemble learns from its steps that it is decoupled
+            MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)
+        except BaseException:
+            self.pool.clear()
+            self.backend.unload()
+            raise
+        tell("initializing instances")
+        try:
+            await self.start_instances(self.pool.instances)
+        except TooLong:
+            self.stuck = True
+            raise
+        except Exception:
+            await self.stop()
+            raise
+        if self.config.model_warmup:
+            tell("warming up")
+        try:
+            await warm_up(self, self.pool.instances)
+        except Exception:  # when cancelled, the caller stops the model: that may take long
+            with trio.CancelScope(shield=True):
+                await self.stop()
+            raise
+        self._serving = True
+        self._health_changed()
+
+    def make_instance(self, place: Place, name: str) -> Instance:
+        """An instance that has not started. Raises what the backend raises."""
+        made = self.backend.create_instance(name, place.kind, place.device)
+        made.on_health = self._health_changed  # type: ignore[method-assign]
+        made.on_memory = self._memory_changed  # type: ignore[method-assign]
+        instance = Instance(name, self, made, self._completions, self.pool)
+        instance.place = place
+        return instance
+
+    async def start_instances(self, instances: Iterable[Instance]) -> None:
+        """Initializes instances, in parallel. Raises the first TritonError when all are done, and
+        TooLong when some are not within the backend's time limit."""
+        errors: list[BaseException] = []
+        limit = self.backend.time_limit(self.context)
+        with trio.move_on_after(math.inf if limit is None else limit) as scope:
+            async with trio.open_nursery() as nursery:
+                for instance in instances:
+                    nursery.start_soon(self._start_instance, instance, errors)
+        if scope.cancelled_caught:
+            raise too_long("initialize", self.context, limit)
+        if errors:
+            raise errors[0]
+
+    async def stop_instances(self, instances: Iterable[Instance]) -> None:
+        """Finalizes started instances that have nothing to do, in parallel; failures are logged."""
+        async with trio.open_nursery() as nursery:
+            for instance in instances:
+                nursery.start_soon(self._stop_instance, instance)
+
+    def exchange(self, config: Any, added: list[Instance], retired: list[Instance]) -> None:
+        """In-place change: takes over what `config` says of instances and versions, and the instances."""
+        groups.take_over(self.config, config)
+        self.pool.exchange(added, retired)
+        self._health_changed()
+        self.pass_soon()
+
+    def _health_changed(self) -> None:
+        """Ready is a model whose instances all are; called whenever one falls ill or recovers."""
+        if self._serving:
+            self.ready = all(i.backend.healthy for i in self.pool.instances)
+            self.on_ready()
+
+    @property
+    def reason(self) -> str:
+        """Why a model that should serve is not ready, "" when it is."""
+        return next((i.backend.reason for i in self.pool.instances if i.backend.reason), "")
+
+    def pass_soon(self) -> None:
+        """Asks for a loop pass: something was decided outside of one."""
+        self._loop.loop_pass.soon()
+
+    async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
+        error = await _called(instance.start)
+        if error is not None:
+            if isinstance(error, TritonError):
+                errors.append(error)
+            else:
+                errors.append(Internal(instance.backend.describe_failure(error).message))
+
+    async def is_ready(self) -> bool:
+        """Asks the instances themselves; those that do not answer in time are not ready.
+
+        One thread asks at a time: a model that hangs must not take a thread with every question.
+        """
+        if not self.ready:
+            return False
+        asked = [
+            i.backend for i in self.pool.instances if type(i.backend).is_ready is not BackendInstance.is_ready
+        ]
+        if not asked:
+            return True
+
+        def ask() -> bool:
+            try:
+                return all(backend.is_ready() for backend in asked)
+            except Exception:
+                log.exception("is_ready of model '%s' failed", self.name)
+                return False
+
+        if self._asking is None:
+            self._asking = trio.CapacityLimiter(1)
+        with trio.move_on_after(max(backend.ready_seconds for backend in asked)):
+            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=self._asking)
+        return False
+
+    def abort(self) -> None:
+        """Nobody waits for the start any longer; stop() follows."""
+        for instance in self.pool.instances:
+            instance.backend.abort()
+
+    def withdraw(self) -> None:
+        """Takes no new requests from now on; drain() and stop() follow."""
+        self._serving = self.ready = False
+
+    async def drain(self) -> None:
+        """Returns once no accepted request is left."""
+        self._serving = self.ready = False
+        if self.scheduler is not None:
+            self.scheduler.stop()
+        while self.inflight:
+            self._idle = trio.Event()
+            self.on_idle = self._idle.set
+            await self._idle.wait()
+        self.on_idle = None
+
+    async def stop(self) -> None:
+        """Finalizes every instance and unloads the backend."""
+        self._serving = self.ready = False
+        if self.scheduler is not None:
+            self.scheduler.close()
+        self.pool.dispatch(0)
+        await self.stop_instances(self.pool.instances)
+        while self.pool.retiring:  # nothing holds them any more
+            await self.pool.gone.wait()
+        self.pool.clear()
+        self.pass_soon()
+        self.backend.unload()
+
+    async def _stop_instance(self, instance: Instance) -> None:
+        error = await _called(instance.stop)
+        if error is not None:
+            log.error("finalize of %s failed: %s", instance.name, error)
+
+
+class TooLong(Internal):
+    """A model's code did not return in time."""
+
+
+def too_long(what: str, context: LoadContext, limit: float | None) -> TooLong:
+    """The error of a load that hangs in a model's code."""
+    return TooLong(
+        f"{what} of model '{context.name}' version {context.version} did not return within {limit:g} s "
+        "(INITIALIZE_TIMEOUT_SECONDS); its thread is left behind. With the parameter isolation 'process' a model "
+        "that hangs can be ended"
+    )
+
+
+async def _called(start: Any) -> BaseException | None:
+    """Awaits the done-callback of Instance.start or Instance.stop."""
+    finished = trio.Event()
+    outcome: list[BaseException | None] = []
+
+    def done(error: BaseException | None) -> None:
+        outcome.append(error)
+        finished.set()
+
+    start(done)
+    await finished.wait()
+    return outcome[0]

@@ -1,0 +1,87 @@
+"""A change of a serving model's instance groups, without a swap (docs/protocol/rules.md E1.15 and E4.5).
+
+The new instances are made, initialized and warmed up while the old set serves; then, between two
+awaits, they join and those that are not wanted any more retire: batches finish where they are, live
+sequences stay with their instance until they end. Model, scheduler and statistics stay.
+
+Rules:
+ 1. Until commit() nothing that serves has changed, not even the configuration that clients see.
+ 2. When any new instance fails, all new ones are finalized and the old set goes on.
+ 3. stop() takes back whatever start() has done, at any time before commit().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from neptrio.config import groups
+from neptrio.execution.instance import Instance
+from neptrio.observe.memory import Measured
+from neptrio.repository.model import Model
+from neptrio.repository.warmup import warm_up
+
+
+class Regrouping:
+    """One change of one model, from start() to commit() or stop()."""
+
+    def __init__(self, model: Model, config: Any) -> None:
+        self.model = model
+        self.config = config  # completed and checked
+        self.measured: Measured | None = None
+        self._made: list[Instance] = []
+        self._retired: list[Instance] = []
+        self._started = False
+
+    @property
+    def load_duration_secs(self) -> float:
+        """What it took to make the new instances."""
+        return self.measured.seconds if self.measured is not None else 0.0
+
+    async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
+        """Makes the instances that are missing and waits until they could serve.
+
+        `tell` hears of each phase. Raises TritonError with the reason; call stop() then, and when cancelled.
+        """
+        model, pool = self.model, self.model.pool
+        missing, self._retired = groups.plan(pool.instances, groups.places(self.config))
+        if not missing:
+            return
+        names = groups.names(missing, [instance.name for instance in pool.all])
+        before = groups.reset(model.config, model.config)
+        groups.take_over(model.config, self.config)  # what a new instance is told of its model
+        try:
+            for place, name in zip(missing, names, strict=True):
+                self._made.append(model.make_instance(place, name))
+        finally:
+            groups.take_over(model.config, before)
+        for instance, place in zip(self._made, missing, strict=True):
+            pool.register(instance, place.group, place.device)
+        self._started = True
+        tell("initializing new instances")
+        await model.start_instances(self._made)
+        if self.config.model_warmup:
+            tell("warming up new instances")
+        await warm_up(model, self._made)
+
+    def commit(self) -> None:
+        """The change takes place. Nothing waits in here, and nothing can fail."""
+        made, self._made = self._made, []
+        self.model.exchange(self.config, made, self._retired)
+        if self.measured is not None:
+            self.model.remeasured(self.measured)
+
+    def abort(self) -> None:
+        """Nobody waits for the start any longer; stop() follows."""
+        for instance in self._made:
+            instance.backend.abort()
+
+    async def stop(self) -> None:
+        """Finalizes what was made and is not wanted, once its warm-up is over."""
+        pool = self.model.pool
+        made, self._made = self._made, []
+        if self._started:
+            await pool.discard(made)
+        else:
+            for instance in made:
+                pool.unregister(instance)

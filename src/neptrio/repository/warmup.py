@@ -1,0 +1,161 @@
+"""model_warmup: samples that every instance executes before the model is ready.
+
+Samples run one after the other, on all instances side by side. They go through the same batch,
+statistics and error path as requests, so what a first request would meet (lazy allocation, a
+kernel to compile, a broken input) is met here. A sample that fails fails the load.
+
+A sample of a sequence model is a sequence of one request per place of the batch: the control and state
+inputs that it does not give itself are those of START, END and READY with the ids 1, 2, ... and the
+initial state. It touches no slot and no sequence, and what it makes of the state is dropped.
+
+Source: docs/protocol/features.md A4, docs/protocol/observed.md 10.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import trio
+
+from neptrio import datatypes
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.execution.batch import accept
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Tensor, Timestamp
+from neptrio.request.validate import validate
+
+log = logging.getLogger("neptrio.warmup")
+
+
+class _Outcome(Responder):
+    """Counts the requests of one execution down and keeps the first error."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.error: TritonError | None = None
+        self.done = trio.Event()
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if self.error is None and response.error is not None:
+            self.error = response.error
+        if final:
+            self.left -= 1
+            if not self.left:
+                self.done.set()
+
+
+async def warm_up(model: Any, instances: Iterable[Any]) -> None:
+    """Runs every sample of the model's configuration on these instances. Raises InvalidArgument with the reason."""
+    for sample in model.config.model_warmup:
+        if sample.batch_size == 0:
+            log.info(
+                "model '%s': warmup sample '%s' has batch_size 0 and is skipped", model.name, sample.name
+            )
+            continue
+        failures: list[TritonError] = []
+        try:
+            inputs = await trio.to_thread.run_sync(_inputs, model, sample)
+            async with trio.open_nursery() as nursery:
+                for instance in instances:
+                    nursery.start_soon(_run, model, sample, inputs, instance, failures)
+        except TritonError as error:
+            failures.append(error)
+        if failures:
+            raise InvalidArgument(
+                f"warmup sample '{sample.name}' of model '{model.name}' failed: {failures[0]}"
+            )
+
+
+async def _run(
+    model: Any, sample: Any, inputs: list[Tensor], instance: Any, failures: list[TritonError]
+) -> None:
+    for _ in range(max(sample.count, 1)):
+        outcome = _Outcome(sample.batch_size)
+        requests = []
+        for number in range(sample.batch_size):
+            request = InferRequest()
+            request.model = model
+            request.model_name = model.name
+            request.id = f"{sample.name}-{number}"
+            request.inputs = list(inputs)
+            request.responder = outcome
+            try:
+                _check(request, model)
+            except TritonError as error:
+                failures.append(error)
+                return
+            requests.append(request)
+        for number, request in enumerate(requests):
+            model.scheduler.complete_sample(request, number)
+            accept(request)
+            request.stamp(Timestamp.REQUEST_START)
+            request.stamp(Timestamp.QUEUE_START, request.timestamp(Timestamp.REQUEST_START))
+        instance.submit(requests, "warmup", 0)
+        model.pass_soon()
+        await outcome.done.wait()
+        if outcome.error is not None:
+            failures.append(outcome.error)
+            return
+
+
+def _check(request: InferRequest, model: Any) -> None:
+    """Validates as any request; the control and state inputs of a sequence model are the sample's own."""
+    batching = model.config.sequence_batching
+    controls = {c.name for c in batching.control_input} | {s.input_name for s in batching.state}
+    inputs = request.inputs
+    request.inputs = [tensor for tensor in inputs if tensor.name not in controls]
+    validate(request, model)
+    request.inputs = inputs
+
+
+def _inputs(model: Any, sample: Any) -> list[Tensor]:
+    """The tensors of one request of the sample: batch size 1."""
+    largest = max(model.max_batch_size, 1)
+    if sample.batch_size > largest:
+        raise InvalidArgument(
+            f"batch_size must be at most {largest} (max_batch_size {model.max_batch_size}), got {sample.batch_size}"
+        )
+    generator = np.random.default_rng(0)  # the same sample at every load
+    found = []
+    for name, source in sorted(sample.inputs.items()):
+        if any(d < 0 for d in source.dims):
+            raise InvalidArgument(f"input '{name}' needs dims without -1, got {list(source.dims)}")
+        shape = ((1,) if model.max_batch_size else ()) + tuple(source.dims)
+        found.append(Tensor(name, source.data_type, shape, _data(model, name, source, generator)))
+    return found
+
+
+def _data(model: Any, name: str, source: Any, generator: np.random.Generator) -> bytes:
+    count = math.prod(source.dims)
+    kind = source.WhichOneof("input_data_type")
+    if kind == "input_data_file":
+        folder = (model.context.model_dir / "warmup").resolve()
+        path = (folder / source.input_data_file).resolve()
+        if not path.is_relative_to(folder):
+            raise InvalidArgument(
+                f"input_data_file '{source.input_data_file}' of input '{name}' must stay within the model's "
+                "folder warmup/"
+            )
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise InvalidArgument(
+                f"input_data_file of input '{name}' cannot be read: {error.strerror}: {path}"
+            ) from None
+    if kind is None:
+        raise InvalidArgument(f"input '{name}' needs one of zero_data, random_data and input_data_file")
+    if source.data_type == datatypes.BYTES:
+        return bytes(4 * count)  # empty strings, for random data too, as a Triton server does
+    dtype = datatypes.NUMPY.get(source.data_type)
+    if dtype is None:
+        raise InvalidArgument(f"input '{name}' has no data_type")
+    if kind == "zero_data":
+        return bytes(dtype.itemsize * count)
+    if dtype.kind in "iu":
+        return generator.bytes(dtype.itemsize * count)
+    if dtype.kind == "b":
+        return generator.integers(0, 2, count, dtype=np.uint8).tobytes()
+    return generator.random(count, dtype=np.float32).astype(dtype).tobytes()

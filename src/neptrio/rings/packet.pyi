@@ -1,0 +1,7 @@
+# The types of cext/rings/packet.pyx, which says what everything does.
+
+class Packer:
+    @property
+    def used(self) -> int: ...
+    @property
+    def data(self) -> int: ...

@@ -1,0 +1,136 @@
+"""The response cache: outputs of deterministic models, kept by a hash of the inputs.
+
+Least recently used entries go when the byte budget is full; the budget counts every byte of the
+tensors and a fixed overhead per entry and tensor, so `used_bytes` never exceeds `total_bytes`.
+Errors are never cached (docs/protocol/rules.md E3.6 and docs/protocol/README.md, deviation 6).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from neptrio.request.infer_request import InferRequest, Tensor
+
+ENTRY_OVERHEAD_BYTES = 160  # key, links and the entry itself
+TENSOR_OVERHEAD_BYTES = 120
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """Counts since the server started, and what is held now."""
+
+    entries: int
+    used_bytes: int
+    total_bytes: int
+    lookups: int
+    hits: int
+    misses: int
+    evictions: int
+    lookup_ns: int
+    insertion_ns: int
+
+    @property
+    def utilization(self) -> float:
+        """Used share of the budget, 0 to 1."""
+        return self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+def request_key(request: InferRequest, name: str, version: str) -> bytes:
+    """The hash of model, version and inputs; id, parameters and requested outputs do not count."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{len(name)}:{name}:{version}".encode())
+    for tensor in sorted(request.inputs, key=_name):
+        own = tensor.name.encode()
+        head = struct.pack(f"<IIQ{len(tensor.shape)}q", len(own), tensor.dtype, tensor.nbytes, *tensor.shape)
+        digest.update(head)
+        digest.update(own)
+        digest.update(tensor)
+    return digest.digest()
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name
+
+
+class ResponseCache:
+    """A byte-bounded LRU from request keys to output tensors."""
+
+    def __init__(self, total_bytes: int, coalesce: bool = False) -> None:
+        self.total_bytes = total_bytes
+        self.coalesce = coalesce  # identical requests in flight share one execution
+        self._entries: OrderedDict[bytes, tuple[list[Tensor], int]] = OrderedDict()
+        self._used = 0
+        self._lookups = self._hits = self._evictions = 0
+        self._lookup_ns = self._insertion_ns = 0
+
+    def lookup(self, key: bytes, wanted: frozenset[str]) -> list[Tensor] | None:
+        """The outputs kept under `key` if all `wanted` ones are among them; renews the entry."""
+        self._lookups += 1
+        entry = self._entries.get(key)
+        if entry is None or not wanted <= {t.name for t in entry[0]}:
+            return None
+        self._entries.move_to_end(key)
+        self._hits += 1
+        return entry[0]
+
+    def insert(self, key: bytes, outputs: list[Tensor]) -> bool:
+        """Keeps copies of `outputs`. False when they were there already or cannot fit."""
+        size = ENTRY_OVERHEAD_BYTES + sum(TENSOR_OVERHEAD_BYTES + t.nbytes for t in outputs)
+        old = self._entries.get(key)
+        if old is not None and {t.name for t in outputs} <= {t.name for t in old[0]}:
+            return False
+        if size > self.total_bytes:
+            return False
+        if old is not None:
+            self._used -= old[1]
+            del self._entries[key]
+        while self._used + size > self.total_bytes:
+            _key, (_outputs, freed) = self._entries.popitem(last=False)
+            self._used -= freed
+            self._evictions += 1
+        # copies: the originals may be views of a batch's large buffer or of the client's message
+        kept = [Tensor(t.name, t.dtype, t.shape, t.tobytes()) for t in outputs]
+        self._entries[key] = (kept, size)
+        self._used += size
+        return True
+
+    def spent(self, lookup_ns: int, insertion_ns: int) -> None:
+        """Adds to the durations that the metrics report."""
+        self._lookup_ns += lookup_ns
+        self._insertion_ns += insertion_ns
+
+    def statistics(self) -> CacheStatistics:
+        """What is held and what has happened."""
+        return CacheStatistics(
+            entries=len(self._entries),
+            used_bytes=self._used,
+            total_bytes=self.total_bytes,
+            lookups=self._lookups,
+            hits=self._hits,
+            misses=self._lookups - self._hits,
+            evictions=self._evictions,
+            lookup_ns=self._lookup_ns,
+            insertion_ns=self._insertion_ns,
+        )
+
+
+def parse_config(text: str) -> ResponseCache:
+    """`local,size=BYTES[,coalesce=true]` as a cache. Raises ValueError saying what was expected."""
+    name, _, rest = text.partition(",")
+    if name != "local":
+        raise ValueError(f"--cache-config: expected the cache 'local', got '{name}'")
+    values = dict(part.partition("=")[::2] for part in rest.split(",") if part)
+    unknown = set(values) - {"size", "coalesce"}
+    if unknown:
+        raise ValueError(f"--cache-config: expected the settings size and coalesce, got {sorted(unknown)}")
+    if not values.get("size", "").isdigit() or int(values["size"]) <= 0:
+        raise ValueError(
+            f"--cache-config: size must be a positive number of bytes, got '{values.get('size', '')}'"
+        )
+    coalesce = values.get("coalesce", "false")
+    if coalesce not in ("true", "false"):
+        raise ValueError(f"--cache-config: coalesce must be true or false, got '{coalesce}'")
+    return ResponseCache(int(values["size"]), coalesce == "true")

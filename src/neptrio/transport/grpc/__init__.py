@@ -1,0 +1,1 @@
+"""gRPC: calls, messages and their handlers over the HTTP/2 session."""

@@ -1,0 +1,270 @@
+"""Every RPC but the two inference ones: a task that runs a generated grpclib handler.
+
+Contract of HandlerCall: grpclib's server Stream, as far as handlers use it: recv_message,
+send_message, send_initial_metadata, send_trailing_metadata, cancel, `async for`, and the
+attributes metadata, deadline, user_agent and peer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import trio
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.metadata import Deadline, encode_metadata
+
+from neptrio.codec.descriptors import message_class, pool
+from neptrio.codec.protobuf import well_formed
+from neptrio.errors import TritonError
+from neptrio.transport.grpc import compression as compression
+from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
+from neptrio.transport.grpc.fast_path import CARDINALITY
+from neptrio.transport.http2.grpc_status import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    decode_metadata,
+    error_trailers,
+    status_trailers,
+    timeout_ns,
+)
+from neptrio.transport.http2.session import Headers, Http2Session
+from neptrio.transport.http2.stream import GrpcStream
+
+if TYPE_CHECKING:
+    from neptrio.transport.grpc.server import GrpcConnection
+
+log = logging.getLogger("neptrio.grpc")
+
+INBOX_MESSAGES = 16  # more are held back by flow control until the handler takes them
+ONE_MESSAGE = "a unary call carries one request message, got a second one"
+OUTPUT_BYTES = 1 << 20  # a handler that streams waits while more is unsent
+
+
+@cache
+def request_class(path: bytes) -> Any:
+    """The protobuf class of the requests of a call, /PACKAGE.SERVICE/METHOD; None for one that proto/ lacks."""
+    service, _, method = path.decode().removeprefix("/").partition("/")
+    try:
+        found = pool().FindServiceByName(service).methods_by_name[method]
+    except KeyError:
+        return None
+    return message_class(found.input_type.full_name)
+
+
+def as_declared(message: Any) -> bytes:
+    """A request's bytes as its declaration has them.
+
+    The generated classes accept a field of another wire type than declared, and give None for a map's entry
+    without a value. For protobuf the first is an unknown field, and the second has the default: so protobuf
+    reads and writes the message once before they see it.
+    """
+    message.DiscardUnknownFields()
+    plain: bytes = message.SerializeToString()
+    return plain
+
+
+class Peer:
+    """Who is at the other end, as grpclib tells handlers."""
+
+    def __init__(self, address: Any) -> None:
+        self._address = address
+
+    def addr(self) -> Any:
+        """The socket's peer address."""
+        return self._address
+
+    def cert(self) -> None:
+        """Handlers are not shown client certificates."""
+
+
+class HandlerCall(Call):
+    """A call served by a grpclib handler."""
+
+    def __init__(
+        self,
+        session: Http2Session,
+        stream_id: int,
+        headers: Headers,
+        connection: GrpcConnection,
+        handler: Any,
+        path: bytes,
+    ) -> None:
+        GrpcStream.__init__(self, session, stream_id, headers)
+        self.keeps = True
+        self._connection = connection
+        self._handler = handler  # None while the handlers are being loaded
+        self._path = path
+        self._inbox: deque[tuple[bytes, bool]] = deque()
+        self._received = 0
+        self._news = trio.Event()
+        self._writable = trio.Event()
+        self._scope = trio.CancelScope()
+        self._outcome: list[tuple[bytes, bytes]] | None = None
+        self.deadline: Any = None
+        self.user_agent = (headers.get(b"user-agent") or b"").decode("latin-1")
+        self.peer = Peer(connection.peer)
+        self.metadata: Any = None
+        connection.nursery.start_soon(self._run)
+
+    def set_deadline(self, value: bytes) -> None:
+        super().set_deadline(value)
+        if not self.refused:
+            self.deadline = Deadline.from_timeout(timeout_ns(value) / 1e9)
+
+    def release(self) -> None:
+        self.stop_clock()
+        self._scope.cancel()
+        self._writable.set()
+
+    # ------------------------------------------------------------ what the session calls
+
+    def on_message(self, message: bytes, compressed: bool) -> None:
+        self._received += 1
+        if (
+            self._received > 1
+            and self._handler is not None
+            and not self._handler.cardinality.client_streaming
+        ):
+            self._inbox.clear()
+            self.refuse(CARDINALITY.grpc.value, ONE_MESSAGE)
+            return
+        self._inbox.append((message, compressed))
+        if len(self._inbox) >= INBOX_MESSAGES:
+            self.paused = True
+        self._news.set()
+
+    def on_half_close(self) -> None:
+        self._news.set()
+
+    def on_writable(self) -> None:
+        self._writable.set()
+
+    def on_drain(self) -> None:
+        """Calls that wait for their client, or tell it of changes for ever, end now."""
+        if self._handler is None:
+            return  # which call it is is not known yet
+        cardinality = self._handler.cardinality
+        if cardinality.server_streaming or cardinality.client_streaming:
+            self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)
+
+    # ------------------------------------------------------------ what the handler calls
+
+    async def recv_message(self) -> Any:
+        """The next request message, None at the end of the input. Raises GRPCError."""
+        while not self._inbox:
+            if self.input_ended:
+                if not self._received and not self._handler.cardinality.client_streaming:
+                    raise TritonError("a unary call carries one request message, got none", CARDINALITY)
+                return None
+            self._news = trio.Event()
+            await self._news.wait()
+        raw, compressed = self._inbox.popleft()
+        if not self._inbox:
+            self.taken()
+        if self.paused and not self._inbox:
+            self.session.resume_input(self)
+            self._connection.flush_soon()
+        if compressed:
+            bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
+            inflater = compression.inflater(raw, bits)
+            if not inflater.done:
+                await compression.inflate_later(self._connection.inflating, raw, inflater)
+                self._connection.inflating.release(len(inflater.content))
+            raw = bytes(inflater.content)
+        try:
+            well_formed(raw)
+            declared = request_class(self._path)
+            if declared is not None:
+                message = declared.FromString(raw)
+                del raw  # a load's files may be large: no more than two copies at once
+                raw = as_declared(message)
+                del message
+            return self._handler.request_type.parse(raw)
+        except Exception as error:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+
+    async def send_initial_metadata(self, *, metadata: Any = None) -> None:
+        """Headers of the reply, sent with its first message or end."""
+        self.send_headers([*OK_HEADERS, *_encoded(metadata)])
+
+    async def send_message(self, message: Any) -> None:
+        """Queues a reply message; waits while the client does not read what was sent before."""
+        body = bytes(message)
+        self.send_segments([b"\0" + len(body).to_bytes(4, "big") + body])
+        self._connection.flush_soon()
+        while self.out_bytes > OUTPUT_BYTES and not self.ended:
+            self._writable = trio.Event()
+            await self._writable.wait()
+
+    async def send_trailing_metadata(
+        self,
+        *,
+        status: Status = Status.OK,
+        status_message: str | None = None,
+        status_details: Any = None,
+        metadata: Any = None,
+    ) -> None:
+        """Ends the call with a status and metadata of the handler's choice."""
+        self._outcome = [*status_trailers(status, status_message or ""), *_encoded(metadata)]
+
+    async def cancel(self) -> None:
+        """Ends the call with RST_STREAM."""
+        self.session.reset(self)
+        self._connection.flush_soon()
+
+    def __aiter__(self) -> HandlerCall:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self.recv_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def _find_handler(self) -> None:
+        """Waits until the handlers are imported, then does what had to wait for them."""
+        self._handler = await self._connection.handler(self._path)
+        if self._handler is None:
+            raise GRPCError(Status.UNIMPLEMENTED)
+        if self._received > 1 and not self._handler.cardinality.client_streaming:
+            raise TritonError(ONE_MESSAGE, CARDINALITY)
+        if self._connection.draining:
+            self.on_drain()
+
+    async def _run(self) -> None:
+        trailers = OK_TRAILERS
+        with self._scope:
+            try:
+                if self.headers.has_custom:
+                    self.metadata = decode_metadata(self.headers())
+                else:
+                    self.metadata = decode_metadata([])
+                if self._handler is None:
+                    await self._find_handler()
+                await self._handler.func(self)
+            except TritonError as error:
+                trailers = error_trailers(error)
+            except GRPCError as error:
+                trailers = status_trailers(error.status, error.message or "")
+            except Exception as error:
+                log.exception("a gRPC handler failed")
+                trailers = status_trailers(Status.INTERNAL, f"{type(error).__name__}: {error}")
+        self.stop_clock()
+        self.taken()
+        if not self.ended and self.trailers is None:
+            if self._scope.cancelled_caught:
+                trailers = status_trailers(Status.CANCELLED, "the call was cancelled")
+            elif trailers is OK_TRAILERS and self._outcome is not None:
+                trailers = self._outcome
+            self.finish(trailers)
+            self._connection.flush_soon()
+
+
+def _encoded(metadata: Any) -> list[tuple[bytes, bytes]]:
+    if not metadata:
+        return []
+    return [(key.encode(), value.encode()) for key, value in encode_metadata(metadata)]

@@ -1,0 +1,34 @@
+"""grpc.health.v1: the whole server's readiness, whatever service is asked for (docs/protocol/observed.md 2)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from neptrio._proto.grpc.health import v1
+from neptrio.service import Services
+
+
+class HealthHandlers(v1.HealthBase):
+    """Check, and Watch: the state now and after each change until the client or the server ends it."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def _status(self) -> Any:
+        states = v1.HealthCheckResponseServingStatus
+        return states.SERVING if self._services.metadata.ready() else states.NOT_SERVING
+
+    async def check(self, message: Any) -> v1.HealthCheckResponse:
+        return v1.HealthCheckResponse(status=self._status())
+
+    async def watch(self, message: Any) -> AsyncIterator[v1.HealthCheckResponse]:
+        told = None
+        bell = self._services.metadata.readiness
+        while True:
+            seen = bell.rings
+            status = self._status()
+            if status != told:
+                told = status
+                yield v1.HealthCheckResponse(status=status)
+            await bell.wait(seen)

@@ -1,0 +1,87 @@
+"""gRPC server reflection, v1 and v1alpha: what services and messages this port speaks.
+
+The two versions differ in their package name only, so one answer() serves both. Descriptors come
+from proto/ as compiled (neptrio.codec.descriptors); there are no extensions in proto3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from google.protobuf import descriptor_pb2
+from grpclib.const import Status
+
+from neptrio._proto.grpc.reflection import v1, v1alpha
+from neptrio.codec.descriptors import file_set, pool
+
+
+def service_names() -> list[str]:
+    """Full names of every service in proto/."""
+    return sorted(f"{file.package}.{service.name}" for file in file_set().file for service in file.service)
+
+
+def _with_dependencies(file: Any, seen: set[str]) -> Iterator[bytes]:
+    """A file's descriptor and those it imports: clients then need not ask for them one by one."""
+    if file.name in seen:
+        return
+    seen.add(file.name)
+    proto = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(proto)
+    yield proto.SerializeToString()
+    for dependency in file.dependencies:
+        yield from _with_dependencies(dependency, seen)
+
+
+def answer(api: Any, request: Any) -> Any:
+    """The response to one request; `api` is the generated module of the version."""
+    made = api.ServerReflectionResponse(valid_host=request.host, original_request=request)
+    try:
+        if request.list_services is not None:
+            made.list_services_response = api.ListServiceResponse(
+                service=[api.ServiceResponse(name=name) for name in service_names()]
+            )
+        elif request.file_by_filename is not None:
+            file = pool().FindFileByName(request.file_by_filename)
+            made.file_descriptor_response = _files(api, file)
+        elif request.file_containing_symbol is not None:
+            file = pool().FindFileContainingSymbol(request.file_containing_symbol)
+            made.file_descriptor_response = _files(api, file)
+        elif request.all_extension_numbers_of_type is not None:
+            message = pool().FindMessageTypeByName(request.all_extension_numbers_of_type)
+            made.all_extension_numbers_response = api.ExtensionNumberResponse(
+                base_type_name=message.full_name
+            )
+        elif request.file_containing_extension is not None:
+            raise KeyError(request.file_containing_extension.containing_type)
+        else:
+            made.error_response = _error(
+                api, Status.INVALID_ARGUMENT, "the request names nothing to look for"
+            )
+    except KeyError as error:
+        made.error_response = _error(api, Status.NOT_FOUND, f"not found: {error.args[0]}")
+    return made
+
+
+def _files(api: Any, file: Any) -> Any:
+    return api.FileDescriptorResponse(file_descriptor_proto=list(_with_dependencies(file, set())))
+
+
+def _error(api: Any, status: Status, text: str) -> Any:
+    return api.ErrorResponse(error_code=status.value, error_message=text)
+
+
+class ReflectionV1(v1.ServerReflectionBase):
+    """grpc.reflection.v1."""
+
+    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in messages:
+            yield answer(v1, request)
+
+
+class ReflectionV1Alpha(v1alpha.ServerReflectionBase):
+    """grpc.reflection.v1alpha: what older clients ask for."""
+
+    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in messages:
+            yield answer(v1alpha, request)

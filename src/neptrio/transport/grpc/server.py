@@ -1,0 +1,587 @@
+"""The gRPC front: one task per connection feeds an HTTP/2 session; calls answer through it.
+
+Life of a connection: TLS handshake if asked for, the first bytes must be HTTP/2's preface, then
+bytes go to the session and calls answer through want_flush(). It ends when the peer closes, when
+the session is dead or finished, or when its age, its silence or the server's drain says so.
+
+Rules:
+ 1. Whatever a connection raises ends at that connection.
+ 2. Reply bytes that a client does not read are bounded: above HELD its complete requests
+    are parked unsubmitted and its flow-control credit is withheld, so it costs at most that, one
+    connection window of requests and the answers of what was under way. Those answers are bounded too:
+    once all clients together leave more unread than --grpc-max-unread-bytes, an answer to a client above
+    HELD is an error in its place. (Accepted requests cannot be taken back from their schedulers, and
+    what their answers will weigh is not known before; but each is answered.)
+ 3. A connection there is no room for (transport.connections) is answered probes; other calls are refused
+    with UNAVAILABLE, and it ends within seconds. One without calls ends with GOAWAY after
+    --grpc-max-connection-idle, and within seconds while others are turned away.
+ 4. Requests that are not complete, over all connections, are bounded: above the limit
+    (--grpc-max-unfinished-bytes) the calls of those clients are refused that were silent longest.
+ 5. A drain waits for open calls and for their bytes to leave, never for idle clients.
+ 6. The handlers of the other calls need modules that take as long to import as the rest of the
+    server: a thread imports them once the front serves, and calls that come earlier wait for it. A
+    failing import ends the server, as it would have at its start, unless files cannot be read for a moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from grpclib.const import Status
+
+from neptrio.errors import TritonError
+from neptrio.loop.socket_writer import SocketWriter, Writer
+from neptrio.loop.socket_writer_core import RECEIVE_BYTES
+from neptrio.loop.timers import Timer
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.service import Services
+from neptrio.service.connections import (
+    PLACES,
+    PRESSED_IDLE_SECONDS,
+    TURNED_AWAY_SECONDS,
+    Places,
+)
+from neptrio.transport.accept import Acceptor
+from neptrio.transport.grpc.calls import Call, no_grpc_call, restricted, too_many_connections, unknown_method
+from neptrio.transport.grpc.fast_path import GrpcFastPath
+from neptrio.transport.grpc.handlers import HandlerCall
+from neptrio.transport.grpc.infer import UnaryInfer
+from neptrio.transport.grpc.stream_infer import StreamInfer
+from neptrio.transport.header_policy import METHOD_CATEGORIES, grpc_policy
+from neptrio.transport.http2 import limits as limits
+from neptrio.transport.http2.session import Headers, Http2Session, OpenStream, session_class
+from neptrio.transport.http2.stream import GrpcStream, input_bytes
+from neptrio.transport.tls import SecureSocketWriter, server_context
+
+log = logging.getLogger("neptrio.grpc")
+
+HANDSHAKE_S = 20.0  # from accept to the end of the preface
+DRAIN_ROUND_TRIP_NS = 10**9  # after the first GOAWAY, calls that crossed it are still taken
+LINGER_S = 0.5  # how long the peer's last bytes are read after we closed our side
+RETRY_S = 0.5  # between two tries to import the handlers
+CLOSE_S = 10.0  # how long the last reply bytes may take to leave
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MODEL_INFER = b"/inference.GRPCInferenceService/ModelInfer"
+# calls that are answered whatever the server has too much of; Watch is not, it would stay for ever
+PROBES = frozenset(
+    path.encode()
+    for path, category in METHOD_CATEGORIES.items()
+    if category == "health" and not path.endswith("/Watch")
+)
+MODEL_STREAM_INFER = b"/inference.GRPCInferenceService/ModelStreamInfer"
+NOT_HTTP2 = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 62\r\n\r\n"
+    b"This port speaks gRPC over HTTP/2. REST is on another port.   "
+)
+
+
+TOO_MUCH_INPUT = "the server holds more than {} bytes of unfinished requests; send the request again"
+
+
+def memory() -> int:
+    """The machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def default_input_limit() -> int:
+    """Half of the machine's memory, but room for the largest message a client may send."""
+    return max(memory() // 2, 5 << 29)
+
+
+def _handlers(services: Services) -> dict[bytes, Any]:
+    """Every control call's handler by its path; imports what they need (rule 6)."""
+    from neptrio.transport.grpc.service import servicers
+
+    return {
+        path.encode(): handler
+        for servicer in servicers(services)
+        for path, handler in servicer.__mapping__().items()
+    }
+
+
+@dataclass(frozen=True)
+class ConnectionStatistics:
+    """What a connection holds now."""
+
+    open_calls: int
+    parked_calls: int
+    unsent_reply_bytes: int
+    unfinished_request_bytes: int
+
+
+@dataclass(frozen=True)
+class GrpcStatistics:
+    """What the gRPC front holds now and has seen."""
+
+    connections: int
+    accepted: int
+    open_calls: int
+    parked_calls: int
+    unsent_reply_bytes: int
+    unfinished_request_bytes: int
+    inflated_bytes: int
+
+
+class GrpcConnection(GrpcFastPath):
+    """One HTTP/2 connection."""
+
+    draining: bool
+    writer: Writer
+
+    def __init__(
+        self, sock: socket.socket, server: GrpcServer, nursery: trio.Nursery, turned_away: str = ""
+    ) -> None:
+        super().__init__(sock, SocketWriter(sock, nursery), server.services)
+        self.nursery = nursery
+        self.peer = sock.getpeername()
+        self.inflating = server.inflating
+        self.forward = None if server.policy is None else server.policy.forward
+        self._policy = server.policy
+        self._turned_away = turned_away
+        self._last_stream = 0  # when the connection was last asked whether it is idle
+        self._server = server
+        self.input_limit = server.input_limit
+        self.output_limit = server.output_limit
+        self._settings = server.services.settings
+        self._handlers = server.handlers
+        self._timers = server.services.loop.timers
+        self._stream: trio.SSLStream[trio.SocketStream] | None = None
+        self.session = server.new_session(self.open_stream)
+        self._scope = trio.CancelScope()
+        self._pending_timers: dict[str, Timer] = {}
+        self._pinged_at = 0
+        self._speaking = False  # the preface has come
+        self._drain_asked = False
+
+    def now(self) -> int:
+        """Monotonic nanoseconds."""
+        return int(monotonic_ns())
+
+    # ------------------------------------------------------------ calls
+
+    def open_stream(self, session: Http2Session, stream_id: int, path: bytes, headers: Headers) -> GrpcStream:
+        """The call object for a new stream."""
+        call: UnaryInfer | StreamInfer | HandlerCall
+        if headers.problem:
+            return no_grpc_call(session, stream_id, headers)
+        if self._turned_away and path not in PROBES:
+            self._at("turned away", 0, self.start_drain)
+            return too_many_connections(session, stream_id, headers, self._turned_away)
+        if self._policy is not None:
+            try:
+                self._policy.check(path.decode("latin-1"), headers())
+            except TritonError as error:
+                return restricted(session, stream_id, headers, error)
+        if path == MODEL_INFER:
+            call = UnaryInfer(session, stream_id, headers, self)
+        elif path == MODEL_STREAM_INFER:
+            call = StreamInfer(session, stream_id, headers, self)
+        else:
+            handler = self._handlers.get(path)
+            if handler is None and self._server.handlers_loaded.is_set():
+                return unknown_method(session, stream_id, headers)
+            call = HandlerCall(session, stream_id, headers, self, handler, path)
+        if headers.has_timeout:
+            call.set_deadline(headers.get(b"grpc-timeout") or b"")
+        return call
+
+    def park(self, call: UnaryInfer) -> None:
+        """Starts the call when the client has read some of its answers."""
+        self.parked.append(call)
+        self.session.hold()
+
+    def unpark(self) -> None:
+        while self.parked and not self.overfull:
+            self.parked.popleft().start()
+        if not self.parked:
+            self.session.release()
+
+    async def handler(self, path: bytes) -> Any:
+        """The handler of a call that came before there were any; None when there is none."""
+        await self._server.handlers_loaded.wait()
+        return self._handlers.get(path)
+
+    def _calls(self) -> list[Call]:
+        """The open ones."""
+        return list(self.session.streams.values())  # type: ignore[arg-type]  # open_stream() made them
+
+    # ------------------------------------------------------------ output
+
+    def flush_soon(self) -> None:
+        """There is output, and no pass is under way."""
+        self.loop_pass.want_flush(self)
+        self.loop_pass.end()
+
+    def pass_ends(self) -> None:
+        """Requests were made outside of receive(): decide and send."""
+        self.flush_soon()
+
+    # ------------------------------------------------------------ input
+
+    async def run(self) -> None:
+        """Serves the connection until either side ends it."""
+        try:
+            with self._scope:
+                if await self._handshake():
+                    await self._read()
+        except (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
+            pass
+        finally:
+            for timer in self._pending_timers.values():
+                timer.cancel()
+            self.session.connection_lost()
+            self.parked.clear()
+            self.loop_pass.end()
+            with trio.CancelScope(shield=True):
+                await self._close()
+
+    async def _handshake(self) -> bool:
+        """TLS if asked for, then the first bytes. False when the peer does not speak HTTP/2."""
+        with trio.move_on_after(TURNED_AWAY_SECONDS if self._turned_away else HANDSHAKE_S):
+            if self._server.tls is not None:
+                transport = trio.SocketStream(trio.socket.from_stdlib_socket(self.sock))
+                self._stream = trio.SSLStream(
+                    transport, self._server.tls, server_side=True, https_compatible=True
+                )
+                self.writer = SecureSocketWriter(self._stream, self.nursery)
+                await self._stream.do_handshake()
+            self.writer.on_drained = self.flush_soon
+            first = bytearray()
+            while len(first) < len(PREFACE) and first == PREFACE[: len(first)]:
+                data = await self._receive_some()
+                if not data:
+                    return False
+                first += data
+            if not first.startswith(PREFACE):
+                self.writer.send([NOT_HTTP2])
+                return False
+            self._speaking = True
+            self._start_timers()
+            self._take(first)
+            if self._drain_asked:
+                self.start_drain()
+            return True
+        return False
+
+    async def _receive_some(self) -> bytes:
+        if self._stream is not None:
+            return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+        while True:
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                return self.sock.recv(RECEIVE_BYTES)
+            except (BlockingIOError, InterruptedError):
+                continue
+
+    async def _read(self) -> None:
+        if self._stream is None:
+            if not self.session.dead and not self.writer.broken:
+                await self.services.loop.poller.read(self.sock, self.take)
+            return
+        while not self.session.dead and not self.writer.broken:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return
+            self._take(data)
+
+    def _take(self, data: Any) -> None:
+        self.feed(data)
+        self.loop_pass.end()
+
+    def shed(self) -> None:
+        """All clients together hold too much of unfinished requests."""
+        self._server.shed()
+
+    async def _close(self) -> None:
+        """The last bytes leave; the peer's last are read, so that it sees ours and no reset."""
+        if self._speaking and self.session.wants_output:
+            self.writer.send(self.session.data_to_send())
+        with trio.move_on_after(CLOSE_S):
+            await self.writer.drained()
+        if self._stream is not None:
+            if self.writer.broken:
+                await trio.aclose_forcefully(self._stream)
+            else:
+                with trio.move_on_after(LINGER_S):
+                    try:
+                        await self._stream.transport_stream.send_eof()
+                        while await self._stream.receive_some(RECEIVE_BYTES):
+                            pass
+                    except (trio.BrokenResourceError, trio.BusyResourceError):
+                        pass
+                await trio.aclose_forcefully(self._stream)
+        elif not self.writer.broken:
+            with trio.move_on_after(LINGER_S):
+                try:
+                    self.sock.shutdown(socket.SHUT_WR)
+                    while await self._receive_some():
+                        pass
+                except OSError:
+                    pass
+        self.writer.fail()
+        self.sock.close()
+
+    # ------------------------------------------------------------ time
+
+    def _start_timers(self) -> None:
+        settings = self._settings
+        if settings.grpc_max_connection_age_ms:
+            spread = random.uniform(0.9, 1.1)  # as gRPC does: clients do not all come back at once
+            self._at("age", settings.grpc_max_connection_age_ms * spread, self._too_old)
+        self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
+        if settings.grpc_max_connection_idle_ms:
+            self._at("idle", settings.grpc_max_connection_idle_ms, self._idle)
+        if self._turned_away:
+            self._at("turned away", TURNED_AWAY_SECONDS * 1000, self.start_drain)
+
+    def _at(self, name: str, delay_ms: float, callback: Callable[[], None]) -> None:
+        if delay_ms < 2**31 - 1:
+            if name in self._pending_timers:
+                self._pending_timers[name].cancel()
+            self._pending_timers[name] = self._timers.at(self.now() + int(delay_ms * 1e6), callback)
+
+    def _too_old(self) -> None:
+        self.start_drain()
+        if self._settings.grpc_max_connection_age_grace_ms:
+            self._at("grace", self._settings.grpc_max_connection_age_grace_ms, self.close)
+
+    def _idle(self) -> None:
+        """Ends the connection when it has had no call since it was asked last."""
+        last_stream = self.session.last_stream
+        if not self.session.streams and last_stream == self._last_stream:
+            self.start_drain()
+            return
+        self._last_stream = last_stream
+        self._at("idle", self._settings.grpc_max_connection_idle_ms, self._idle)
+
+    def press(self, idle_ns: int) -> None:
+        """Others wait for its place: it ends if it has been idle for as long."""
+        if self.now() - self.received_at > idle_ns and not self.session.streams:
+            if self._speaking:
+                self.start_drain()
+            else:
+                self.close()
+
+    def _keep_alive(self) -> None:
+        settings = self._settings
+        silent_ms = (self.now() - self.received_at) / 1e6
+        if silent_ms < settings.grpc_keepalive_time_ms:
+            self._at("keepalive", settings.grpc_keepalive_time_ms - silent_ms, self._keep_alive)
+        elif self.session.streams or settings.grpc_keepalive_permit_without_calls:
+            self.session.ping()
+            self._pinged_at = self.now()
+            self.want_flush()
+            soon_ms = min(settings.grpc_keepalive_time_ms, settings.grpc_keepalive_timeout_ms)
+            self._at("keepalive", soon_ms, self._await_answer)
+        else:
+            self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
+
+    def _await_answer(self) -> None:
+        """Looks as often as PINGs are due whether anything came since the last one."""
+        settings = self._settings
+        if self.received_at >= self._pinged_at:
+            self._keep_alive()
+            return
+        left_ms = settings.grpc_keepalive_timeout_ms - (self.now() - self._pinged_at) / 1e6
+        if left_ms > 0:
+            self._at("keepalive", min(left_ms, settings.grpc_keepalive_time_ms), self._await_answer)
+        else:
+            log.debug("connection from %s does not answer PING", self.peer)
+            self.writer.fail()
+            self.close()
+
+    # ------------------------------------------------------------ end
+
+    def start_drain(self) -> None:
+        """GOAWAY: no new calls, open ones finish, then the connection ends."""
+        if self.draining or (self._drain_asked and not self._speaking):
+            return
+        if not self._speaking:  # there is no session yet, and with TLS no socket writer for it
+            self._drain_asked = True
+            self._at("drain", DRAIN_ROUND_TRIP_NS / 1e6, self._close_unless_it_speaks)
+            return
+        self.draining = True
+        self.drain_acked = self.session.pings_acked
+        self.session.start_drain()
+        self.session.ping()  # its answer says that the peer has seen the GOAWAY
+        self._pending_timers["drain"] = self._timers.at(self.now() + DRAIN_ROUND_TRIP_NS, self.finish_drain)
+        for call in self._calls():
+            call.on_drain()
+        self.flush_soon()
+
+    def _close_unless_it_speaks(self) -> None:
+        if not self._speaking:
+            self.close()
+
+    def finish_drain(self) -> None:
+        """The final GOAWAY: from here on the open calls are all there will be."""
+        timer = self._pending_timers.pop("drain", None)
+        if timer is not None:
+            timer.cancel()
+            self.session.finish_drain()
+            for call in self._calls():
+                call.on_drain()
+            self.want_flush()
+
+    def waiting_input(self) -> tuple[int, Any] | None:
+        """(when the peer was last heard, the call with most unfinished input), None when there is none."""
+        if not self.session.account.in_bytes:
+            return None
+        return self.received_at, max(self.session.streams.values(), key=lambda call: call.input_held)
+
+    def close(self) -> None:
+        """Ends the connection now."""
+        self._scope.cancel()
+
+    def statistics(self) -> ConnectionStatistics:
+        """What is held now."""
+        account = self.session.account
+        return ConnectionStatistics(
+            open_calls=len(self.session.streams),
+            parked_calls=len(self.parked),
+            unsent_reply_bytes=account.out_bytes + account.held + self.writer.pending,
+            unfinished_request_bytes=account.in_bytes,
+        )
+
+
+class GrpcServer:
+    """Accepts gRPC connections and drains them."""
+
+    def __init__(self, services: Services, listener: socket.socket) -> None:
+        settings = services.settings
+        self.services = services
+        self.handlers: dict[bytes, Any] = {}
+        self.handlers_loaded = trio.Event()
+        self.policy = grpc_policy(settings)
+        self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
+        self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
+        self.inflating = services.inflating
+        self.tls: ssl.SSLContext | None = None
+        if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
+            assert settings.grpc_server_cert is not None and settings.grpc_server_key is not None
+            roots = settings.grpc_root_cert if settings.grpc_use_ssl_mutual else None
+            self.tls = server_context(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"])
+        self._session_class = session_class()
+        self._pings = limits.PingPolicy(
+            min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
+            max_strikes=settings.grpc_http2_max_ping_strikes,
+        )
+        self._acceptor = Acceptor(listener, self._start)
+        self._nursery: trio.Nursery | None = None
+        self._places = Places(PLACES)
+        self._connections: set[GrpcConnection] = set()
+        self._accepted = 0
+        self._draining = False
+        self._one_gone: trio.Event | None = None
+
+    def new_session(self, open_stream: OpenStream) -> Http2Session:
+        """The HTTP/2 session of a new connection."""
+        return self._session_class(open_stream, limits.Nuisance(self._pings))
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._load_handlers)
+            self._nursery.start_soon(self._watch)
+            task_status.started()
+            await self._acceptor.run()
+            await trio.sleep_forever()
+
+    async def _watch(self) -> None:
+        """Ends idle connections while others are turned away."""
+        while True:
+            await trio.sleep(1.0)
+            if self.services.connections.pressed:
+                for connection in list(self._connections):
+                    connection.press(int(PRESSED_IDLE_SECONDS * 1e9))
+
+    async def _load_handlers(self) -> None:
+        while not self.handlers_loaded.is_set():
+            try:
+                self.handlers |= await trio.to_thread.run_sync(
+                    _handlers, self.services, abandon_on_cancel=True
+                )
+                self.handlers_loaded.set()
+            except OSError as error:  # of the moment: no descriptor is left
+                log.warning("the control calls wait, their modules cannot be read: %s", error)
+                await trio.sleep(RETRY_S)
+
+    def _start(self, sock: socket.socket, address: str) -> bool:
+        assert self._nursery is not None
+        turned_away = self.services.connections.enter(sock.fileno(), address)
+        if turned_away:
+            self._places.take(sock)
+        try:
+            connection = GrpcConnection(sock, self, self._nursery, turned_away)
+        except OSError:  # gone before it was looked at
+            self._leave(sock, address, turned_away)
+            sock.close()
+            return True
+        self._accepted += 1
+        self._connections.add(connection)
+        self._nursery.start_soon(self._serve, connection, address, turned_away)
+        if self._draining:
+            connection.start_drain()
+        return not turned_away
+
+    def _leave(self, sock: socket.socket, address: str, turned_away: str) -> None:
+        if turned_away:
+            self._places.free(sock)
+        else:
+            self.services.connections.leave(address)
+
+    async def _serve(self, connection: GrpcConnection, address: str, turned_away: str) -> None:
+        try:
+            await connection.run()
+        except Exception:
+            log.exception("a gRPC connection failed")
+        finally:
+            self._connections.discard(connection)
+            self._leave(connection.sock, address, turned_away)
+            if self._one_gone is not None:
+                self._one_gone.set()
+
+    def shed(self) -> None:
+        """Refuses unfinished calls until the rest fits: those first whose clients were silent longest."""
+        while input_bytes() > self.input_limit:
+            waiting = [found for c in self._connections if (found := c.waiting_input()) is not None]
+            if not waiting:
+                return  # what is too much belongs to another server in this process
+            call = min(waiting, key=lambda found: found[0])[1]
+            call.refuse(Status.RESOURCE_EXHAUSTED.value, TOO_MUCH_INPUT.format(self.input_limit))
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    async def drain(self) -> None:
+        """Stops accepting, sends GOAWAY and lets open calls finish."""
+        self._draining = True
+        self._acceptor.stop()
+        for connection in list(self._connections):
+            connection.start_drain()
+        while self._connections:
+            self._one_gone = trio.Event()
+            await self._one_gone.wait()
+
+    def statistics(self) -> GrpcStatistics:
+        """What is held now."""
+        each = [connection.statistics() for connection in self._connections]
+        return GrpcStatistics(
+            connections=len(each),
+            accepted=self._accepted,
+            open_calls=sum(s.open_calls for s in each),
+            parked_calls=sum(s.parked_calls for s in each),
+            unsent_reply_bytes=sum(s.unsent_reply_bytes for s in each),
+            unfinished_request_bytes=sum(s.unfinished_request_bytes for s in each),
+            inflated_bytes=self.inflating.held,
+        )

@@ -1,0 +1,170 @@
+"""The control RPCs: generated grpclib handlers that convert and call the services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._proto.inference import (
+    InferBatchStatistics,
+    InferResponseStatistics,
+    InferStatistics,
+    LogSettingsResponse,
+    LogSettingsResponseSettingValue,
+    MemoryUsage,
+    ModelConfig,
+    ModelConfigResponse,
+    ModelMetadataResponse,
+    ModelMetadataResponseTensorMetadata,
+    ModelReadyResponse,
+    ModelStatistics,
+    ModelStatisticsResponse,
+    RepositoryIndexResponse,
+    RepositoryIndexResponseModelIndex,
+    RepositoryModelLoadResponse,
+    RepositoryModelUnloadResponse,
+    ServerLiveResponse,
+    ServerMetadataResponse,
+    ServerReadyResponse,
+    StatisticDuration,
+    TraceSettingResponse,
+    TraceSettingResponseSettingValue,
+)
+from neptrio.errors import InvalidArgument, Unsupported
+from neptrio.service import Services
+from neptrio.transport.grpc.health import HealthHandlers
+from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
+from neptrio.transport.grpc.shared_memory import SharedMemoryHandlers
+
+
+def _durations(message: type, values: dict[str, dict[str, int]]) -> Any:
+    return message(**{key: StatisticDuration(**value) for key, value in values.items()})
+
+
+def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
+    if isinstance(value, bool):
+        return LogSettingsResponseSettingValue(bool_param=value)
+    if isinstance(value, int):
+        return LogSettingsResponseSettingValue(uint32_param=value)
+    return LogSettingsResponseSettingValue(string_param=value)
+
+
+class InferenceHandlers(SharedMemoryHandlers):
+    """GRPCInferenceService, all but ModelInfer and ModelStreamInfer (infer.py, stream_infer.py)."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def server_live(self, message: Any) -> ServerLiveResponse:
+        return ServerLiveResponse(live=self._services.metadata.live())
+
+    async def server_ready(self, message: Any) -> ServerReadyResponse:
+        return ServerReadyResponse(ready=self._services.metadata.ready())
+
+    async def model_ready(self, message: Any) -> ModelReadyResponse:
+        return ModelReadyResponse(
+            ready=await self._services.metadata.model_ready(message.name, message.version)
+        )
+
+    async def server_metadata(self, message: Any) -> ServerMetadataResponse:
+        return ServerMetadataResponse(**self._services.metadata.server())
+
+    async def model_metadata(self, message: Any) -> ModelMetadataResponse:
+        plain = self._services.metadata.model(message.name, message.version)
+        for key in ("inputs", "outputs"):
+            plain[key] = [ModelMetadataResponseTensorMetadata(**tensor) for tensor in plain[key]]
+        return ModelMetadataResponse(**plain)
+
+    async def model_config(self, message: Any) -> ModelConfigResponse:
+        config = self._services.metadata.config_message(message.name, message.version)
+        return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
+
+    async def model_statistics(self, message: Any) -> ModelStatisticsResponse:
+        plain = self._services.statistics.model_statistics(message.name, message.version)
+        return ModelStatisticsResponse(model_stats=[_model_statistics(m) for m in plain["model_stats"]])
+
+    async def log_settings(self, message: Any) -> LogSettingsResponse:
+        changes: dict[str, Any] = {}
+        for key, value in message.settings.items():
+            given = (value.bool_param, value.uint32_param, value.string_param)
+            changes[key] = next((v for v in given if v is not None), None)
+        settings = self._services.logging.update(changes, "grpc")
+        return LogSettingsResponse(settings={key: _log_setting(value) for key, value in settings.items()})
+
+    async def trace_setting(self, message: Any) -> TraceSettingResponse:
+        given = {key: list(setting.value) for key, setting in message.settings.items()}
+        settings = await self._services.trace.update(given, message.model_name, "grpc")
+        return TraceSettingResponse(
+            settings={
+                key: TraceSettingResponseSettingValue(value=value if isinstance(value, list) else [value])
+                for key, value in settings.items()
+            }
+        )
+
+    async def repository_index(self, message: Any) -> RepositoryIndexResponse:
+        if message.repository_name:
+            raise Unsupported("'repository_name' specification is not supported")
+        rows = await self._services.repository.index(message.ready)
+        return RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row) for row in rows])
+
+    async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
+        parameters: dict[str, Any] = {}
+        for key, value in message.parameters.items():
+            if key == "config":
+                if value.string_param is None:
+                    raise InvalidArgument(
+                        "invalid value type for load parameter 'config', expected string_param."
+                    )
+                parameters[key] = value.string_param
+            elif key.startswith("file:"):
+                if value.bytes_param is None:
+                    raise InvalidArgument(
+                        f"invalid value type for load parameter '{key}', expected bytes_param."
+                    )
+                parameters[key] = value.bytes_param
+            elif key == "async":
+                if value.bool_param is None:
+                    raise InvalidArgument(
+                        "invalid value type for load parameter 'async', expected bool_param."
+                    )
+                parameters[key] = value.bool_param
+            else:
+                raise InvalidArgument(f"unrecognized load parameter '{key}'.")
+        await self._services.repository.load(message.model_name, parameters, message.repository_name)
+        return RepositoryModelLoadResponse()
+
+    async def repository_model_unload(self, message: Any) -> RepositoryModelUnloadResponse:
+        dependents = False
+        for key, value in message.parameters.items():
+            if key == "unload_dependents":
+                if value.bool_param is None:
+                    raise InvalidArgument(
+                        "invalid value type for 'unload_dependents' parameter, expected bool_param."
+                    )
+                dependents = value.bool_param
+        await self._services.repository.unload(message.model_name, dependents, message.repository_name)
+        return RepositoryModelUnloadResponse()
+
+
+def _model_statistics(plain: dict[str, Any]) -> ModelStatistics:
+    return ModelStatistics(
+        **{k: plain[k] for k in ("name", "version", "last_inference", "inference_count", "execution_count")},
+        inference_stats=_durations(InferStatistics, plain["inference_stats"]),
+        response_stats={
+            k: _durations(InferResponseStatistics, v) for k, v in plain["response_stats"].items()
+        },
+        batch_stats=[
+            InferBatchStatistics(
+                batch_size=b["batch_size"],
+                **{
+                    k: StatisticDuration(**b[k]) for k in ("compute_input", "compute_infer", "compute_output")
+                },
+            )
+            for b in plain["batch_stats"]
+        ],
+        memory_usage=[MemoryUsage(**m) for m in plain["memory_usage"]],
+    )
+
+
+def servicers(services: Services) -> list[Any]:
+    """Every servicer of the gRPC front."""
+    return [InferenceHandlers(services), HealthHandlers(services), ReflectionV1(), ReflectionV1Alpha()]

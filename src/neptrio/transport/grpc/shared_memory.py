@@ -1,0 +1,57 @@
+"""The shared-memory RPCs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio._proto.inference import (
+    CudaSharedMemoryRegisterResponse,
+    CudaSharedMemoryStatusResponse,
+    CudaSharedMemoryStatusResponseRegionStatus,
+    CudaSharedMemoryUnregisterResponse,
+    GrpcInferenceServiceBase,
+    SystemSharedMemoryRegisterResponse,
+    SystemSharedMemoryStatusResponse,
+    SystemSharedMemoryStatusResponseRegionStatus,
+    SystemSharedMemoryUnregisterResponse,
+)
+from neptrio.service import Services
+
+
+class SharedMemoryHandlers(GrpcInferenceServiceBase):
+    """Six of GRPCInferenceService's methods; the rest is transport.grpc.service's."""
+
+    _services: Services
+
+    def _memory(self) -> Any:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        return memory
+
+    async def system_shared_memory_status(self, message: Any) -> SystemSharedMemoryStatusResponse:
+        rows = self._memory().system.status(message.name)
+        return SystemSharedMemoryStatusResponse(
+            regions={row["name"]: SystemSharedMemoryStatusResponseRegionStatus(**row) for row in rows}
+        )
+
+    async def system_shared_memory_register(self, message: Any) -> SystemSharedMemoryRegisterResponse:
+        self._memory().system.register(message.name, message.key, message.offset, message.byte_size)
+        return SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(self, message: Any) -> SystemSharedMemoryUnregisterResponse:
+        self._memory().system.unregister(message.name)
+        return SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(self, message: Any) -> CudaSharedMemoryStatusResponse:
+        rows = self._memory().cuda.status(message.name)
+        return CudaSharedMemoryStatusResponse(
+            regions={row["name"]: CudaSharedMemoryStatusResponseRegionStatus(**row) for row in rows}
+        )
+
+    async def cuda_shared_memory_register(self, message: Any) -> CudaSharedMemoryRegisterResponse:
+        self._memory().cuda.register(message.name, message.raw_handle, message.device_id, message.byte_size)
+        return CudaSharedMemoryRegisterResponse()
+
+    async def cuda_shared_memory_unregister(self, message: Any) -> CudaSharedMemoryUnregisterResponse:
+        self._memory().cuda.unregister(message.name)
+        return CudaSharedMemoryUnregisterResponse()

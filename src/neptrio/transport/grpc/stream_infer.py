@@ -1,0 +1,400 @@
+"""ModelStreamInfer, without a task per request: messages in, completion callbacks, messages out.
+
+Rules:
+ 1. Answers of non-decoupled models leave a stream in request order; those of decoupled models
+    as they come.
+ 2. A stream takes no more requests while its own are too many or its answers are not read:
+    messages wait undecoded and the peer's flow-control credit is withheld.
+ 3. An error is the answer of its request (error_message); with the metadata `triton_grpc_error: true`
+    the first one ends the stream with its status instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import trio
+from grpclib.const import Status
+
+from neptrio.codec.inflate import Inflater
+from neptrio.codec.outputs import select
+from neptrio.codec.proto_request import decode_request
+from neptrio.codec.proto_response import encode_response
+from neptrio.errors import TritonError, Unavailable
+from neptrio.observe.propagation import asked
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    Protocol,
+    Responder,
+    Timestamp,
+    monotonic_ns,
+)
+from neptrio.transport.grpc import compression as compression
+from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, forward_metadata, framed_size
+from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS
+from neptrio.transport.http2.session import Headers, Http2Session
+from neptrio.transport.http2.stream import GrpcStream
+
+if TYPE_CHECKING:
+    from neptrio.transport.grpc.server import GrpcConnection
+
+log = logging.getLogger("neptrio.grpc")
+
+RECV_END = int(Timestamp.RECV_END)
+
+# A stream reads no further while it holds more than this. The counts are far above what a client
+# with a window of its own needs: a sequence's END must never wait behind other sequences' STARTs.
+STREAM_REQUESTS = 16384
+STREAM_INPUT_BYTES = 256 << 20
+STREAM_HELD_BYTES = 256 << 20
+STREAM_OUTPUT_BYTES = 16 << 20
+
+
+class StreamResponder(Responder):
+    """Sends responses to the stream that request.context names."""
+
+    def __init__(self) -> None:
+        self.protocol = Protocol.GRPC_PROTOCOL
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        request.context.respond(request, response, final)
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        stream = request.context
+        if stream.congested:
+            stream.when_writable(callback)
+            return True
+        return False
+
+
+RESPONDER = StreamResponder()
+
+
+class _Entry:
+    """A request of a stream and the responses that wait for earlier ones."""
+
+    __slots__ = ("done", "held", "inflated", "ordered", "request", "size")
+
+    def __init__(self, request: InferRequest, size: int, inflated: int) -> None:
+        self.request = request
+        self.ordered = True
+        self.held: list[list[Any]] = []
+        self.done = False
+        self.size = size
+        self.inflated = inflated
+
+
+class StreamInfer(Call):
+    """ModelStreamInfer: answers of non-decoupled models leave in request order."""
+
+    def __init__(
+        self, session: Http2Session, stream_id: int, headers: Headers, connection: GrpcConnection
+    ) -> None:
+        GrpcStream.__init__(self, session, stream_id, headers)
+        self._connection = connection
+        self._order: deque[_Entry] = deque()
+        self._open: dict[InferRequest, _Entry] = {}
+        # sequences that were started here and end with the stream: sequence -> its scheduler
+        self.sequences: dict[Any, Any] = {}
+        self._waiting: deque[tuple[bytes, bool]] = deque()  # messages not looked at yet
+        self._input_bytes = 0
+        self._inflating: trio.CancelScope | None = None
+        self._draining = False
+        self._deflating: deque[list[Any]] = deque()
+        self._deflating_bytes = 0
+        self._held_bytes = 0  # of answers that wait for earlier ones
+        self._writable: list[Callable[[], None]] = []
+        self._began_ns = monotonic_ns() if connection.services.admission.tracer.tracing else 0
+        # metadata `triton_grpc_error: true`: the first error ends the stream with its status
+        self._strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
+        self._encoding: bytes | None = None
+        if connection.compression != "none":
+            accepted = headers.get(b"grpc-accept-encoding")
+            self._encoding = compression.choose(connection.compression, accepted)
+            if self._encoding is not None:
+                self.send_headers([*OK_HEADERS, (b"grpc-encoding", self._encoding)])
+
+    # ------------------------------------------------------------ requests
+
+    def requests(self) -> Iterable[InferRequest]:
+        return self._open
+
+    @property
+    def _full(self) -> bool:
+        return (
+            len(self._open) >= STREAM_REQUESTS
+            or self._input_bytes > STREAM_INPUT_BYTES
+            or self._held_bytes > STREAM_HELD_BYTES
+            or self._unsent_bytes > STREAM_OUTPUT_BYTES
+        )
+
+    @property
+    def _unsent_bytes(self) -> int:
+        """Bytes of answers that the session has not taken; large ones before they are compressed."""
+        return self.out_bytes + self._deflating_bytes
+
+    def on_message(self, message: bytes, compressed: bool) -> None:
+        if self._waiting or self._inflating or self._full:
+            self._waiting.append((message, compressed))
+            self.paused = True
+        else:
+            self._accept(message, compressed)
+
+    def _accept(self, message: bytes, compressed: bool) -> None:
+        if not compressed:
+            self._submit(message, 0)
+            return
+        try:
+            bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
+            inflater = compression.inflater(message, bits)
+        except TritonError as error:
+            self.refuse(error.code.grpc.value, str(error))
+            return
+        if inflater.done:
+            self._submit(inflater.content, 0)
+        else:
+            self._inflating = trio.CancelScope()
+            self._connection.nursery.start_soon(self._inflate, message, inflater, self._inflating)
+
+    async def _inflate(self, message: bytes, inflater: Inflater, scope: trio.CancelScope) -> None:
+        budget = self._connection.inflating
+        content = None
+        try:
+            with scope:
+                content = await compression.inflate_later(budget, message, inflater)
+        except TritonError as error:
+            self.refuse(error.code.grpc.value, str(error))
+        if content is not None:
+            if self.ended or self.refused:
+                budget.release(len(content))
+            else:
+                self._submit(content, len(content))
+        self._inflating = None
+        self._advance()
+        self._connection.pass_ends()
+
+    def _submit(self, message: Any, inflated: int) -> None:
+        services = self._connection.services
+        request = InferRequest()
+        entry = _Entry(request, len(message), inflated)
+        added = False
+        try:
+            if self._draining:
+                raise Unavailable(SHUTTING_DOWN)
+            decode_request(request, message, services.shared_memory)
+            if self._connection.forward is not None:
+                forward_metadata(self._connection.forward, self.headers, request)
+            entry.ordered = not services.admission.find(request, None).decoupled
+            request.context = request.stream = self
+            request.responder = RESPONDER
+            # of a stream, waiting for a message begins when the one before it was complete
+            services.admission.received(request, self._began_ns)
+            self._began_ns = request.timestamp(RECV_END)
+            if self.headers.has_custom and services.admission.tracer.trace_headers:
+                request.asked = asked(self.headers())
+            self._add(entry)
+            added = True
+            services.admission.submit(request)
+        except TritonError as error:
+            if not added:
+                self._add(entry)
+            if self._strict:
+                self._abort(error)
+                return
+            response = InferResponse(None, error)
+            response.id = request.id
+            self._deliver(entry, encode_response(response, True, True), True)
+
+    def _add(self, entry: _Entry) -> None:
+        self._open[entry.request] = entry
+        self._input_bytes += entry.size
+        if entry.ordered:
+            self._order.append(entry)
+
+    def _close(self, entry: _Entry) -> None:
+        self._input_bytes -= entry.size
+        if entry.inflated:
+            self._connection.inflating.release(entry.inflated)
+
+    def _advance(self) -> None:
+        """Takes waiting messages while there is room, then the peer's next ones, then ends."""
+        while self._waiting and not self._inflating and not self._full and not self.refused:
+            self._accept(*self._waiting.popleft())
+        if self.paused and not self._waiting and not self._full:
+            self.session.resume_input(self)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Ends the stream when every request has been answered and no more will, or may, come."""
+        if self._open or self._waiting or self._inflating or self._deflating or self.refused:
+            return
+        if self.input_ended:
+            self.stop_clock()
+            self._end_sequences()
+            self.finish(OK_TRAILERS)
+        elif self._draining and not self.mid_message:
+            self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)
+        self._connection.want_flush()
+
+    def _end_sequences(self) -> None:
+        """The stream is over: ends the sequences that it started, for models that ask for that."""
+        while self.sequences:
+            sequence, scheduler = self.sequences.popitem()
+            scheduler.disconnected(sequence)
+
+    def on_half_close(self) -> None:
+        self._settle()
+
+    def on_drain(self) -> None:
+        self._draining = True
+        self._settle()
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def congested(self) -> bool:
+        """True while the client does not read its answers; decoupled senders wait or are told."""
+        return self._unsent_bytes > STREAM_OUTPUT_BYTES or self._connection.overfull
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once on the trio thread when the answers so far have left or the call is over."""
+        if self.ended or self.trailers is not None or not self._unsent_bytes:
+            callback()
+        else:
+            self._writable.append(callback)
+
+    def on_writable(self) -> None:
+        if not self._deflating:
+            self._wake()
+        if self.paused or self._waiting:
+            self._advance()
+
+    def _wake(self) -> None:
+        waiting, self._writable = self._writable, []
+        for callback in waiting:
+            try:
+                callback()
+            except Exception:
+                log.exception("a sender that waited for a stream failed")
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        """One response of a request; `final` is its last."""
+        entry = self._open.get(request)
+        if entry is None or self.ended:
+            return
+        segments: list[Any] = []
+        try:
+            if response.error is None and not response.null:
+                select(request, response, self._connection.services)
+        except TritonError as error:
+            response.outputs = None
+            response.error = error.with_traceback(None)  # the frames of its traceback refer to the response
+        if response.error is None and not response.null:
+            response.error = self._connection.unread()
+            if response.error is not None:
+                response.outputs = response.parameters = None
+        if response.error is not None and self._strict:
+            self._abort(response.error)
+            return
+        if not response.null or request.want_empty_final:
+            try:
+                segments = encode_response(response, True, final)
+            except TritonError as error:
+                if self._strict:
+                    self._abort(error)
+                    return
+                response.outputs = response.parameters = None
+                response.error = error.with_traceback(None)
+                segments = encode_response(response, True, final)
+        self._deliver(entry, segments, final)
+
+    def _deliver(self, entry: _Entry, segments: list[Any], final: bool) -> None:
+        order = self._order
+        if final:
+            entry.done = True
+            del self._open[entry.request]
+            self._close(entry)
+        if segments:
+            if not entry.ordered or order[0] is entry:
+                self._send(segments)
+            else:
+                entry.held.append(segments)
+                self._hold(framed_size(segments))
+        while order and order[0].done:
+            order.popleft()
+            if order:
+                held, order[0].held = order[0].held, []
+                for waiting in held:
+                    self._hold(-framed_size(waiting))
+                    self._send(waiting)
+        if final and (self._waiting or self.paused):
+            self._advance()
+        elif not self._open:
+            self._settle()
+        self._connection.want_flush()
+
+    def _send(self, segments: list[Any]) -> None:
+        if self._encoding is None:
+            self.send_segments(segments)
+        elif not self._deflating and framed_size(segments) <= compression.INLINE_BYTES:
+            level = compression.LEVELS[self._connection.compression]
+            deflater = compression.FrameDeflater(segments, self._encoding, level)
+            deflater.step()
+            self.send_segments(deflater.segments)
+        else:
+            self._deflating.append(segments)
+            self._hold_deflating(framed_size(segments))
+            if len(self._deflating) == 1:
+                self._connection.nursery.start_soon(self._deflate)
+
+    async def _deflate(self) -> None:
+        """Compresses large answers off the trio thread, in order."""
+        level, encoding = compression.LEVELS[self._connection.compression], self._encoding
+        assert encoding is not None
+        while self._deflating and not self.ended:
+            deflater = compression.FrameDeflater(self._deflating[0], encoding, level)
+            if not await self._connection.services.workers.finish(deflater.step, lambda: self.ended):
+                break
+            if self._deflating:
+                self._hold_deflating(-framed_size(self._deflating.popleft()))
+            self.send_segments(deflater.segments)
+            self._connection.flush_soon()
+        if not self.ended and not self.out_bytes:
+            self.on_writable()
+        self._settle()
+        self._connection.flush_soon()
+
+    def _hold(self, n: int) -> None:
+        self._held_bytes += n
+        self.account.hold(n)
+
+    def _hold_deflating(self, n: int) -> None:
+        self._deflating_bytes += n
+        self.account.hold(n)
+
+    def _abort(self, error: TritonError) -> None:
+        """Ends the whole stream with an error's status."""
+        self.refuse(error.code.grpc.value, str(error))
+
+    def release(self) -> None:
+        self.stop_clock()
+        if self._inflating is not None:
+            self._inflating.cancel()
+        self._waiting.clear()
+        self._deflating.clear()
+        self._hold(-self._held_bytes)
+        self._hold_deflating(-self._deflating_bytes)
+        self._order.clear()
+        open_, self._open = self._open, {}
+        self._input_bytes = 0
+        for request, entry in open_.items():
+            if entry.inflated:
+                self._connection.inflating.release(entry.inflated)
+            if request.model is not None:
+                self._connection.services.admission.cancel(request)
+        self._end_sequences()
+        self._wake()

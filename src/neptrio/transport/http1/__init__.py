@@ -1,0 +1,1 @@
+"""Plain HTTP/1.1 connections of our own."""

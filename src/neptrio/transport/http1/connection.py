@@ -1,0 +1,509 @@
+"""The lean HTTP/1.1 connection: llhttp parses, infer requests are answered without a task.
+
+The problem: hypercorn's own HTTP/1.1 (h11) costs about 400 us a request. The choice: plain
+connections are parsed by httptools; an infer request goes from the parser's callback straight to
+the inference service, and its answer is written from the completion. Every other route is the
+same ASGI app that hypercorn serves, run in a task of its own. Infer requests of the plainest form
+do not even meet the parser: cext/transport/http1/fast_path.
+
+A body that did not arrive with its head, and whose length is announced, does not go through the
+parser: it is received straight into one buffer of that length, and tensors are views of it.
+
+Rules:
+ 1. Answers leave in the order of the requests (pipelining): an exchange writes only while it is
+    the oldest; later ones keep their answer until then.
+ 2. A peer that ends its side cancels every exchange it is still owed (how a connection ends:
+    transport.http1.ending).
+ 3. An upgrade that a client offers is not taken up, h2c included: the request, its body and what follows it
+    are HTTP/1.1. HTTP/1.1 requests name one Host (transport.host).
+ 4. A malformed request gets 400, 408, 413 or 431 where an answer is still possible, then the
+    connection closes; nothing behind it is looked at.
+ 5. Whatever a connection raises ends at that connection.
+ 6. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by
+    MAX_EXCHANGES and the bytes they hold; a peer that does not read is not read from.
+ 7. Time is bounded: a request must be complete within the request timeout plus what its bytes
+    earn it at MIN_BYTES_PER_SECOND, and a peer that takes nothing of what it is owed for as long as
+    the request timeout is cut off (see check()).
+ 8. Chunked encoding wins over a Content-Length beside it, as clients send it that write the chunks by
+    hand; such a request is the connection's last, for who stands in front may have counted otherwise
+    (RFC 9112, 6.1).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+import numpy as np
+import trio
+
+from neptrio.codec.compression import too_large
+from neptrio.codec.http_json import HEADER_LENGTH
+from neptrio.errors import TritonError, Unavailable
+from neptrio.loop.socket_writer import SocketWriter
+from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW
+from neptrio.service import Services
+from neptrio.service.connections import RETRY_AFTER, TURNED_AWAY_SECONDS
+from neptrio.transport.header_policy import HeaderPolicy
+from neptrio.transport.host import host_problem
+from neptrio.transport.http1.asgi import App, run_app
+from neptrio.transport.http1.ending import close, last_answers
+from neptrio.transport.http1.exchange import Exchange, answer
+from neptrio.transport.http1.fast_path import ExchangeCore, Http1FastPath
+from neptrio.transport.http1.head import HeadTooLarge
+from neptrio.transport.rest import routes
+from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
+
+log = logging.getLogger("neptrio.http1")
+
+DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
+MAX_HEAD_BYTES = 64 << 10
+FEW_BYTES = 1 << 10  # parsed at once: they cannot hold many pipelined requests
+PIECE_BYTES = 4 << 10  # in which the end of a head is looked for
+MIN_BYTES_PER_SECOND = 16 << 10
+PREFACE = b"PRI * HTTP/2.0"
+SHUTTING_DOWN = "the server is shutting down and takes no new requests"
+# by keep_alive: TritonError.alike -> the whole answer of the fast path to all those errors
+ANSWERS_OF_ALIKE: tuple[dict[object, list[Any]], dict[object, list[Any]]] = ({}, {})
+
+
+class Refusal(Exception):
+    """Raised in a parser callback: answer with `error` and close."""
+
+    def __init__(self, error: TritonError, headers: Headers | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.headers = headers
+
+
+class HandOver(Exception):
+    """The peer speaks HTTP/2: `data` was read and belongs to the connection that takes over."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+
+@dataclass(frozen=True)
+class Http1Statistics:
+    """What a connection holds."""
+
+    exchanges: int
+    held_bytes: int
+    pending_output: int
+    receiving: bool
+
+
+class Http1Connection(Http1FastPath):
+    """Reads requests from a socket and answers them in order."""
+
+    expect: bytes | None  # b"wanted" while a 100 Continue is due
+    closing: bool
+    draining: bool
+    ended: bool
+    direct: Any
+    later: bytes | None
+    writer: SocketWriter
+    room: trio.Event | None
+    idle: trio.Event | None
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        services: Services,
+        app: App,
+        nursery: trio.Nursery,
+        policy: HeaderPolicy | None = None,
+        turned_away: str = "",
+    ) -> None:
+        """`turned_away`: why there is no room for this connection; it is told so, and answered probes."""
+        writer = SocketWriter(sock, nursery)
+        super().__init__(sock, writer, services)
+        writer.on_drained = self._drained
+        self.app = app
+        self.head_limit = MAX_HEAD_BYTES
+        # headers that are forwarded or restrict are looked at by the general path
+        self.fast_path = policy is None and not turned_away
+        self.draining = bool(turned_away)
+        self._turned_away = turned_away
+        self.nursery = nursery
+        self.policy = policy
+        self._poller = services.loop.poller
+        self._scope = trio.CancelScope()
+        self._parser: Any = self._new_parser()
+        self._body: Any = b""
+        self._direct_at = 0
+        self._received = 0  # body bytes of the message under way
+        self._direct_request = ("", "", False)
+        self._head_seen = 0
+        self._refused = False
+        self._offered = False  # the head under way offers an upgrade and will be parsed without it
+
+    def statistics(self) -> Http1Statistics:
+        """What the connection holds now."""
+        return Http1Statistics(len(self.exchanges), self.held, self.writer.pending, bool(self.in_message))
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_chunked_length=True)  # rule 7
+        return parser
+
+    # ------------------------------------------------------------ parser callbacks
+
+    def on_headers_complete(self) -> None:
+        self.head_complete = True
+        self._body = b""
+        self._received = 0
+        problem = host_problem(self.host, self.hosts, self._parser.get_http_version())
+        if problem is not None:
+            raise Refusal(problem)
+        if self._turned_away:
+            route = routes.match(self._parser.get_method().decode("latin-1"), self.url.decode("latin-1"))
+            if route is None or route.verb not in routes.PROBES:
+                raise Refusal(Unavailable(self._turned_away), [(b"retry-after", RETRY_AFTER)])
+        self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+        if self.chunked and self.content_length >= 0:
+            self._only_chunked()
+        if self.content_length > self.max_body:
+            raise Refusal(too_large(self.max_body))
+        expect = self.expect
+        self.expect = None
+        if (
+            expect is not None
+            and expect.lower() == b"100-continue"
+            and self._parser.get_http_version() != "1.0"
+        ):
+            self.expect = b"wanted"
+
+    def _only_chunked(self) -> None:
+        """Rule 7 holds for chunks alone: the parser would measure any other encoding by the length."""
+        given = [
+            value.strip().lower() for name, value in self.headers if name.lower() == b"transfer-encoding"
+        ]
+        if given != [b"chunked"]:
+            text = b", ".join(given).decode("latin-1")
+            raise Refusal(
+                TritonError(f"malformed HTTP request: Transfer-Encoding must be chunked, got '{text}'")
+            )
+
+    def on_body(self, data: bytes) -> None:
+        self.expect = None
+        self._received += len(data)
+        if self._received > self.max_body:
+            raise Refusal(too_large(self.max_body))
+        if not self._body:
+            self._body = data
+        else:
+            # chunks are gathered in one buffer: a body of one-byte chunks must not cost an object each
+            if type(self._body) is bytes:
+                self._body = bytearray(self._body)
+            self._body += data
+
+    def on_message_complete(self) -> None:
+        if self._offered:
+            return
+        self.in_message = False
+        body, self._body = self._body, b""
+        parser = self._parser
+        keep_alive = parser.should_keep_alive() and not (self.chunked and self.content_length >= 0)
+        self._request(parser.get_method().decode("latin-1"), parser.get_http_version(), keep_alive, body)
+
+    def _request(self, method: str, version: str, keep_alive: bool, body: Any) -> None:
+        """A complete request."""
+        if self.closing:
+            return
+        self.requests += 1
+        keep_alive = keep_alive and version == "1.1" and not self.draining
+        exchange = Exchange(self, method, self.url.decode("latin-1"), version, keep_alive)
+        if not keep_alive:
+            self.closing = True
+        exchange.held = len(body)
+        self.held += exchange.held
+        self.exchanges.append(exchange)
+        route = routes.match(method, exchange.path)
+        if route is not None and route.verb == "infer" and route.allowed:
+            exchange.submit(route, body)
+            return
+        if isinstance(body, np.ndarray):
+            body = memoryview(body)  # type: ignore[arg-type]
+        self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, self.policy is not None)
+
+    # ------------------------------------------------------------ output
+
+    def over(self) -> None:
+        """Everything owed has been sent, or cannot be."""
+        self._scope.cancel()
+
+    def reply_error(self, exchange: ExchangeCore, error: TritonError, headers: Headers) -> None:
+        """Gives an exchange of the fast path an error for its answer."""
+        alike = error.alike if not headers else None
+        kept = ANSWERS_OF_ALIKE[exchange.keep_alive]
+        output = kept.get(alike) if alike is not None else None
+        if output is None:
+            output = answer("1.1", error.code.http, [*JSON, *headers], error_body(error), exchange.keep_alive)
+            if alike is not None:
+                kept[alike] = output
+        exchange.output = list(output)
+
+    def reply_with(
+        self, exchange: ExchangeCore, extra: Headers, text: bytes, blobs: list[Any] | None
+    ) -> None:
+        """Gives an exchange of the fast path its answer, with headers that are not on every answer."""
+        headers = [*JSON, *extra]
+        if blobs:
+            headers = [BINARY, (HEADER_LENGTH, b"%d" % len(text)), *extra]
+        exchange.output = answer("1.1", 200, headers, [text, *(blobs or ())], exchange.keep_alive)
+
+    def _drained(self) -> None:
+        if self.writer.broken:
+            self._scope.cancel()
+        if self.room is not None and self.has_room():
+            self.room.set()
+
+    def drain(self) -> None:
+        """The server stops: the next answer, or the last of those that are owed, says that it was the last."""
+        self.draining = True
+        if self.exchanges:
+            self.closing = True
+            self.exchanges[-1].keep_alive = False
+
+    def end_grace(self) -> None:
+        """Whoever has not sent the head of a request by now will not be answered any more."""
+        if self.exchanges or self.closing:
+            return
+        if not self.in_message:
+            self.over()
+        elif not self.head_complete:
+            self._refuse(Unavailable(SHUTTING_DOWN))
+            self.loop_pass.end()
+
+    # ------------------------------------------------------------ time
+
+    def check(
+        self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int, pressed: bool = False
+    ) -> None:
+        """Ends a connection whose request does not come, whose peer does not read, or that has been
+        idle for too long.
+
+        Called now and then with the time; `idle_timeout_ns` 0 means for ever. `pressed`: others wait for
+        its place, so that a head may take no longer than being idle.
+        """
+        if self._turned_away and now_ns - self.since_ns > TURNED_AWAY_SECONDS * 10**9:
+            self.over()
+            return
+        if self.writer.stalled(now_ns, request_timeout_ns):
+            self.writer.fail()  # whoever waits for room hears of it; what is owed is cancelled
+            self.over()
+            return
+        if self.exchanges or self.closing:
+            return
+        if self.in_message:
+            earned = self._received * 1_000_000_000 // MIN_BYTES_PER_SECOND
+            limit = request_timeout_ns + earned
+            if pressed and not self.head_complete:
+                limit = min(limit, idle_timeout_ns)
+            if now_ns - self.receive_start > limit:
+                self._refuse(TritonError("the request did not arrive in time"), 408)
+                self.loop_pass.end()
+        elif self.requests == 0:
+            if now_ns - self.since_ns > (idle_timeout_ns if pressed else request_timeout_ns):
+                self._scope.cancel()
+        elif idle_timeout_ns and now_ns - self.since_ns > idle_timeout_ns:
+            self._scope.cancel()
+
+    # ------------------------------------------------------------ input
+
+    async def run(self) -> None:
+        """Serves the connection until either side ends it. Raises HandOver for HTTP/2."""
+        hand_over: HandOver | None = None
+        try:
+            with self._scope:
+                self.pass_on(await self._first_bytes())
+                self.loop_pass.end()
+                while not self.closing and not self.ended:
+                    if not self.has_room():
+                        self.room = trio.Event()
+                        await self.room.wait()
+                        self.room = None
+                        continue
+                    if self.later is not None:
+                        data, self.later = self.later, None
+                        self.pass_on(data)
+                        self.loop_pass.end()
+                        continue
+                    await self._poller.read(self.sock, self.take)
+                await last_answers(self)
+        except HandOver as signal:
+            hand_over = signal
+            raise
+        except (OSError, trio.ClosedResourceError):
+            pass
+        finally:
+            if hand_over is None:
+                await close(self, linger=self._refused or self.draining)
+                self._parser = None
+
+    async def _first_bytes(self) -> bytes:
+        """What comes first, decided between HTTP/1 and HTTP/2. Empty when the peer left."""
+        first = b""
+        while True:
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                n = self.sock.recv_into(BUFFER)
+            except (BlockingIOError, InterruptedError):
+                continue
+            if n == 0:
+                self.ended = True
+                return b""
+            first += bytes(VIEW[:n])
+            if first.startswith(PREFACE):
+                raise HandOver(first)
+            if not PREFACE.startswith(first):
+                return first
+
+    def receive_direct(self) -> None:
+        buffer, at = self.direct, self._direct_at
+        length = len(buffer)
+        try:
+            for _ in range(16):  # then the other connections have their turn
+                n = self.sock.recv_into(buffer[at:])
+                if n == 0:
+                    self.end_of_input()
+                    return
+                self._direct_at = self._received = at = at + n
+                if at == length:
+                    break
+        except (BlockingIOError, InterruptedError):
+            return
+        if at == length:
+            method, version, keep_alive = self._direct_request
+            self.direct = None
+            self.in_message = False
+            self._parser = self._new_parser()
+            self._request(method, version, keep_alive, buffer)
+
+    def feed(self, data: Any) -> None:
+        """Parses bytes as far as there is room for the requests in them; the rest waits in `later`."""
+        at, size = 0, len(data)
+        while at < size and not self.closing:
+            if not self.has_room():
+                self.later = bytes(data[at:])
+                return
+            end = at + self._piece(data, at)
+            self._parse(data[at:end] if end - at < size else data)
+            at = end
+        if size and not self.closing:
+            self._parsed(size)
+
+    def _piece(self, data: Any, at: int) -> int:
+        """How much to parse before the next look for room: a head or a body, of many bytes."""
+        left = len(data) - at
+        if left <= FEW_BYTES:
+            return left
+        if not self.in_message or not self.head_complete:
+            end = bytes(data[at : at + PIECE_BYTES]).find(b"\r\n\r\n")
+            return end + 4 if end >= 0 else min(left, PIECE_BYTES)
+        if self.chunked:
+            return min(left, PIECE_BYTES)
+        return min(left, max(self.content_length - self._received, 1))
+
+    def _parse(self, data: Any) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._parser.get_method() == b"CONNECT":
+                self.closing = True
+            else:
+                self._parse_without_offer(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserCallbackError as error:
+            self._parser_refused(error.__context__ or error)
+            return
+        except httptools.HttpParserInvalidMethodError:
+            self._refuse(TritonError("Method Not Allowed"), 405)
+            return
+        except httptools.HttpParserError as error:
+            self._refuse(TritonError(f"malformed HTTP request: {error}"))
+
+    def _parse_without_offer(self, rest: Any) -> None:
+        """Parses the request whose head has just ended once more, without the upgrade that it offers.
+
+        The parser takes every byte behind such a head for another protocol's, the body among them: parsed
+        as requests, bytes of a body would be answered.
+        """
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % pair for pair in self.headers if pair[0].lower() != b"upgrade"]
+        self._parser = httptools.HttpRequestParser(self)
+        self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
+        if len(rest) and not self.closing:
+            self._parse(rest)
+
+    def _parsed(self, size: int) -> None:
+        """Looks at what is under way once `size` received bytes have been parsed."""
+        if not self.in_message:
+            self._head_seen = 0
+            return
+        if not self.head_complete:
+            # a header that does not end is not seen by the callbacks
+            self._head_seen += size
+            if self._head_seen > RECEIVE_BYTES + MAX_HEAD_BYTES:
+                self._head_too_large()
+            return
+        self._head_seen = 0
+        if self.expect == b"wanted":
+            self.expect = None
+            if not self.exchanges:
+                self.writer.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+        if not self.chunked and self.content_length - self._received > DIRECT_BYTES and not self.closing:
+            self._begin_direct()
+
+    def _parser_refused(self, cause: BaseException) -> None:
+        if isinstance(cause, Refusal):
+            self._refuse(cause.error, headers=cause.headers)
+        elif isinstance(cause, HeadTooLarge):
+            self._head_too_large()
+        else:
+            log.error("a request failed in the parser", exc_info=cause)
+            self._refuse(TritonError("malformed HTTP request"))
+
+    def accepts_host(self, host: bytes) -> bool:
+        """Asked by the fast path for a Host it has not seen on this connection."""
+        return host_problem(host, 1, "1.1") is None
+
+    def _begin_direct(self) -> None:
+        """The rest of the body goes into one buffer of its length; the parser is done with it."""
+        parser = self._parser
+        self._direct_request = (
+            parser.get_method().decode("latin-1"),
+            parser.get_http_version(),
+            parser.should_keep_alive(),
+        )
+        # numpy does not touch the memory: pages are taken as the body arrives
+        self.direct = np.empty(self.content_length, np.uint8)
+        self.direct[: self._received] = np.frombuffer(self._body, np.uint8)
+        self._direct_at = self._received
+        self._body = b""
+
+    def _head_too_large(self) -> None:
+        text = f"request headers exceed the limit of {MAX_HEAD_BYTES} bytes"
+        self._refuse(TritonError(text), 431)
+
+    def _refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
+        """Answers a request that will not be read to its end; the connection closes behind it."""
+        if self.closing:
+            return  # the last request has been seen; what follows it does not matter
+        exchange = Exchange(self, "", "", "1.1", False)
+        self.exchanges.append(exchange)
+        self.closing = self._refused = True
+        self.in_message = False
+        self.direct = None
+        exchange.refuse(error, status, headers)
+
+    def end_of_input(self) -> None:
+        self.ended = True
+        for exchange in list(self.exchanges):
+            exchange.disconnect(self.services)

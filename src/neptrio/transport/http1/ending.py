@@ -1,0 +1,81 @@
+"""The end of a lean HTTP/1.1 connection: its last answers, and a close that does not lose them.
+
+The problem: a connection that reads no further request may still owe answers, and closing a socket too
+early takes them from the peer. The choice: the task that read goes on to wait here, first for the
+answers, then for the peer to take them, with a limit.
+
+Rules:
+ 1. Until the last answer is there the peer is listened to: its end cancels what is under way. What
+    completes all the same is sent, in case only that side was closed.
+ 2. Output has CLOSE_SECONDS to leave. Then the socket is closed, whatever is left.
+ 3. After a refusal, and when the server stops, unread input is thrown away until the peer has ended its
+    side: closing before that would reset the connection, and the peer might lose its answer. A server that
+    stops waits LINGER_SECONDS for it: most clients look at a connection only when they use it again.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import trio
+
+from neptrio.loop.socket_writer_core import BUFFER
+
+if TYPE_CHECKING:
+    from neptrio.transport.http1.connection import Http1Connection
+
+CLOSE_SECONDS = 5.0
+LINGER_SECONDS = 0.5
+
+
+async def last_answers(connection: Http1Connection) -> None:
+    """Waits until every exchange is answered, then for the peer to take the answers (rule 1)."""
+    while connection.exchanges and not connection.writer.broken:
+        if connection.ended:
+            connection.idle = trio.Event()
+            await connection.idle.wait()
+            continue
+        await trio.lowlevel.wait_readable(connection.sock)
+        try:
+            if connection.sock.recv_into(BUFFER) == 0:
+                connection.end_of_input()
+                connection.loop_pass.end()
+        except (BlockingIOError, InterruptedError):
+            continue
+
+
+async def close(connection: Http1Connection, linger: bool) -> None:
+    """Cancels what is under way, lets pending output leave for a while, then closes.
+
+    `linger`: there may be input that nobody reads (rule 3). Takes CLOSE_SECONDS at
+    most and is not cancelled before.
+    """
+    for exchange in list(connection.exchanges):
+        exchange.disconnect(connection.services)
+    connection.loop_pass.end()
+    with trio.move_on_after(CLOSE_SECONDS) as scope:
+        scope.shield = True
+        await connection.writer.drained()
+        if linger and not connection.ended and not connection.writer.broken:
+            with trio.move_on_after(LINGER_SECONDS if connection.draining else CLOSE_SECONDS):
+                await _until_the_peer_ends(connection.sock)
+    connection.ended = True
+    connection.writer.fail()
+    trio.lowlevel.notify_closing(connection.sock)  # a task that waits to write ends with it
+    connection.sock.close()
+
+
+async def _until_the_peer_ends(sock: socket.socket) -> None:
+    """Ends our side, and throws away what still comes."""
+    try:
+        sock.shutdown(socket.SHUT_WR)
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                if sock.recv_into(BUFFER) == 0:
+                    return
+            except (BlockingIOError, InterruptedError):
+                continue
+    except OSError:
+        return

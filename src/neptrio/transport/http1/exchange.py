@@ -1,0 +1,227 @@
+"""One HTTP/1.1 request that came through the parser: on its way to the scheduler, and its answer.
+
+An exchange writes when it is the oldest of its connection; until then it keeps what it has to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from neptrio.errors import Cancelled, Internal, TritonError
+from neptrio.observe.propagation import asked
+from neptrio.request.infer_request import InferRequest, InferResponse
+from neptrio.service import Services
+from neptrio.transport.http1.fast_path import JOIN_BYTES, ExchangeCore
+from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
+from neptrio.transport.rest.routes import Route
+
+if TYPE_CHECKING:
+    from neptrio.transport.http1.connection import Http1Connection
+
+log = logging.getLogger("neptrio.http1")
+
+REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Not Allowed",
+    408: b"Request Timeout",
+    413: b"Payload Too Large",
+    415: b"Unsupported Media Type",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+STATUS = {
+    (version, status): b"HTTP/%s %d %s\r\n" % (version.encode(), status, reason)
+    for version in ("1.0", "1.1")
+    for status, reason in REASONS.items()
+}
+NAMES = {
+    name.lower(): name
+    for name in (
+        b"Content-Type",
+        b"Content-Length",
+        b"Content-Encoding",
+        b"Inference-Header-Content-Length",
+        b"Transfer-Encoding",
+        b"Accept-Encoding",
+    )
+}
+
+
+class Exchange(ExchangeCore):
+    """One request that came through the parser, and its answer."""
+
+    connection: Http1Connection
+
+    def __init__(
+        self, connection: Http1Connection, method: str, path: str, version: str, keep_alive: bool
+    ) -> None:
+        self.connection = connection
+        self.method = method
+        self.path = path
+        self.version = version
+        self.keep_alive = keep_alive
+        self.infer: HttpInfer | None = None
+        self._inflating: trio.CancelScope | None = None
+        self._disconnected: trio.Event | None = None
+
+    @property
+    def disconnected(self) -> trio.Event:
+        """Set once the peer is gone."""
+        if self._disconnected is None:
+            self._disconnected = trio.Event()
+            if self.connection.ended:
+                self._disconnected.set()
+        return self._disconnected
+
+    def disconnect(self, services: Services) -> None:
+        """The peer is gone: the request is cancelled, the app is told."""
+        if self._disconnected is not None:
+            self._disconnected.set()
+        if self._inflating is not None:
+            self._inflating.cancel()
+        elif self.infer is not None and not self.complete:
+            services.admission.cancel(self.infer.request)
+
+    def submit(self, route: Route, body: Any) -> None:
+        """The request is an infer request and complete: to the scheduler, or refused."""
+        connection = self.connection
+        try:
+            policy = connection.policy
+            forwarded = None if policy is None else policy.infer(connection.headers)
+            infer = HttpInfer(
+                connection.services,
+                route,
+                connection.header_length,
+                connection.content_encoding,
+                connection.accept_encoding,
+            )
+            if forwarded:
+                infer.forwarded = forwarded
+            self.infer = infer
+            if connection.services.admission.tracer.trace_headers:
+                infer.request.asked = asked(connection.headers)
+            plain = infer.plain(body)
+            if plain is None:
+                self._inflating = trio.CancelScope()
+                connection.nursery.start_soon(self._submit_later, infer, connection.receive_start)
+            else:
+                infer.submit(plain, self, connection.receive_start)
+        except TritonError as error:
+            self.refuse(error)
+        except Exception as error:
+            self._fail(error)
+
+    async def _submit_later(self, infer: HttpInfer, receive_start: int) -> None:
+        """The same once the workers have inflated the body; a peer that leaves before ends that."""
+        connection = self.connection
+        assert self._inflating is not None
+        try:
+            with self._inflating:
+                body = await infer.inflate_later()
+                self.held += infer.inflated
+                connection.held += infer.inflated
+            if self._inflating.cancelled_caught:
+                raise Cancelled
+            self._inflating = None
+            infer.submit(body, self, receive_start)
+            if connection.ended:
+                self.disconnect(connection.services)
+        except TritonError as error:
+            self.refuse(error)
+        except Exception as error:
+            self._fail(error)
+        connection.loop_pass.end()
+
+    def _fail(self, error: Exception) -> None:
+        """Answers a request that failed in a way nobody has foreseen; called while that is handled."""
+        log.exception("%s %s failed", self.method, self.path)
+        self.refuse(Internal(f"internal error: {type(error).__name__}"))
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if not final:
+            log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
+            return
+        infer = self.infer
+        assert infer is not None
+        self.infer = None  # request and exchange refer to each other: let them go without the collector
+        infer.give_back()
+        status, headers, body = infer.encode(response)
+        if infer.encoding:
+            self._reply_later(infer, headers, body)
+        else:
+            self.reply(status, headers, body)
+
+    def _reply_later(self, infer: HttpInfer, headers: Headers, body: list[Any]) -> None:
+        """Answers with the body compressed by the workers, for as long as there is a peer."""
+        connection = self.connection
+
+        async def task() -> None:
+            small = await infer.compress_later(body, lambda: connection.writer.broken)
+            if small is None:
+                self.finish()
+            else:
+                self.reply(200, headers, small)
+            connection.loop_pass.end()
+
+        if connection.writer.broken:
+            self.finish()
+        else:
+            connection.nursery.start_soon(task)
+
+    def head(self, status: int, headers: Headers) -> bytes:
+        """The status line and headers, with the connection's own added."""
+        return head(self.version, status, headers, self.keep_alive)
+
+    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
+        """The whole answer."""
+        self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
+        self.complete = True
+        self.connection.advance()
+
+    def refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
+        """The whole answer is an error."""
+        infer, self.infer = self.infer, None  # they refer to each other: let them go without the collector
+        if infer is not None:
+            infer.give_back()
+        self.reply(status or error.code.http, [*JSON, *error.headers, *(headers or ())], error_body(error))
+
+    def write(self, buffers: list[Any]) -> None:
+        """Part of the answer; held back until it is this exchange's turn."""
+        self.output += buffers
+        self.connection.advance()
+
+    def finish(self) -> None:
+        """Nothing more will be written."""
+        if not self.complete:
+            self.complete = True
+            self.connection.advance()
+
+
+def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes:
+    """A status line and headers."""
+    lines = [STATUS.get((version, status)) or b"HTTP/1.1 %d Unknown\r\n" % status]
+    for name, value in headers:
+        lines.append(b"%b: %b\r\n" % (NAMES.get(name) or name.title(), value))
+    lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    return b"".join(lines)
+
+
+def answer(
+    version: str, status: int, headers: Headers, body: list[Any], keep_alive: bool, head_only: bool = False
+) -> list[Any]:
+    """A whole answer as buffers; a small one is one buffer."""
+    length = 0
+    for part in body:
+        length += len(part) if type(part) is bytes else memoryview(part).nbytes
+    start = head(version, status, [*headers, (b"content-length", b"%d" % length)], keep_alive)
+    if head_only:
+        body = []
+    return [b"".join((start, *body))] if length <= JOIN_BYTES else [start, *body]

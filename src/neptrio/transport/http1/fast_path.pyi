@@ -1,0 +1,63 @@
+# The types of cext/transport/http1/fast_path.pyx, which says what everything does.
+
+import socket
+from collections import deque
+from typing import Any
+
+import trio
+
+from neptrio.errors import TritonError
+from neptrio.loop.loop_pass_core import LoopPassCore
+from neptrio.loop.socket_writer_core import SocketWriterCore
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder
+from neptrio.service import Services
+from neptrio.transport.http1.head import RequestHead
+
+MAX_EXCHANGES: int
+JOIN_BYTES: int
+
+class ExchangeCore(Responder):
+    connection: Http1FastPath
+    output: list[Any]
+    complete: bool
+    keep_alive: bool
+    held: int
+    def disconnect(self, services: Services) -> None: ...
+
+class FastPathExchange(ExchangeCore):
+    def disconnect(self, services: Services) -> None: ...
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
+    def refuse(self, error: TritonError, request: InferRequest | None = None) -> None: ...
+
+class Http1FastPath(RequestHead):
+    @property
+    def sock(self) -> socket.socket: ...
+    @property
+    def writer(self) -> SocketWriterCore: ...
+    @property
+    def loop_pass(self) -> LoopPassCore: ...
+    @property
+    def services(self) -> Services: ...
+    known_host: bytes | None
+    fast_path: bool
+    draining: bool
+    closing: bool
+    ended: bool
+    exchanges: deque[ExchangeCore]
+    ready: list[Any]
+    held: int
+    max_body: int
+    since_ns: int
+    requests: int
+    @property
+    def passed(self) -> int: ...
+    later: bytes | None
+    direct: Any
+    room: trio.Event | None
+    idle: trio.Event | None
+    def __init__(self, sock: socket.socket, writer: SocketWriterCore, services: Services) -> None: ...
+    def advance(self) -> None: ...
+    def flush(self) -> None: ...
+    def has_room(self) -> bool: ...
+    def take(self) -> bool: ...
+    def pass_on(self, data: bytes) -> None: ...

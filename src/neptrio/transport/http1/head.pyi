@@ -1,0 +1,22 @@
+# The types of cext/transport/http1/head.pyx, which says what everything does.
+
+class RequestHead:
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    header_length: bytes | None
+    content_encoding: bytes | None
+    accept_encoding: bytes | None
+    expect: bytes | None
+    host: bytes | None
+    hosts: int
+    in_message: bool
+    head_complete: bool
+    chunked: bool
+    content_length: int
+    receive_start: int
+    head_limit: int
+    def on_message_begin(self) -> None: ...
+    def on_url(self, url: bytes) -> None: ...
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+
+class HeadTooLarge(Exception): ...

@@ -1,0 +1,3 @@
+# The types of cext/transport/http2/output.pyx, which says what everything does.
+
+class Output: ...

@@ -1,0 +1,94 @@
+"""What hypercorn serves of REST: its configuration and the connections it has.
+
+HTTP/2, TLS and, with --http-lean=false, plain HTTP/1.1. A module of its own because it alone needs
+hypercorn, which takes as long to import as a tenth of the rest of the server: transport.rest
+imports it at the start where the settings ask for it, and else with the first connection that does.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import sys
+from copy import copy
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+
+from neptrio.service.connections import TURNED_AWAY_SECONDS
+from neptrio.settings import Settings
+from neptrio.transport.header_policy import RAW_HEADERS
+from neptrio.transport.http1.connection import MAX_HEAD_BYTES
+from neptrio.transport.hypercorn.server import App, HypercornConnection
+from neptrio.transport.rest.app import TurnAway
+
+log = logging.getLogger("neptrio.rest")
+
+
+class HypercornFront:
+    """Serves connections with hypercorn's protocols. Raises OSError, ssl.SSLError for a bad certificate."""
+
+    def __init__(self, settings: Settings, app: App) -> None:
+        self._plain_app = app
+        self._timeout = settings.http_request_timeout_secs
+        self._grace = settings.grace_secs
+        self._config = config = Config()
+        config.h11_max_incomplete_size = MAX_HEAD_BYTES
+        config.keep_alive_max_requests = sys.maxsize
+        config.include_server_header = False
+        config.include_date_header = False
+        config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
+        config.read_timeout = None
+        # models are shown forwarded headers in their own case, as on the lean connection
+        raw = config.h11_pass_raw_headers = bool(settings.http_header_forward_pattern)
+        self._app = self._show_raw if raw else app
+        config.accesslog = None
+        config.errorlog = logging.getLogger("neptrio.hypercorn")
+        self._tls: ssl.SSLContext | None = None
+        if settings.http_tls_cert is not None:
+            config.certfile = str(settings.http_tls_cert)
+            config.keyfile = str(settings.http_tls_key)
+            self._tls = config.create_ssl_context()
+        self._context = WorkerContext(None)
+        self.connections: set[HypercornConnection] = set()
+
+    async def serve(self, sock: socket.socket, prefix: bytes, turned_away: str = "") -> None:
+        """Serves a connection to its end; `prefix` was read from it already.
+
+        `turned_away`: why there is no room for it.
+        """
+        app, config, timeout = self._app, self._config, self._timeout
+        if turned_away:
+            app, config, timeout = TurnAway(app, turned_away), copy(config), TURNED_AWAY_SECONDS
+            config.keep_alive_max_requests = 0
+        connection = HypercornConnection(
+            sock, prefix, self._tls, app, config, self._context, timeout, self._grace, bool(turned_away)
+        )
+        self.connections.add(connection)
+        try:
+            await connection.run()
+        except trio.Cancelled:
+            raise
+        except BaseExceptionGroup as group:
+            others = group.split(trio.Cancelled)[1]
+            if others is None or others.split(Exception)[1] is not None:
+                raise  # KeyboardInterrupt and the like are not the connection's
+            log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
+        except Exception as error:
+            log.info("an HTTP/2 or TLS connection ended: %r", error)
+        finally:
+            self.connections.discard(connection)
+
+    async def _show_raw(self, scope: Any, receive: Any, send: Any) -> None:
+        """The app, with the headers' names in their own case beside the lower-case ones."""
+        raw = scope["headers"]
+        lower = [(name.lower(), value) for name, value in raw]
+        await self._plain_app({**scope, "headers": lower, RAW_HEADERS: raw}, receive, send)
+
+    async def drain(self) -> None:
+        """Every connection is told that the server stops, and ends by itself."""
+        self._config.keep_alive_max_requests = 0  # from now on every answer over HTTP/1.1 is the last
+        await self._context.terminated.set()

@@ -1,0 +1,413 @@
+"""The ASGI app: every REST route, served by hypercorn and called by the lean HTTP/1.1 connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from neptrio.codec.compression import too_large
+from neptrio.codec.http_json import dump_json, load_json
+from neptrio.codec.shared_memory import cuda_registration, system_registration
+from neptrio.codec.text import bytes_text
+from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
+from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
+from neptrio.service import Services
+from neptrio.service.connections import RETRY_AFTER
+from neptrio.service.sequences import parse_id
+from neptrio.service.statistics import Detail
+from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
+from neptrio.transport.rest import routes
+from neptrio.transport.rest.generate import HttpGenerate
+from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
+
+log = logging.getLogger("neptrio.rest")
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Answer = tuple[int, Headers, list[Any]]
+TEXT: Headers = [(b"content-type", b"text/plain")]
+MIN_BYTES_PER_SECOND = 16 << 10  # of a body
+FORWARDING = ("infer", "generate", "generate_stream")
+TRACE = "neptrio.trace"  # key of an ASGI scope: the trace that is to hear when its answer is sent
+
+
+class TooSlow(Exception):
+    """The request's body does not arrive in time."""
+
+
+class Disconnected(Exception):
+    """The client is gone; there is nobody to answer."""
+
+
+class _Waiter(Responder):
+    """Lets a task wait for a single response."""
+
+    def __init__(self) -> None:
+        self.protocol = Protocol.HTTP_PROTOCOL
+        self.event = trio.Event()
+        self.response: InferResponse | None = None
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if request.trace is not None:
+            request.trace.defer()  # the answer is encoded and sent by the task that waits
+        if not response.null:
+            self.response = response
+        if final:
+            self.event.set()
+
+
+class RestApp:
+    """ASGI callable over the services."""
+
+    def __init__(self, services: Services, policy: HeaderPolicy | None = None) -> None:
+        self._services = services
+        self._policy = policy
+        self._max_input = services.settings.http_max_input_size
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            answer = await self._answer(scope, receive, send)
+        except Disconnected:
+            return
+        except TooSlow:
+            answer = 408, JSON, [b'{"error":"the request did not arrive in time"}']
+        except TritonError as error:
+            answer = error.code.http, [*JSON, *error.headers], error_body(error)
+        except Exception as error:
+            log.exception("%s %s failed", scope["method"], scope["raw_path"])
+            answer = 500, JSON, error_body(Internal(f"internal error: {type(error).__name__}"))
+        if answer is None:
+            return
+        trace = scope.pop(TRACE, None)
+        status, headers, body = answer
+        length = sum(memoryview(part).nbytes for part in body)
+        start = [*headers, (b"content-length", b"%d" % length)]
+        try:
+            if trace is not None:
+                trace.send_one()
+            await send({"type": "http.response.start", "status": status, "headers": start})
+            whole = b"" if scope["method"] == "HEAD" else b"".join(body)
+            del answer, body  # a slow client must not keep the model's memory beside the answer
+            await send({"type": "http.response.body", "body": whole})
+            if trace is not None:
+                trace.sent_one()
+        finally:
+            if trace is not None:
+                trace.abandon()  # nothing follows
+
+    async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
+        route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+        if route is None:
+            return 404, JSON, [b'{"error":"Not Found"}']
+        forwarded: dict[str, str] = {}
+        if self._policy is not None:
+            self._policy.check(route.verb, scope["headers"])
+            if self._policy.forward is not None and route.verb in FORWARDING and route.allowed:
+                forwarded = self._policy.forward.headers(scope.get(RAW_HEADERS) or scope["headers"])
+        if not route.allowed:
+            return 405, JSON, [b'{"error":"Method Not Allowed"}']
+        if route.verb == "infer":
+            return await self._infer(route, scope, receive, forwarded)
+        if route.verb in ("generate", "generate_stream"):
+            generate = HttpGenerate(self._services, route, scope["headers"], forwarded)
+            body = await self._body(scope, receive)
+            made = await generate.run(body, receive, send)
+            if made is not None:
+                scope[TRACE] = generate.request.trace
+            return made
+        answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
+        return answer
+
+    async def _body(self, scope: dict[str, Any], receive: Receive) -> Any:
+        """The request's body. Raises 413 as soon as it is known to be too large, Disconnected."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_input:
+                raise too_large(self._max_input)
+        body: Any = b""
+        more = True
+        # as on the lean connection: every byte that has come earns the rest some time
+        with trio.move_on_after(self._services.settings.http_request_timeout_secs) as limit:
+            while more:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise Disconnected
+                more = event.get("more_body", False)
+                part = event.get("body", b"")
+                if not body and not more:
+                    body = part
+                else:
+                    body = body or bytearray()
+                    body += part
+                    limit.deadline += len(part) / MIN_BYTES_PER_SECOND
+                if len(body) > self._max_input:
+                    raise too_large(self._max_input)
+        if more:
+            raise TooSlow
+        return body
+
+    async def _infer(
+        self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: dict[str, str]
+    ) -> Answer:
+        infer = HttpInfer.from_headers(self._services, route, scope["headers"])
+        infer.forwarded = forwarded or None
+        body = await self._body(scope, receive)
+        try:
+            return await self._answered(infer, body, scope, receive)
+        finally:
+            infer.give_back()
+
+    async def _answered(self, infer: HttpInfer, body: Any, scope: dict[str, Any], receive: Receive) -> Answer:
+        plain = infer.plain(body)
+        if plain is None:
+            plain = await unless_gone(receive, infer.inflate_later)
+        waiter = _Waiter()
+        try:
+            infer.submit(plain, waiter)
+            self._services.loop.loop_pass.end()
+            await wait_or_cancel(self._services, infer.request, waiter.event, receive)
+        except TritonError as error:
+            return error.code.http, [*JSON, *error.headers], error_body(error)
+        except BaseException:
+            if infer.request.trace is not None:
+                infer.request.trace.abandon()
+            raise
+        scope[TRACE] = infer.request.trace
+        response = waiter.response
+        if response is None:
+            response = InferResponse(None, Internal("the model ended the request without a response"))
+        status, headers, parts = infer.encode(response)
+        if infer.encoding:
+            return status, headers, await unless_gone(receive, infer.compress_later, parts) or []
+        return status, headers, parts
+
+    # ------------------------------------------------------------ control routes
+
+    async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return (200 if self._services.metadata.live() else 400), TEXT, []
+
+    async def _ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return (200 if self._services.metadata.ready() else 400), TEXT, []
+
+    async def _model_ready(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        if await self._services.metadata.model_ready(route.model, route.version):
+            return 200, TEXT, []
+        return 400, JSON, [b'{"error":"Model version not ready"}']
+
+    async def _server_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.metadata.server())]
+
+    async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.metadata.model(route.model, route.version))]
+
+    async def _model_config(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.metadata.config(route.model, route.version))]
+
+    async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        detail = Detail.parse(scope["query_string"].decode("latin-1"))
+        statistics = self._services.statistics.model_statistics(route.model, route.version, detail)
+        return 200, JSON, [dump_json(statistics)]
+
+    async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.sequences.list(route.model, route.version))]
+
+    async def _sequence_end(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        sequence_id = parse_id(route.sequence, scope["query_string"].decode("latin-1"))
+        return 200, JSON, [dump_json(self._services.sequences.end(route.model, route.version, sequence_id))]
+
+    async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        if scope["method"] == "GET":
+            return 200, JSON, [dump_json(self._services.logging.settings())]
+        changes = members(load_json(await self._body(scope, receive)))
+        return 200, JSON, [dump_json(self._services.logging.update(changes))]
+
+    async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        return 200, JSON, [dump_json(memory.system.status(route.region))]
+
+    async def _system_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.system.check_named(route.region)
+        document = load_json(await self._body(scope, receive))
+        memory.system.register(route.region, *system_registration(document))
+        return 200, JSON, []
+
+    async def _system_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.system.unregister(route.region)
+        return 200, JSON, []
+
+    async def _cuda_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        return 200, JSON, [dump_json(memory.cuda.status(route.region))]
+
+    async def _cuda_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.cuda.check_named(route.region)
+        document = load_json(await self._body(scope, receive))
+        raw_handle, device_id, byte_size = cuda_registration(document)
+        memory.cuda.register(route.region, raw_handle, device_id, byte_size)
+        return 200, JSON, []
+
+    async def _cuda_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        memory = self._services.shared_memory
+        memory.check_allowed()
+        memory.cuda.unregister(route.region)
+        return 200, JSON, []
+
+    async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        trace = self._services.trace
+        if scope["method"] == "GET":
+            return 200, JSON, [dump_json(trace.settings(route.model))]
+        given = members(load_json(await self._body(scope, receive)))
+        return 200, JSON, [dump_json(await trace.update(given, route.model))]
+
+    async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(self._services.trace.recent(scope["query_string"].decode("latin-1")))]
+
+    async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        body = await self._body(scope, receive)
+        document = members(load_json(body)) if body else {}
+        asked = {"ready": False, "timings": b"timings=true" in scope["query_string"].split(b"&")}
+        for name in asked:
+            if not isinstance(document.get(name, False), bool):
+                raise InvalidArgument(
+                    f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
+                )
+            asked[name] = document.get(name, asked[name])
+        rows = await self._services.repository.index(asked["ready"], asked["timings"])
+        return 200, JSON, [dump_json(rows)]
+
+    async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters of a load, and the whole body."""
+        body = await self._body(scope, receive)
+        document = members(load_json(body)) if body else {}
+        parameters = document.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise InvalidArgument("attempt to get members for non-object")
+        return parameters, document
+
+    async def _repository_check(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        parameters, document = await self._load_parameters(scope, receive)
+        config = document.get("config")
+        if config is not None and "config" not in parameters:
+            plain = config if isinstance(config, str) else bytes_text(dump_json(config))
+            parameters = {**parameters, "config": plain}
+        return 200, JSON, [dump_json(await self._services.repository.check(route.model, parameters))]
+
+    async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        parameters, _ = await self._load_parameters(scope, receive)
+        await self._services.repository.load(route.model, parameters, route.repository)
+        return 200, JSON, []
+
+    async def _repository_model(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(await self._services.repository.progress(route.model))]
+
+    async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        body = await self._body(scope, receive)
+        try:
+            dependents = load_json(body)["parameters"]["unload_dependents"] is True
+        except (TritonError, KeyError, TypeError):
+            dependents = False
+        await self._services.repository.unload(route.model, dependents, route.repository)
+        return 200, JSON, []
+
+
+class TurnAway:
+    """The app as a connection sees it that there is no room for: probes are answered, others told why not."""
+
+    def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]], why: str) -> None:
+        self._app = app
+        self._body = error_body(Unavailable(why))
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+        if route is not None and route.verb in routes.PROBES:
+            await self._app(scope, receive, send)
+            return
+        length = sum(len(part) for part in self._body)
+        headers = [*JSON, (b"retry-after", RETRY_AFTER), (b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": b"".join(self._body)})
+
+
+def members(document: Any) -> dict[str, Any]:
+    """The members of a control request's body; `[]` and `null` have none (docs/protocol/observed.md 11, 14).
+
+    Raises InvalidArgument for anything else that is no object.
+    """
+    if isinstance(document, dict):
+        return document
+    if document is None or document == []:
+        return {}
+    got = bytes_text(dump_json(document))[:60]
+    raise InvalidArgument(f"attempt to get members for non-object, got: {got}")
+
+
+async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    """`await work(*args)`; a client that leaves meanwhile ends it. Raises Disconnected then."""
+    result: Any = None
+    gone = False
+    error: TritonError | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        try:
+            result = await work(*args)
+        except TritonError as found:
+            error = found  # raised outside: a nursery would make a group of it
+        nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
+    if gone:
+        raise Disconnected
+    return result
+
+
+async def wait_or_cancel(
+    services: Services, request: InferRequest, answered: trio.Event, receive: Receive
+) -> None:
+    """Waits for the answer; a client that leaves meanwhile cancels the request.
+
+    Raises Disconnected when the client is gone; being cancelled cancels the request too.
+    """
+    if answered.is_set():
+        return
+    gone = False
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        try:
+            await answered.wait()
+            nursery.cancel_scope.cancel()
+        finally:
+            if not answered.is_set():
+                services.admission.cancel(request)
+                services.loop.loop_pass.end()
+    if gone:
+        raise Disconnected

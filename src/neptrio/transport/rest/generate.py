@@ -1,0 +1,174 @@
+"""generate and generate_stream over HTTP: one model, text in, text or server-sent events out.
+
+Rules (docs/protocol/observed.md 7):
+ 1. What refuses the request before it is submitted is answered with that error's own status.
+ 2. The first response fixes the status: 200, or 400 when it is an error of the model.
+ 3. generate wants exactly one response; with any other number the body says so, after a status
+    that was already fixed.
+ 4. generate_stream sends every response as it comes; a slow reader holds the stream, not the loop.
+ 5. A client that leaves cancels the request.
+ 6. A trace hears of every send as it happens; of responses that nobody is sent it hears nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from neptrio.codec import generate
+from neptrio.codec.http_json import dump_json
+from neptrio.errors import InvalidArgument, TritonError
+from neptrio.observe.propagation import asked
+from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
+from neptrio.service import Services
+from neptrio.transport.rest.infer import JSON, Headers
+from neptrio.transport.rest.routes import Route
+
+EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+WAITING_BYTES = 1 << 20  # of responses that the client has not taken; above it the model's sender waits
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+)
+
+
+class ResponseQueue(Responder):
+    """Responses in the order they come, for one waiting task."""
+
+    def __init__(self) -> None:
+        self.protocol = Protocol.HTTP_PROTOCOL
+        self._responses: deque[InferResponse] = deque()
+        self._waiting_bytes = 0
+        self._room: list[Callable[[], None]] = []
+        self._changed = trio.Event()
+        self.final = False
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if request.trace is not None:
+            request.trace.defer()  # the task that waits sends it
+        if not response.null:
+            self._responses.append(response)
+            self._waiting_bytes += _size(response)
+        self.final = self.final or final
+        self._changed.set()
+
+    def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
+        if self._waiting_bytes <= WAITING_BYTES or request.cancelled:
+            return False
+        self._room.append(callback)
+        return True
+
+    async def next(self) -> InferResponse | None:
+        """The next response, None after the last."""
+        while not self._responses:
+            if self.final:
+                return None
+            self._changed = trio.Event()
+            await self._changed.wait()
+        response = self._responses.popleft()
+        self._waiting_bytes -= _size(response)
+        if self._waiting_bytes <= WAITING_BYTES:
+            room, self._room = self._room, []
+            for callback in room:
+                callback()
+        return response
+
+
+def _size(response: InferResponse) -> int:
+    return 1024 + sum(tensor.nbytes for tensor in response.outputs or ())
+
+
+def _payload(response: InferResponse) -> tuple[bytes, bool]:
+    """(the response's JSON object, whether it is an error)."""
+    error = response.error
+    if error is None:
+        try:
+            return generate.encode(response), False
+        except TritonError as problem:
+            error = problem
+    return dump_json({"error": str(error)}), True
+
+
+class HttpGenerate:
+    """One generate or generate_stream request."""
+
+    def __init__(self, services: Services, route: Route, headers: Headers, forwarded: dict[str, str]) -> None:
+        self._services = services
+        self._forwarded = forwarded
+        self._stream = route.verb == "generate_stream"
+        for name, value in headers:
+            if name == b"content-encoding" and value.strip() not in (b"", b"identity"):
+                raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
+        self.request = InferRequest()
+        self._began_ns = monotonic_ns()
+        self.request.model_name = route.model
+        self.request.model_version = route.version
+        services.admission.find(self.request, None)
+        if services.admission.tracer.trace_headers:
+            self.request.asked = asked(headers)
+
+    async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+        """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""
+        self._services.admission.received(self.request, self._began_ns)
+        generate.decode(self.request, body)
+        if self._forwarded:
+            self.request.parameters = {**(self.request.parameters or {}), **self._forwarded}
+        queue = ResponseQueue()
+        self.request.responder = queue
+        self._services.admission.submit(self.request)
+        self._services.loop.loop_pass.end()
+        answer: tuple[int, Headers, list[Any]] | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                if self._stream:
+                    await self._events(queue, send)
+                else:
+                    answer = await self._single(queue)
+                nursery.cancel_scope.cancel()
+            finally:
+                if not queue.final:
+                    self._services.admission.cancel(self.request)
+                    self._services.loop.loop_pass.end()
+                if answer is None and self.request.trace is not None:
+                    self.request.trace.abandon()  # whatever was not sent until now
+        return answer
+
+    async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:
+        payloads: list[tuple[bytes, bool]] = []
+        count = 0
+        while (response := await queue.next()) is not None:
+            count += 1
+            if count == 1:
+                payloads.append(_payload(response))
+        failed = bool(payloads) and payloads[0][1]
+        if count != 1 and not failed:
+            return 200, JSON, [dump_json({"error": NOT_ONE})]
+        return 400 if failed else 200, JSON, [payloads[0][0]]
+
+    async def _events(self, queue: ResponseQueue, send: Any) -> None:
+        response = await queue.next()
+        payload, failed = _payload(response) if response is not None else (b"", False)
+        status = 400 if failed else 200
+        await send({"type": "http.response.start", "status": status, "headers": EVENTS})
+        trace = self.request.trace
+        while response is not None:
+            body = generate.event(payload)
+            if trace is not None:
+                trace.send_one()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            if trace is not None:
+                trace.sent_one()
+            response = await queue.next()
+            if response is not None:
+                payload, _ = _payload(response)
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,107 @@
+"""The REST routes: one table from method and path to a verb, shared by every HTTP front.
+
+Paths are matched as sent: no percent-decoding, no trailing slash, query strings ignored
+(docs/protocol/observed.md 1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_SYSTEM_SHM = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
+# (verb, pattern, methods); the first pattern that matches wins
+TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
+    (verb, re.compile(pattern + r"\Z"), methods)
+    for verb, pattern, methods in (
+        ("infer", _MODEL + "/infer", ("POST",)),
+        ("generate", _MODEL + "/generate", ("POST",)),
+        ("generate_stream", _MODEL + "/generate_stream", ("POST",)),
+        ("sequences", _MODEL + "/sequences", ("GET",)),
+        ("sequence_end", _MODEL + "/sequences/(?P<sequence>[^/]+)/end", ("POST",)),
+        ("live", "/v2/health/live", ("GET",)),
+        ("ready", "/v2/health/ready", ("GET",)),
+        ("statistics", "/v2/models/stats", ("GET",)),
+        ("statistics", _MODEL + "/stats", ("GET",)),
+        ("trace_setting", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", ("GET", "POST")),
+        ("trace_recent", "/v2/trace/recent", ("GET",)),
+        ("logging", "/v2/logging", ("GET", "POST")),
+        ("system_shm_status", _SYSTEM_SHM + "/status", ("GET",)),
+        ("system_shm_register", _SYSTEM_SHM + "/register", ("POST",)),
+        ("system_shm_unregister", _SYSTEM_SHM + "/unregister", ("POST",)),
+        ("cuda_shm_status", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/status", ("GET",)),
+        ("cuda_shm_register", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/register", ("POST",)),
+        ("cuda_shm_unregister", r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?/unregister", ("POST",)),
+        ("model_ready", _MODEL + "/ready", ("GET",)),
+        ("model_config", _MODEL + "/config", ("GET",)),
+        ("repository_index", r"/v2/repository(?:/(?P<repository>[^/]+))?/index", ("POST",)),
+        (
+            "repository_load",
+            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/load",
+            ("POST",),
+        ),
+        (
+            "repository_unload",
+            r"/v2/repository(?:/(?P<repository>[^/]+))?/models/(?P<model>[^/]+)/unload",
+            ("POST",),
+        ),
+        ("repository_check", r"/v2/repository/models/(?P<model>[^/]+)/check", ("POST",)),
+        ("repository_model", r"/v2/repository/models/(?P<model>[^/]+)", ("GET",)),
+        ("model_metadata", _MODEL, ("GET",)),
+        ("server_metadata", "/v2/?", ("GET",)),
+    )
+)
+
+
+PROBES = ("live", "ready", "model_ready")  # verbs that are answered whatever the server has too much of
+
+
+@dataclass(frozen=True)
+class Route:
+    """A matched path. `allowed` is False when only the method is wrong."""
+
+    verb: str
+    model: str = ""
+    version: str = ""
+    repository: str = ""
+    region: str = ""
+    allowed: bool = True
+    sequence: str = ""
+
+
+_cache: dict[tuple[str, str], Route | None] = {}
+CACHED_PATH = 512
+CACHED = 1024  # clients use few paths; what others try must not grow memory
+
+
+def match(method: str, path: str) -> Route | None:
+    """The route of a request, or None when no path fits."""
+    key = (method, path)
+    try:
+        return _cache[key]
+    except KeyError:
+        if len(_cache) >= CACHED:
+            _cache.clear()
+        route = _match(method, path)
+        if len(path) <= CACHED_PATH:
+            _cache[key] = route
+        return route
+
+
+def _match(method: str, path: str) -> Route | None:
+    path = path.partition("?")[0]
+    for verb, pattern, methods in TABLE:
+        found = pattern.match(path)
+        if found:
+            groups = found.groupdict()
+            return Route(
+                verb,
+                groups.get("model") or "",
+                groups.get("version") or "",
+                groups.get("repository") or "",
+                groups.get("region") or "",
+                method in methods,
+                groups.get("sequence") or "",
+            )
+    return None

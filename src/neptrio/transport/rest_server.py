@@ -1,0 +1,192 @@
+"""The REST front: hypercorn's configuration and protocols around our lean HTTP/1.1.
+
+Plain connections that speak HTTP/1.1 are served by Http1Connection; HTTP/2 (by prior knowledge) and
+TLS are hypercorn's, and so is plain HTTP/1.1 when the lean path is turned off (--http-lean=false).
+All of them call the same ASGI app.
+
+Rules:
+ 1. Whatever a connection raises ends at that connection.
+ 2. A connection whose request's head does not come within the request timeout is closed; bodies
+    are timed by the app (transport.hypercorn_server has the rules of hypercorn's connections).
+ 3. A connection there is no room for is answered probes and told to come again (transport.connections).
+ 4. Draining: no new connection. For the exit grace an open one may still send a request, whose answer says
+    that it is the last; HTTP/2 is told by GOAWAY. Then what is idle closes, and what is owed is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.service import Services
+from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
+from neptrio.transport.accept import Acceptor
+from neptrio.transport.header_policy import http_policy
+from neptrio.transport.http1.connection import HandOver, Http1Connection
+from neptrio.transport.rest.app import RestApp
+
+if TYPE_CHECKING:
+    from neptrio.transport.hypercorn.front import HypercornFront
+
+log = logging.getLogger("neptrio.rest")
+
+QUIET_SECONDS = 1.0  # at the end, with nothing under way: then what is left is ended
+
+
+@dataclass(frozen=True)
+class RestStatistics:
+    """What the front holds."""
+
+    connections: int
+    hypercorn_connections: int
+
+
+class RestServer:
+    """Accepts REST connections and drains them."""
+
+    def __init__(self, services: Services, listener: socket.socket) -> None:
+        settings = services.settings
+        self._services = services
+        self._acceptor = Acceptor(listener, self._start)
+        self._nursery: trio.Nursery | None = None
+        self._places = Places(PLACES)
+        self._policy = http_policy(settings)
+        self._app = RestApp(services, self._policy)
+        self._connections: set[Http1Connection] = set()
+        self._draining = False
+        self._changed = trio.Event()
+        self._starting = 0  # connections whose task has not begun
+        self._handed_over = 0  # connections that are hypercorn's
+        self._by_hypercorn = settings.http_tls_cert is not None or not settings.http_lean
+        self._front: HypercornFront | None = self._make_front() if self._by_hypercorn else None
+
+    def _make_front(self) -> HypercornFront:
+        from neptrio.transport.hypercorn.front import HypercornFront
+
+        return HypercornFront(self._services.settings, self._app)
+
+    def statistics(self) -> RestStatistics:
+        """What the front holds now."""
+        return RestStatistics(len(self._connections), self._handed_over)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._watch)
+            task_status.started()
+            await self._acceptor.run()
+            await trio.sleep_forever()
+
+    def _start(self, sock: socket.socket, address: str) -> bool:
+        assert self._nursery is not None
+        turned_away = self._services.connections.enter(sock.fileno(), address)
+        if turned_away:
+            self._places.take(sock)
+        self._starting += 1
+        self._nursery.start_soon(self._serve, sock, address, turned_away, self._nursery)
+        return not turned_away
+
+    async def _watch(self) -> None:
+        """Looks for connections whose request does not come."""
+        settings = self._services.settings
+        request_ns = int(settings.http_request_timeout_secs * 1e9)
+        last_ns = min(request_ns, int(settings.exit_timeout_secs / 2 * 1e9))  # while the server stops
+        idle_ns = int(settings.http_keep_alive_timeout_secs * 1e9)
+        pressed_ns = int(PRESSED_IDLE_SECONDS * 1e9)
+        interval = min(1.0, settings.http_request_timeout_secs / 4)
+        if idle_ns:
+            interval = min(interval, settings.http_keep_alive_timeout_secs / 4)
+        while True:
+            await trio.sleep(interval)
+            now = int(monotonic_ns())
+            pressed = self._services.connections.pressed
+            idle = min(idle_ns or pressed_ns, pressed_ns) if pressed else idle_ns
+            for connection in list(self._connections):
+                connection.check(now, last_ns if self._draining else request_ns, idle, pressed)
+            if pressed and self._front is not None:
+                for left in list(self._front.connections):
+                    left.press(PRESSED_IDLE_SECONDS)
+
+    async def _serve(
+        self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery
+    ) -> None:
+        self._starting -= 1
+        try:
+            if self._by_hypercorn:
+                await self._hypercorn(sock, b"", turned_away)
+                return
+            connection = Http1Connection(sock, self._services, self._app, nursery, self._policy, turned_away)
+            self._connections.add(connection)
+            if self._draining:
+                connection.drain()
+            try:
+                await connection.run()
+            except HandOver as hand_over:
+                self._connections.discard(connection)
+                await self._hypercorn(sock, hand_over.data, turned_away)
+            finally:
+                self._connections.discard(connection)
+                self._changed.set()
+        except Exception:
+            log.exception("a REST connection failed")
+            sock.close()
+        finally:
+            if turned_away:
+                self._places.free(sock)
+            else:
+                self._services.connections.leave(address)
+
+    async def _hypercorn(self, sock: socket.socket, prefix: bytes, turned_away: str) -> None:
+        self._handed_over += 1
+        try:
+            if self._front is None:
+                # on a thread, so that nobody else waits for hypercorn's import; it is done once
+                made = await trio.to_thread.run_sync(self._make_front)
+                if self._front is None:
+                    self._front = made
+                    if self._draining:
+                        await made.drain()
+            await self._front.serve(sock, prefix, turned_away)
+        finally:
+            self._handed_over -= 1
+            self._changed.set()
+            sock.close()
+
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        return self._starting + len(self._connections) + self._handed_over
+
+    async def drain(self) -> None:
+        """Stops accepting and lets open connections go (rule 4)."""
+        self._draining = True
+        for connection in self._connections:
+            connection.drain()
+        self._acceptor.stop()
+        if self._front is not None:
+            await self._front.drain()
+        with trio.move_on_after(self._services.settings.grace_secs):
+            while self.connections:
+                self._changed = trio.Event()
+                await self._changed.wait()
+        for connection in list(self._connections):
+            connection.end_grace()
+        quiet_since: float | None = None
+        while self.connections:
+            self._changed = trio.Event()
+            with trio.move_on_after(0.1):
+                await self._changed.wait()
+            # hypercorn can keep a connection whose streams were dropped: once nothing is under way
+            # and answers had their time to leave, what is left of it is ended
+            if self._connections or self._services.admission.inflight():
+                quiet_since = None
+            elif quiet_since is None:
+                quiet_since = trio.current_time()
+            elif trio.current_time() - quiet_since > QUIET_SECONDS:
+                for left in self._front.connections if self._front is not None else ():
+                    left.cancel()

@@ -1,0 +1,473 @@
+"""The process of an isolated model whose requests come over rings in shared memory.
+
+The socket stays for what is rare: initialize, finalize, logs, metrics, loading, and the descriptors of
+segments. Batches, responses and calls of other models take the rings (neptrio.rings.child).
+
+The main thread waits for batches; while it waits for a call's answer it waits on the same ring, and puts
+aside what else comes. A second thread hears cancellations, acknowledgements and other calls' answers.
+With `async def execute` the main thread runs the event loop and a third thread feeds it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import neptrio.rings.child as ends
+
+from .._execute import check_class, check_count, check_none, failure_text, hidden
+from .._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
+from .._sender import Channel
+from . import tracing
+from .child import Child, contexts
+from .host import ChildHost
+
+PACKAGE = Path(ends.__file__).parents[1]
+hidden += ["cext/", str(PACKAGE)]
+
+
+def _model_source() -> Any:
+    """neptrio's loader of model files, without the rest of the server (its package imports it all)."""
+    spec = importlib.util.spec_from_file_location(
+        "neptrio_model_source", PACKAGE / "backends" / "python" / "source.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.ModelSource
+
+
+ModelSource = _model_source()
+preloaded: dict[str, Any] = {}  # path -> module, in a template of one model and what is forked from it
+OPEN, RESCHEDULED = ends.OPEN_ANSWER, ends.RESCHEDULED_ANSWER
+
+
+class _Back:
+    """A received request's way back (see _sender.Channel)."""
+
+    __slots__ = ("__weakref__", "cancelled", "channel", "child", "id", "names")
+
+    def __init__(self, child: RingChild, id: int, names: Any) -> None:
+        self.id = id
+        self.names = names
+        self.child = child
+        self.cancelled = False
+        self.channel: Channel | None = None
+        if child.decoupled:
+            self.channel = self._make()
+
+    def is_cancelled(self) -> bool:
+        child = self.child
+        if not self.cancelled:
+            child.hear()
+            # its batch may be over, and only its sender open
+            self.cancelled = self.cancelled or self.id in child.cancelled
+        return self.cancelled
+
+    def sender(self, request: Any) -> Any:
+        if self.channel is None:
+            self.channel = self._make()
+        return self.channel.sender(request)
+
+    @property
+    def taken(self) -> bool:
+        return self.channel is not None and self.channel.taken
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.closed = True
+
+    def _make(self) -> Channel:
+        child, id, names = self.child, self.id, self.names
+        known = child.cancelled
+        known_here = child.open_ids
+        known_here.add(id)
+
+        def post(response: InferenceResponse | None, final: bool, size: int) -> None:
+            child.end.respond(id, response, names, final, size)
+            if final:
+                known.discard(id)
+                known_here.discard(id)
+
+        def cancelled() -> bool:  # under the channel's lock, which hear() may want
+            return id in known
+
+        def finish() -> None:
+            known.discard(id)
+            known_here.discard(id)
+            child.dropped.put(id)
+
+        channel = Channel(post, cancelled, finish, not child.decoupled)
+        child.channels[id] = channel
+        return channel
+
+
+class _Handle:
+    """A call to another model under way."""
+
+    def __init__(self, child: RingChild, key: int, blocking: bool) -> None:
+        self._child = child
+        self._key = key
+        if blocking:
+            self.wait = child.pump
+
+    def took(self, response: Any) -> None:
+        self._child.took(self._key)
+
+    def cancel(self) -> None:
+        self._child.end.post(ends.K_CALL_CANCEL, self._key)
+
+
+class RingHost(ChildHost):
+    """What the model may ask of the server: inferences over the ring, the rest over the socket."""
+
+    def __init__(self, child: RingChild) -> None:
+        super().__init__(child)
+        self._ring = child
+
+    def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
+        child = self._ring
+        key = next(child.numbers)
+        trace = request._trace
+        main = threading.get_ident() == child.main
+        waits = blocking and main and child.loop is None
+        if decoupled:
+            child.decoupled_calls.add(key)
+        child.calls[key] = deliver
+        try:
+            child.end.call(
+                key,
+                request,
+                decoupled,
+                waits,
+                trace._key if trace is not None else None,
+                child.batch if main and child.batch else 0,
+            )
+        except BaseException:
+            child.calls.pop(key, None)
+            child.decoupled_calls.discard(key)
+            raise
+        return _Handle(child, key, waits)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        made = self._ring.end.empty(shape, dtype)
+        return np.empty(shape, dtype) if made is None else made
+
+
+class RingChild(Child):
+    """See the module's text."""
+
+    end: Any = None
+
+    def host(self) -> ChildHost:
+        return RingHost(self)
+
+    def _load(self, path: str) -> Any:
+        """The model's file, with the imports that it has in the server's process as well."""
+        return preloaded.get(path) or ModelSource(Path(path), Path(path).parent.parent.name).load()
+
+    def prepare(self, message: dict[str, Any]) -> None:
+        rings = message["rings"]
+        memory, bell = message["descriptors"]
+        self.main = threading.get_ident()
+        self.aside: deque[Any] = deque()  # what came while the main thread waited for a call's answer
+        self.under_way: dict[int, list[_Back]] = {}
+        self.taken = 0  # the number of the last batch that was taken; they come in order
+        self.open_ids: set[int] = set()
+        self.decoupled_calls: set[int] = set()
+        self.came: dict[int, int] = {}
+        self.coming = threading.Condition()
+        self.dropped = self.finished
+        self.end = ends.ChildEnd(
+            memory,
+            bell,
+            rings["layout"],
+            self,
+            lambda id, names: _Back(self, id, names),
+            rings["model"],
+            rings["version"],
+            rings["outputs"],
+            rings["read_only"],
+            rings["spin_ns"],
+        )
+
+    # ------------------------------------------------------------ what the ring asks of the process
+
+    def segment(self, number: int) -> int:
+        """The descriptor of a segment of the server; waits until it has come."""
+        with self.coming:
+            while number not in self.came:
+                self.coming.wait()
+            return self.came.pop(number)
+
+    def descriptors_came(self, message: dict[str, Any]) -> None:
+        with self.coming:
+            (self.came[message["k"]],) = message["descriptors"]
+            self.coming.notify_all()
+
+    def send_segment(self, descriptor: int, number: int, size: int) -> None:
+        """Sends the descriptor of a segment of ours."""
+        self.wire.send_descriptors({"t": "message_segment", "k": number, "size": size}, [descriptor])
+
+    def catch_up(self) -> None:
+        """Memory may have been given back. The caller may hold a channel's lock, so nothing else is handled here."""
+        if self.end.take_returns():
+            threading.Thread(target=self.hear, daemon=True).start()
+
+    # ------------------------------------------------------------ the second thread's ring
+
+    def hear(self) -> None:
+        """Takes what waits on the second thread's ring. Any thread."""
+        end = self.end
+        while end.has_control:
+            taken = end.take_control()
+            if taken is None:
+                return
+            kind, id, message, length = taken
+            if kind == ends.K_CANCEL:
+                self._ring_cancel(id)
+            elif kind == ends.K_ACKNOWLEDGE:
+                self._ring_acknowledge(id, length)
+            elif kind == ends.K_CALL_RESPONSE:
+                self._ring_response(id, message)
+
+    def hear_for_ever(self) -> None:
+        """The second thread."""
+        while True:
+            self.end.wait_control()
+            self.hear()
+
+    def _ring_cancel(self, id: int) -> None:
+        number, place = id >> 20, id & 0xFFFFF
+        early = number > self.taken  # read first: its batch may be taken, by the other thread, at any moment
+        backs = self.under_way.get(number)
+        if backs is not None and place < len(backs):
+            backs[place].cancelled = True
+        if early or backs is not None or id in self.open_ids:
+            self.cancelled.add(id)
+        channel = self.channels.get(id)
+        if channel is not None:
+            channel.wake()
+
+    def _ring_acknowledge(self, id: int, size: int) -> None:
+        channel = self.channels.get(id)
+        if channel is not None:
+            channel.acknowledge(size)
+
+    def _ring_response(self, key: int, message: Any) -> None:
+        response, final = self.end.response(message)
+        deliver = self.calls.pop(key, None) if final else self.calls.get(key)
+        if deliver is not None:
+            deliver(response, final)
+
+    def took(self, key: int) -> None:
+        """A response of a call was taken; only those of decoupled models are counted."""
+        if key in self.decoupled_calls:
+            if key not in self.calls:
+                self.decoupled_calls.discard(key)
+            self.end.post(ends.K_TOOK, key)
+
+    def finish(self) -> None:
+        """Says what finalizers report; they must not block themselves."""
+        while True:
+            id = self.finished.get()
+            if id < 0:
+                self.send({"t": "forget", "id": -id}, [])
+            elif self.end is not None:
+                self.end.post(ends.K_DROPPED, id)
+
+    # ------------------------------------------------------------ the main thread
+
+    def pump(self) -> None:
+        """Waits for the answer to a call of the main thread, putting aside what else comes."""
+        while True:
+            self.end.wait()
+            taken = self.end.take()
+            if taken is None:
+                continue
+            if taken[0] == ends.K_ANSWER:
+                self._ring_response(taken[1], taken[2])
+                return
+            self.aside.append(taken)
+
+    def serve(self) -> None:
+        threading.Thread(target=self.hear_for_ever, daemon=True).start()
+        if self.loop is not None:
+            threading.Thread(target=self._feed, daemon=True).start()
+            self._run_loop()
+            return
+        end = self.end
+        aside = self.aside
+        while True:
+            if aside:
+                taken = aside.popleft()
+            else:
+                taken = end.take()
+                if taken is None:
+                    end.wait()
+                    continue
+            kind, number, message, _ = taken
+            taken = None
+            if kind == ends.K_BATCH:
+                self._execute_ring(number, message)
+            elif kind == ends.K_SEQUENCE_END:
+                id, reason = end.sequence_end(message)
+                self._sequence_end({"c": id, "reason": reason})
+            elif kind == ends.K_LOOK:
+                self._guarded(self._finalize, self.inbox.get())
+                self._exit()
+            message = None
+
+    def _feed(self) -> None:
+        """The third thread: hands what comes to the event loop."""
+        end, loop = self.end, self.loop
+        assert loop is not None
+        while True:
+            end.wait()
+            while True:
+                taken = end.take()
+                if taken is None:
+                    break
+                loop.call_soon_threadsafe(self._spawn, taken)
+                taken = None
+
+    def _spawn(self, taken: Any) -> None:
+        assert self.loop is not None
+        kind, number, message, _ = taken
+        if kind == ends.K_BATCH:
+            task = self.loop.create_task(self._execute_ring_async(number, message))
+        elif kind == ends.K_SEQUENCE_END:
+            id, reason = self.end.sequence_end(message)
+            self._dispatch({"t": "sequence_end", "c": id, "reason": reason})
+            return
+        else:
+            return
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _taken(self, number: int, message: Any) -> list[InferenceRequest]:
+        given: list[InferenceRequest] = self.end.requests(number, message)
+        self.under_way[number] = [request._channel for request in given]
+        self.taken = number  # after that: _ring_cancel() looks in the other order
+        if self.end.has_control:
+            self.hear()
+        return given
+
+    def _left(self, number: int) -> None:
+        for back in self.under_way.pop(number, ()):
+            if back.id not in self.open_ids:
+                self.cancelled.discard(back.id)
+
+    def _execute_ring(self, number: int, message: Any) -> None:
+        began = made = executed = time.monotonic_ns()
+        given: list[InferenceRequest] = []
+        self.batch = number
+        try:
+            given = self._taken(number, message)
+            made = executed = time.monotonic_ns()
+            span = tracing.enter(contexts(given))
+            try:
+                responses = self.model.execute(given)
+            finally:
+                tracing.leave(span)
+            executed = time.monotonic_ns()
+            answers = self._ring_answers(given, responses)
+            responses = None
+            self._left(number)
+            self.end.result(
+                number, began, made, executed, time.monotonic_ns(), answers, self._failed_text, message
+            )
+        except BaseException as error:
+            self._ring_failed(number, given, error, began, made, executed)
+        finally:
+            self.batch = None
+
+    async def _execute_ring_async(self, number: int, message: Any) -> None:
+        began = made = executed = time.monotonic_ns()
+        given: list[InferenceRequest] = []
+        try:
+            given = self._taken(number, message)
+            made = executed = time.monotonic_ns()
+            tracing.enter(contexts(given))  # of this task; it ends with it
+            responses = await self.model.execute(given)
+            executed = time.monotonic_ns()
+            answers = self._ring_answers(given, responses)
+            responses = None
+            self._left(number)
+            self.end.result(
+                number, began, made, executed, time.monotonic_ns(), answers, self._failed_text, message
+            )
+        except BaseException as error:
+            self._ring_failed(number, given, error, began, made, executed)
+
+    def _ring_failed(
+        self,
+        number: int,
+        given: list[InferenceRequest],
+        error: BaseException,
+        began: int,
+        made: int,
+        executed: int,
+    ) -> None:
+        for request in given:
+            request._channel.close()
+        self._left(number)
+        self.end.failure(number, began, made, executed, time.monotonic_ns(), failure_text(self.name, error))
+
+    def _failed_text(self, reason: str) -> str:
+        return f"Failed to process the request(s) for model '{self.name}', message: {reason}"
+
+    def _ring_answers(self, given: list[InferenceRequest], responses: Any) -> list[Any]:
+        """What the ring's end sends for each request."""
+        if self.decoupled:
+            check_none(responses, self.name)
+            responses = [None] * len(given)
+        elif responses is None and all(r._channel.taken for r in given):
+            responses = [None] * len(given)
+        else:
+            responses = check_count(responses, len(given))
+        answers: list[Any] = []
+        for request, response in zip(given, responses):  # noqa: B905  # as in child.py
+            back = request._channel
+            if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                back.close()
+                answers.append(RESCHEDULED)
+            elif self.decoupled or (response is None and back.taken):
+                answers.append(OPEN)
+            elif isinstance(response, InferenceResponse):
+                back.close()
+                answers.append((response, back.names))
+            elif response is None:
+                answers.append(self._failed_text("execute() returned None for a request"))
+            else:
+                answers.append(
+                    self._failed_text(
+                        f"execute() must return InferenceResponse objects, got {type(response).__name__}"
+                    )
+                )
+        return answers
+
+
+def preload(asked: dict[str, Any]) -> None:
+    """Imports a model's file and runs its preload(args), for the processes that are forked from this one."""
+    module = ModelSource(Path(asked["path"]), Path(asked["path"]).parent.parent.name).load()
+    function = getattr(check_class(module, asked["path"]), "preload", None) or getattr(
+        module, "preload", None
+    )
+    if function is not None:
+        function(dict(asked["args"]))
+    preloaded[asked["path"]] = module
+
+
+def main(descriptor: int) -> None:
+    """Runs the process on the socket of that number."""
+    RingChild(socket.socket(fileno=descriptor)).run()

@@ -1,0 +1,132 @@
+"""The template: a process from which those of isolated models are forked.
+
+The problem: starting an interpreter and importing numpy takes a tenth of a second of work and 25 MB, for
+every instance. The choice: one process does it once and then does nothing but fork. It was started
+afresh (not forked from the server), so it has no threads, no sockets but the one it is asked through, and
+nothing of the server's memory. What it forks shares its pages.
+
+A request is one packet: a JSON object and two descriptors (the model's socket and its output). The
+answer is {"pid": N}, or {"error": TEXT}.
+
+Rules:
+ 1. The template stays single-threaded: a fork copies one thread.
+ 2. What it forks is a child of the server (CLONE_PARENT), which waits for it, and dies with it
+    (PR_SET_PDEATHSIG). The template itself ends when its socket does.
+ 3. A template of one model has imported that model's file and run its preload(); its instances come from
+    there. It is forked from the template like an instance and then asked like it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+from typing import Any
+
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE_PARENT = 0x00008000
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PACKET = 1 << 20
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+def clone() -> int:
+    """fork(), but the child is the child of this process's parent. Raises OSError."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = int(_libc.syscall(SYS_CLONE[platform.machine()], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    error = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(error, os.strerror(error))
+    return pid
+
+
+def entitle(name: str) -> None:
+    """The name that `ps` and `top` show."""
+    _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def _become(asked: dict[str, Any], descriptors: list[int], template: socket.socket) -> None:
+    """The child: what a fresh process would have been given."""
+    template.close()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != asked["server"]:
+        os._exit(1)  # the server has gone meanwhile
+    os.setsid()  # a Ctrl-C in the terminal is the server's to handle
+    entitle(asked["title"])
+    sock, output = descriptors
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    from .limits import apply
+
+    apply(asked["limits"])
+    try:
+        if asked.get("preload"):
+            serve(socket.socket(fileno=sock), asked["preload"])
+        else:
+            from .ring import main
+
+            main(sock)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(1)
+
+
+def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
+    """Forks on request until the socket ends."""
+    if preload is not None:
+        from .ring import preload as run
+
+        try:
+            run(preload)
+            answer: dict[str, Any] = {"ready": True}
+        except BaseException as error:
+            from .._execute import failure_text
+
+            answer = {"error": failure_text(preload["name"], error)}
+        sock.send(json.dumps(answer).encode())
+        gc.collect()
+    gc.freeze()  # what is there now is shared: the collector shall not write to it
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(sock, PACKET, 4)
+        if not data:
+            os._exit(0)
+        asked = json.loads(data)
+        try:
+            pid = clone()
+        except OSError as error:
+            answer = {"error": str(error)}
+        else:
+            if pid == 0:
+                _become(asked, list(descriptors), sock)
+            answer = {"pid": pid}
+        for descriptor in descriptors:
+            os.close(descriptor)
+        sock.send(json.dumps(answer).encode())
+
+
+def main(descriptor: int) -> None:
+    """Runs the template on the socket of that number."""
+    entitle("py:template")
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    from . import limits, ring
+
+    del limits, ring
+    sys.stdout.flush()
+    serve(socket.socket(fileno=descriptor))
