@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-CEXT := $(wildcard cext/*.pyx cext/*.pxd cext/*.h) setup.py pyproject.toml
+CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
 
 .PHONY: help build run test mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
-build: $(VENV)/.built ## Create the environment, install pinned dependencies and build the Cython modules
+# what running needs, and what testing needs beside it: `make run` on a fresh clone installs the first only
+build: $(VENV)/.built-test ## Create the environment, install pinned dependencies and build the Cython modules
 
 $(VENV)/.system:
 	@$(PYTHON) -c 'import sys; sys.exit("neptrio needs Python >= 3.11, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -19,16 +20,23 @@ $(VENV)/.system:
 	@touch $@
 
 $(VENV)/.deps: $(VENV)/.system pyproject.toml
-	@$(BIN)/pip install -q --disable-pip-version-check setuptools wheel "Cython>=3.1,<4"
-	@$(BIN)/python tools/requirements.py | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+	@$(BIN)/python tools/requirements.py run | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
 	@$(BIN)/python tools/requirements.py examples | $(BIN)/pip install -q --disable-pip-version-check --no-deps -r /dev/stdin
+	@touch $@
+
+$(VENV)/.deps-test: $(VENV)/.deps
+	@$(BIN)/python tools/requirements.py test | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.deps $(CEXT)
 	@$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
-run: build ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 8002 (metrics); ARGS='...' adds flags
+$(VENV)/.built-test: $(VENV)/.deps-test $(CEXT)
+	@$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $(VENV)/.built $@
+
+run: $(VENV)/.built ## Serve examples/model_repository on 8000 (REST), 8001 (gRPC) and 8002 (metrics); ARGS='...' adds flags
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/neptrio --model-repository examples/model_repository $(ARGS)
 
@@ -92,4 +100,5 @@ wheel-test: wheel ## Install the newest wheel into an empty environment and serv
 	@$(BIN)/python tools/wheel_test.py
 
 clean: ## Remove the environment and everything built
-	@rm -rf $(VENV) build dist src/*.egg-info src/neptrio/_cext/*.so
+	@rm -rf $(VENV) build dist src/*.egg-info
+	@find src -name '*.so' -delete

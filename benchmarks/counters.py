@@ -18,11 +18,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from neptrio._cext.batch import Batch, accept, complete
-from neptrio._cext.counters import ModelCounters
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore, Responder, Tensor, monotonic_ns
 
-from neptrio.stamps import Stamp
+from neptrio.execution.batch import Batch, accept, complete
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    Responder,
+    Tensor,
+    Timestamp,
+    monotonic_ns,
+)
 
 
 class Nobody(Responder):
@@ -49,8 +56,8 @@ def make_requests(model: ModelCore, count: int, collect: bool) -> list[InferRequ
         request.model, request.responder, request.inputs = model, responder, [tensor]
         request.collect_statistics = collect
         for step, stamp in enumerate(
-            (Stamp.REQUEST_START, Stamp.QUEUE_START, Stamp.COMPUTE_START, Stamp.COMPUTE_INPUT_END,
-             Stamp.COMPUTE_OUTPUT_START, Stamp.COMPUTE_END)
+            (Timestamp.REQUEST_START, Timestamp.QUEUE_START, Timestamp.COMPUTE_START, Timestamp.COMPUTE_INPUT_END,
+             Timestamp.COMPUTE_OUTPUT_START, Timestamp.COMPUTE_END)
         ):  # fmt: skip
             request.stamp(stamp, now - 10_000_000 + step * (1_000 + 37 * i % 90_000))
         accept(request)

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from neptrio._cext.batch import Batch
-from neptrio._cext.mailbox import CompletionQueue, Mailbox
-from neptrio._cext.native import run_inline
-from neptrio._cext.request import InferRequest, ModelCore
 
-from neptrio.backends.base import LoadContext
+from neptrio.backends.identity_batch import run_inline
 from neptrio.backends.kernel import device
 from neptrio.backends.kernel.backend import KernelBackend
-from neptrio.codec.numpy_tensor import from_numpy, to_numpy
-from neptrio.model import config as model_config
+from neptrio.config import model_config as model_config
+from neptrio.execution.backend import LoadContext
+from neptrio.execution.batch import Batch
+from neptrio.loop.mailbox import CompletionQueue, Mailbox
+from neptrio.request.infer_request import InferRequest, ModelCore
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.settings import Settings
 from tests.backends.kernel.family import FAMILY, Arrays, Case, kernel_config, parameter, tensors
 
@@ -213,7 +213,7 @@ def overhead(kind: str, rounds: int) -> list[str]:
             runner.infer(arrays)
         bare = copies = float("nan")
         if kind == "GPU":
-            from neptrio._cext.cuda_batch import time_bare
+            from neptrio.backends.kernel.cuda_batch import time_bare
 
             bare = statistics.median(time_bare(runner.prepare(arrays), rounds, False)) / 1000
             copies = statistics.median(time_bare(runner.prepare(arrays), rounds, True)) / 1000

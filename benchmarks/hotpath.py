@@ -62,18 +62,18 @@ class Meter:
 
 async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int, meter: Meter) -> None:
     """`count` requests over a lean HTTP/1.1 connection."""
-    from neptrio.transport.http1 import Http1Connection
+    from neptrio.transport.http1.connection import Http1Connection
 
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
     app: Any = None
     connection = Http1Connection(ours, server.services, app, nursery)
-    turn = server.loop.turn
+    loop_pass = server.loop.loop_pass
     with meter:
         for _ in range(count):
             connection.pass_on(request)
-            turn.end()
+            loop_pass.end()
             if not (await _receive(theirs)).startswith(b"HTTP/1.1 200"):
                 raise AssertionError("a request failed")
     theirs.close()
@@ -143,7 +143,7 @@ class _Client:
 
 async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: int, meter: Meter) -> None:
     """`count` ModelInfer calls on one connection, 32 at a time."""
-    from neptrio.transport.grpc import GrpcConnection, GrpcServer
+    from neptrio.transport.grpc.server import GrpcConnection, GrpcServer
 
     front = GrpcServer(server.services, socket.socket())
     client = _Client(b"/inference.GRPCInferenceService/ModelInfer", message)
@@ -154,7 +154,7 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
         theirs.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
         ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
     connection = GrpcConnection(ours, front, nursery)
-    turn = server.loop.turn
+    loop_pass = server.loop.loop_pass
     connection.session.receive(client.h2.data_to_send())
     chunks = client.calls(count)
     answered = 0
@@ -163,10 +163,10 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
             while answered < i:
                 answered += (await _receive(theirs)).count(b"OUTPUT1")
             connection.session.receive(b"".join(chunks[i : i + 32]))
-            turn.want_flush(connection)
-            turn.end()
+            loop_pass.want_flush(connection)
+            loop_pass.end()
             answered += (await _receive(theirs)).count(b"OUTPUT1")
-    if server.services.inference.lookup("identity", "").counters.snapshot()["inference_stats"]["fail"][
+    if server.services.admission.lookup("identity", "").counters.snapshot()["inference_stats"]["fail"][
         "count"
     ]:
         raise AssertionError("a call failed")

@@ -28,18 +28,18 @@ BASELINE = ROOT / "benchmarks" / "instructions.json"
 TOLERANCE = 0.03
 FORMS = ("binary", "json", "unary", "binary+trace", "unary+trace")
 STEPS = {
-    "HTTP/1.1 head to answer due": r"9Http1Lane_pass_by",
+    "HTTP/1.1 head to answer due": r"13Http1FastPath_pass_by",
     "HTTP/2 frames in": r"nghttp2_session_mem_recv",
     "HTTP/2 frames out": r"nghttp2_session_send",
     "decode JSON or binary": r"json_request\S*decode_request",
-    "decode protobuf": r"wire_request\S*decode_request",
+    "decode protobuf": r"proto_request\S*decode_request",
     "validate": r"8validate_validate",
-    "look up, accept, enqueue": r"4door_4Door_submit",
+    "look up, accept, enqueue": r"9admission_9Admission_submit",
     "enqueue": r"12DefaultQueue_enqueue",
     "dispatch, execute, complete": r"12DefaultQueue_dispatch",
     "complete": r"5batch_complete",
     "encode JSON or binary": r"json_response\S*encode_response",
-    "encode protobuf": r"wire_response\S*encode_response",
+    "encode protobuf": r"proto_response\S*encode_response",
     "begin a trace": r"13trace_sampler_7Sampler_begin",
     "note an answer": r"5trace_5Trace_answering",
     "note that it was sent": r"5trace_5Trace_sent",

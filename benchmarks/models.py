@@ -60,6 +60,22 @@ class TritonPythonModel:
         return responses
 """
 
+CALL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            asked = pb_utils.InferenceRequest(
+                model_name="simple", inputs=request.inputs(), requested_output_names=["OUTPUT0", "OUTPUT1"]
+            )
+            answer = asked.exec()
+            responses.append(pb_utils.InferenceResponse(answer.output_tensors()))
+        return responses
+"""
+
 SIMPLE_IO = """
 input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
@@ -99,6 +115,7 @@ def python_repository(repository: Path) -> None:
     python = 'backend: "python"\n' + ONE_INSTANCE
     _write(repository, "simple", python + "max_batch_size: 8\n" + SIMPLE_IO, ADD_SUB)
     _write(repository, "simple_batched", python + "max_batch_size: 64\n" + SIMPLE_IO + BATCHED, ADD_SUB)
+    _write(repository, "bls", python + "max_batch_size: 8\n" + SIMPLE_IO, CALL)
     _write(repository, "large", python + LARGE_IO, IDENTITY)
     _write(repository, "sequence", python + "max_batch_size: 1\n" + SEQUENCE_IO, ACCUMULATE)
 

@@ -68,7 +68,7 @@ def table() -> list[Case]:
     cases = []
     for c in (1, 8, 32, 128):
         few, busy = c in (8, 32), c == 32
-        unbatched = 3.5 if busy else None
+        unbatched = 3 if busy else None
         cases += [
             Case("HTTP binary", "binary", "simple", c, 6 if few else None, unbatched),
             Case("HTTP JSON", "json", "simple", c, 5 if few else None, unbatched),
@@ -90,18 +90,30 @@ def table() -> list[Case]:
                 "simple_batched",
                 c,
                 3 if busy else None,
-                1.5 if busy else None,
+                2.5 if busy else None,
             ),
         ]
     cases += [
         Case("median latency, HTTP binary", "binary", "simple", 1, 0.45, latency=True),
         Case("median latency, gRPC", "unary", "simple", 1, 0.45, latency=True),
     ]
+    cases += [
+        Case("median latency of a Python model, HTTP binary", "binary", "simple", 1, None, 0.8, latency=True),
+        Case("a call to another Python model, HTTP binary", "binary", "bls", 32, None, 2),
+    ]
     for label, elements in (("64 KiB", 1 << 14), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22)):
         big = elements > 1 << 14
         cases += [
-            Case(f"{label} tensor, gRPC", "unary", "large", 1, 2 if big else None, elements=elements),
-            Case(f"{label} tensor, HTTP binary", "binary", "large", 1, 3 if big else None, elements=elements),
+            Case(f"{label} tensor, gRPC", "unary", "large", 1, *(2 if big else None,) * 2, elements=elements),
+            Case(
+                f"{label} tensor, HTTP binary",
+                "binary",
+                "large",
+                1,
+                3 if big else None,
+                2 if big else None,
+                elements=elements,
+            ),
         ]
     cases.append(Case("1 MiB tensor, JSON", "json", "large", 1, 5, elements=1 << 18))
     return cases
@@ -168,6 +180,8 @@ def load(
 
 def serves(server: peers.Server, case: Case) -> bool:
     """Whether the server speaks the case's form and has its model."""
+    if case.model == "bls" and server.name not in ("neptrio-python", BASE):
+        return False
     return case.form in server.forms and (server.name not in PYTHON_PEERS or case.model == "simple")
 
 
@@ -261,10 +275,11 @@ def tables(cases: list[Case], found: dict[str, Any], names: list[str]) -> str:
     text = ""
     if {"neptrio", BASE} <= set(names):
         text += f"### Kernel and built-in models beside {BASE}'s Python backend\n\n"
-        text += markdown(cases, found, ["neptrio", BASE])
+        own = [case for case in cases if case.target or not case.python_target or not case.latency]
+        text += markdown([case for case in own if case.model != "bls"], found, ["neptrio", BASE])
     if {"neptrio-python", BASE} <= set(names):
         text += "\n### The same model.py in both servers\n\n"
-        own = [case for case in cases if not case.latency and case.elements == 16]
+        own = [case for case in cases if case.python_target or (not case.latency and case.elements == 16)]
         text += markdown(
             own, found, ["neptrio-python", BASE], "neptrio-python", target=lambda case: case.python_target
         )

@@ -20,6 +20,8 @@ from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+# models see of the environment what they name
+GIVEN = 'parameters { key: "ENVIRONMENT" value: { string_value: "GATE_FOLDER" } }'
 GATED = """
 import os, pathlib
 import triton_python_backend_utils as pb_utils
@@ -55,7 +57,7 @@ class Gate:
         self._latch = Latch(tmp_path / "open")
         repository = tmp_path / "models"
         io = 'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
-        write_model(repository, "gated", f'backend: "python" {io}', {"1/model.py": GATED})
+        write_model(repository, "gated", f'backend: "python" {io} {GIVEN}', {"1/model.py": GATED})
         self.server = ServerProcess(repository, *flags)
         self.answers: list[object] = []
         module = httpclient if protocol == "http" else grpcclient
@@ -99,6 +101,7 @@ def test_the_start_up_text(tmp_path: Path) -> None:
         assert "'nonesuch'" in cells["nothing"][3]
         assert server.http and server.grpc and server.metrics
         assert "(HTTP/2 session: " in server.log()
+        assert "sockets are waited for: in trio's stead\n" in server.log()
         assert "accelerators: " in server.log()
 
 
@@ -176,7 +179,7 @@ def test_a_signal_while_a_model_loads_for_ever(tmp_path: Path, where: str) -> No
     at_start = "import os, threading\n  if True:\n    " + hang if where == "initialize" else "pass"
     code = f"import os, threading\n{at_import}\nclass TritonPythonModel:\n def initialize(self, args):\n  {at_start}\n"
     code += " def execute(self, requests): return []\n"
-    write_model(tmp_path / "models", "slow", 'backend: "python"', {"1/model.py": code})
+    write_model(tmp_path / "models", "slow", f'backend: "python" {GIVEN}', {"1/model.py": code})
     command = [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path / 'models'}", "--http-port=0"]
     process = subprocess.Popen(
         [

@@ -20,12 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-QUEUE = "cext/batch_queue.pyx"
+QUEUE = "cext/scheduling/batch_queue.pyx"
 POLICY = "src/neptrio/scheduling/policy.py"
 DYNAMIC = "src/neptrio/scheduling/dynamic.py"
 PROPERTIES = ["tests/scheduling/test_dynamic_properties.py"]
 CASES = [
-    "tests/cext/test_batch_queue.py",
+    "tests/scheduling/test_batch_queue.py",
     "tests/scheduling/test_dynamic.py",
     "tests/scheduling/test_dynamic_boundaries.py",
     "tests/scheduling/test_policy.py",

@@ -1,7 +1,10 @@
 """Prints requirements of pyproject.toml, one per line.
 
-Without an argument: the dependencies and the test extra. With the name of an extra: that extra.
-An extra that names another one of the project's own is printed with what that one holds.
+    python tools/requirements.py run|test|EXTRA
+
+`run` is what building and running need: the build system's requirements, the dependencies and, on a
+machine with an NVIDIA driver, the extra `cuda`. `test` adds what the tests need; any other word is an
+extra. An extra that names another one of the project's own is printed with what that one holds.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+project = pyproject["project"]
 extras = project["optional-dependencies"]
 
 
@@ -24,5 +28,12 @@ def expanded(requirements: list[str]) -> list[str]:
     return found
 
 
-wanted = extras[sys.argv[1]] if len(sys.argv) > 1 else project["dependencies"] + extras["test"]
-print("\n".join(expanded(wanted)))
+def wanted(what: str) -> list[str]:
+    """The requirements that a word stands for. Raises KeyError for an unknown extra."""
+    if what == "run":
+        cuda = extras["cuda"] if Path("/proc/driver/nvidia/version").exists() else []
+        return [*pyproject["build-system"]["requires"], "wheel", *project["dependencies"], *cuda]
+    return [*wanted("run"), *extras["test"]] if what == "test" else list(extras[what])
+
+
+print("\n".join(expanded(wanted(sys.argv[1]))))

@@ -65,6 +65,7 @@ input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
 """
 ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }'
+INSIDE = 'parameters { key: "isolation" value { string_value: "none" } }'
 
 numbers = itertools.count(1)
 
@@ -96,15 +97,15 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
     write_model(repository, "failing", ONE, {"1/model.py": FAILING})
     spy = SPY.replace("EXECUTE", "def execute(self, requests):")
     awaiting = SPY.replace("EXECUTE", "async def execute(self, requests):")
-    write_model(repository, "spy", SPY_CONFIG, {"1/model.py": spy})
-    write_model(repository, "awaiting", SPY_CONFIG, {"1/model.py": awaiting})
+    write_model(repository, "spy", SPY_CONFIG + INSIDE, {"1/model.py": spy})
+    write_model(repository, "awaiting", SPY_CONFIG + INSIDE, {"1/model.py": awaiting})
     write_model(repository, "isolated", SPY_CONFIG + ISOLATED, {"1/model.py": spy})
     write_model(repository, "isolated_awaiting", SPY_CONFIG + ISOLATED, {"1/model.py": awaiting})
     batched = (
         SPY_CONFIG.replace("size: 0", "size: 8")
         + "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 30000000 }"
     )
-    write_model(repository, "batched", batched, {"1/model.py": spy})
+    write_model(repository, "batched", batched + INSIDE, {"1/model.py": spy})
     flags = opentelemetry(collector.url, "--trace-config=rate=0",
                           "--trace-config=opentelemetry,resource=service.name=inference",
                           "--trace-config=opentelemetry,resource=region=here")  # fmt: skip
@@ -150,6 +151,76 @@ def test_http(server: ServerProcess, collector: Collector) -> None:
                      "triton.request_id": "r1"}  # fmt: skip
     resource = collector.resources[-1]
     assert (resource["service.name"], resource["region"]) == ("inference", "here")
+
+
+@pytest.fixture
+def setting(server: ServerProcess) -> Iterator[Any]:
+    """Changes the trace settings of models; they follow the global ones again behind the test."""
+    with httpclient.InferenceServerClient(server.http) as client:
+        changed: dict[str, list[str]] = {}
+
+        def change(model: str, **settings: Any) -> Any:
+            changed.setdefault(model, []).extend(settings)
+            return client.update_trace_settings(model, settings)
+
+        yield change
+        for model, keys in changed.items():
+            client.update_trace_settings(model, dict.fromkeys(keys))
+
+
+def test_level_tensors_makes_one_span(server: ServerProcess, collector: Collector, setting: Any) -> None:
+    """As on a Triton server: it is taken, its requests are sampled and counted, their span says nothing."""
+    told = server.log().count("Tensor level tracing is not supported by the mode: opentelemetry")
+    settings = setting("ensemble", trace_level=["TENSORS"], trace_rate="1", trace_count="1")
+    assert settings["trace_level"] == ["TENSORS"]
+    assert server.log().count("Tensor level tracing is not supported") == told + 1
+    with httpclient.InferenceServerClient(server.http) as client:
+        trace_id, outside, header = parent()
+        client.infer("ensemble", sixteen(httpclient, "IN"), headers={"traceparent": header})
+        assert client.get_trace_settings("ensemble")["trace_count"] == "1", "the parent asked for it"
+        (root,) = collector.trace(trace_id, 1).values()
+        before = len(collector.spans)
+        answer = client.infer("ensemble", sixteen(httpclient, "IN"))
+        assert answer.as_numpy("OUT").shape == (1, 16)
+        assert client.get_trace_settings("ensemble")["trace_count"] == "0"
+    assert (root.name, events(root), attributes(root)) == ("InferRequest", [], {})
+    assert int.from_bytes(root.parent_span_id) == outside
+    assert root.end_time_unix_nano > root.start_time_unix_nano > 0
+    (sampled,) = collector.wait(lambda spans: len(spans) > before)[before:]
+    assert (sampled.name, events(sampled)) == ("InferRequest", [])
+
+
+def test_level_tensors_beside_timestamps(server: ServerProcess, collector: Collector, setting: Any) -> None:
+    setting("single", trace_level=["TIMESTAMPS", "TENSORS"])
+    trace_id, _, header = parent()
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.infer("single", sixteen(httpclient), headers={"traceparent": header})
+    spans = collector.trace(trace_id, 3)
+    assert events(spans["compute"]) == COMPUTE and events(spans["single"]) == MODEL
+
+
+def test_what_a_model_makes_lies_under_the_one_span(
+    server: ServerProcess, collector: Collector, setting: Any
+) -> None:
+    setting("spy", trace_level=["TENSORS"])
+    trace_id, _, header = parent()
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.infer("spy", number(httpclient), headers={"traceparent": header})
+    spans = collector.trace(trace_id, 2)
+    assert under(spans["inner"], spans["InferRequest"])
+
+
+def test_the_server_may_start_with_level_tensors(tmp_path: Path, collector: Collector) -> None:
+    write_model(tmp_path, "single", identity_config(pairs=1))
+    flags = opentelemetry(collector.url, "--trace-config=level=TENSORS", "--trace-config=rate=1")
+    with ServerProcess(tmp_path, *(flag for flag in flags if "TIMESTAMPS" not in flag)) as server:
+        assert "Tensor level tracing is not supported by the mode: opentelemetry" in server.log()
+        before = len(collector.spans)
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert client.get_trace_settings()["trace_level"] == ["TENSORS"]
+            client.infer("single", sixteen(httpclient))
+        (span,) = collector.wait(lambda spans: len(spans) > before)[before:]
+    assert (span.name, events(span)) == ("InferRequest", [])
 
 
 def test_ensemble_with_a_call(server: ServerProcess, collector: Collector) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from neptrio.response_cache import ENTRY_OVERHEAD_BYTES, TENSOR_OVERHEAD_BYTES
+from neptrio.scheduling.response_cache import ENTRY_OVERHEAD_BYTES, TENSOR_OVERHEAD_BYTES
 from tests.support import onnx_models
 from tests.support.gate import Gate
 from tests.support.metrics import scrape, value

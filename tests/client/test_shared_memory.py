@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,11 @@ import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+from neptrio.errors import Code, TritonError
+from neptrio.request import file_part
+from neptrio.service.system_shared_memory import SystemSharedMemory
+from tests.support.embedded import EmbeddedServer
+from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -111,7 +120,21 @@ def test_status_and_unregister(client: tuple[Any, Any], region: Any) -> None:
         ("a", "REGION", 64, 4090, "failed to register shared memory region 'a': invalid args"),
         ("a", "REGION", 0, 0, "failed to register shared memory region 'a': invalid args"),
         ("taken", "REGION", 64, 0, "shared memory region 'taken' already in manager"),
-        ("a", "/triton_python_backend_shm_region_x", 64, 0, "reserved prefix"),
+        *(
+            (
+                name,
+                f"{slashes}triton_python_backend_shm_region_x",
+                64,
+                0,
+                f"cannot register shared memory region '{name}' with key '{slashes}triton_python_backend_shm_region_x' "
+                "as the key contains the reserved prefix 'triton_python_backend_shm_region_'",
+            )
+            for name, slashes in (("a", ""), ("a", "/"), ("a", "//"), ("taken", "/"))
+        ),
+        *(
+            ("a", key, 64, 0, f"region 'a' with key '{key}' as the key has no name")
+            for key in ("", "/", "///")
+        ),
     ],
 )
 def test_registrations_that_are_refused(
@@ -122,6 +145,8 @@ def test_registrations_that_are_refused(
     with pytest.raises(InferenceServerException) as info:
         server.register_system_shared_memory(name, key.replace("REGION", REGION), size, offset=offset)
     assert message in str(info.value)
+    if "reserved prefix" in message or "has no name" in message:
+        assert info.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +208,151 @@ def test_bodies_that_are_refused(server: ServerProcess) -> None:
     assert (status, text) == (400, "Shared memory register request has no 'byte_size' field")
     status, text = post(f"{base}/register", b'{"key": "/any", "byte_size": 4}')
     assert status == 400 and "'region name' is necessary" in text
+
+
+SHORTER = "shared memory region 'all' has become shorter: its object '{}' has {} bytes, the request's part ends at {};"
+
+
+def file_of(region: str) -> str:
+    return f"/dev/shm{region}"
+
+
+def in_region(module: Any, cls: str, name: str, offset: int) -> Any:
+    made = module.InferInput(name, [2, 16], "INT32") if cls == "input" else module.InferRequestedOutput(name)
+    made.set_shared_memory("all", 128, offset=offset)
+    return made
+
+
+def given(module: Any, name: str) -> Any:
+    made = module.InferInput(name, [2, 16], "INT32")
+    made.set_data_from_numpy(A)
+    return made
+
+
+@pytest.mark.parametrize("left", [0, 64, 4095])
+def test_an_object_that_its_owner_cuts_shorter(
+    client: tuple[Any, Any], region: Any, server: ServerProcess, left: int
+) -> None:
+    """Neither reading nor writing what is gone ends the server; the request is told, and nobody else notices."""
+    module, connection = client
+    connection.register_system_shared_memory("all", REGION, 4096)
+    os.truncate(file_of(REGION), left)
+    with pytest.raises(InferenceServerException) as info:
+        connection.infer("identity", [in_region(module, "input", f"INPUT{i}", 3968) for i in range(2)])
+    assert SHORTER.format(REGION, left, 4096) in str(info.value)
+    with pytest.raises(InferenceServerException) as info:
+        inputs = [given(module, f"INPUT{i}") for i in range(2)]
+        connection.infer("identity", inputs, outputs=[in_region(module, "output", "OUTPUT0", 3968)])
+    assert SHORTER.format(REGION, left, 4096) in str(info.value)
+    assert os.path.getsize(file_of(REGION)) == left, "the write has made it larger"
+    np.testing.assert_array_equal(connection.infer("identity", inputs).as_numpy("OUTPUT0"), A)
+    # it gets its size back: the region is what it was
+    os.truncate(file_of(REGION), 4096)
+    outputs = [in_region(module, "output", f"OUTPUT{i}", 3968 - 128 * i) for i in range(2)]
+    connection.infer("identity", inputs, outputs=outputs)
+    for i in range(2):
+        np.testing.assert_array_equal(
+            shm.get_contents_as_numpy(region, np.int32, [2, 16], 3968 - 128 * i), A, strict=True
+        )
+    assert server.process.poll() is None
+
+
+def test_an_object_whose_size_changes_all_the_time(
+    client: tuple[Any, Any], region: Any, server: ServerProcess
+) -> None:
+    """Whenever it changes: every request is answered, with what was there or with an error."""
+    module, connection = client
+    connection.register_system_shared_memory("all", REGION, 4096)
+    over = threading.Event()
+
+    def change() -> None:
+        fd = os.open(file_of(REGION), os.O_RDWR)
+        try:
+            while not over.is_set():
+                os.ftruncate(fd, 0)
+                os.ftruncate(fd, 4096)
+        finally:
+            os.close(fd)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    errors = set()
+    try:
+        for _ in range(300):
+            inputs = [in_region(module, "input", f"INPUT{i}", 128 * i) for i in range(2)]
+            outputs = [in_region(module, "output", f"OUTPUT{i}", 1024 + 128 * i) for i in range(2)]
+            try:
+                connection.infer("identity", inputs, outputs=outputs)
+            except InferenceServerException as error:
+                errors.add(str(error).partition(" its object")[0].rpartition("shared memory")[2])
+    finally:
+        over.set()
+        thread.join()
+    assert errors <= {" region 'all' has become shorter:"}
+    os.truncate(file_of(REGION), 4096)
+    shm.set_shared_memory_region(region, [A, A])
+    result = connection.infer(
+        "identity", [in_region(module, "input", f"INPUT{i}", 128 * i) for i in range(2)]
+    )
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A)
+    assert server.process.poll() is None
+
+
+def test_an_input_is_what_it_was_when_its_request_came(tmp_path: Path, region: Any) -> None:
+    """A client that changes its region while the request waits changes nothing of the request."""
+    repository = tmp_path / "models"
+    gate = Gate(repository, tmp_path / "gate")
+    shm.set_shared_memory_region(region, [A])
+    try:
+        with (
+            EmbeddedServer(repository, allow_client_shm=True) as server,
+            grpcclient.InferenceServerClient(server.grpc) as client,
+            ThreadPoolExecutor() as pool,
+        ):
+            client.register_system_shared_memory("all", REGION, 4096)
+            waits = pool.submit(client.infer, "gate", [given(grpcclient, "INPUT0")])
+            gate.started()
+            asked = pool.submit(client.infer, "gate", [in_region(grpcclient, "input", "INPUT0", 0)])
+            server.until(lambda: server.inflight() == 2, "both requests have come")
+            shm.set_shared_memory_region(region, [A + 7])
+            client.unregister_system_shared_memory("all")
+            gate.go("k")
+            gate.go("k")
+            np.testing.assert_array_equal(waits.result(60).as_numpy("OUTPUT0"), A)
+            np.testing.assert_array_equal(asked.result(60).as_numpy("OUTPUT0"), A)
+    finally:
+        gate.close()
+
+
+def test_descriptors_of_regions_are_bounded(tmp_path: Any, region: Any) -> None:
+    """Half of them stay for connections, models and logs."""
+    write_model(tmp_path, "identity", identity_config())
+    with (
+        ServerProcess(tmp_path, "--allow-client-shm=true") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (128, 128))
+        for i in range(64):
+            client.register_system_shared_memory(f"r{i}", REGION, 64)
+        with pytest.raises(InferenceServerException, match="64 regions are registered, which is half"):
+            client.register_system_shared_memory("one more", REGION, 64)
+        client.unregister_system_shared_memory("r0")
+        client.register_system_shared_memory("one more", REGION, 64)
+
+
+def test_inputs_of_all_requests_together_are_bounded(region: Any) -> None:
+    regions = SystemSharedMemory(input_limit=200)
+    regions.register("all", REGION, 0, 4096)
+    first = regions.input_tensor("X", 8, (32,), "all", 0, 128)
+    with pytest.raises(
+        TritonError, match=r"no room for input 'Y' of 128 bytes: inputs .* take 128 bytes"
+    ) as info:
+        regions.input_tensor("Y", 8, (32,), "all", 0, 128)
+    assert info.value.code is Code.RESOURCE_EXHAUSTED
+    assert first.nbytes == 128
+    del first
+    assert file_part.held_bytes() == 0
+    assert regions.input_tensor("Y", 8, (32,), "all", 0, 128).nbytes == 128
 
 
 def test_disabled_by_default(tmp_path: Any) -> None:

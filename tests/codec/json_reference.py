@@ -1,4 +1,4 @@
-"""An infer body decoded slowly and obviously, on Python objects: what cext/json_request is compared with.
+"""An infer body decoded slowly and obviously, on Python objects: what cext/codec/json_request is compared with.
 
 Independent of the code under test but for the error texts.
 """
@@ -85,7 +85,7 @@ def decode(body: bytes) -> dict[str, Any]:
     outputs = document.get("outputs", [])
     if not isinstance(outputs, list):
         raise Refused
-    wanted: dict[str, tuple[str, int, int]] = {}
+    wanted: list[tuple[str, int, int]] = []  # one that is named twice is refused by who validates
     for item in outputs:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):
             raise Refused
@@ -94,5 +94,5 @@ def decode(body: bytes) -> dict[str, Any]:
         binary, k = parameters.get("binary_data", False), parameters.get("classification", 0)
         if not isinstance(binary, bool) or isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise Refused
-        wanted.setdefault(item["name"], (item["name"], int(binary), k))
-    return {"id": document.get("id", ""), "inputs": inputs, "outputs": list(wanted.values()) or None}
+        wanted.append((item["name"], int(binary), k))
+    return {"id": document.get("id", ""), "inputs": inputs, "outputs": wanted or None}

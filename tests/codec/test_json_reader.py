@@ -7,9 +7,9 @@ import random
 from typing import Any
 
 import pytest
-from neptrio._cext.json_reader import load
-from neptrio._cext.json_writer import dump
 
+from neptrio.codec.json_reader import load
+from neptrio.codec.json_writer import dump
 from neptrio.errors import InvalidArgument
 
 rapidjson = pytest.importorskip("rapidjson")  # comes with tritonclient[http]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from neptrio._cext.json_request import decode_request
-from neptrio._cext.json_response import encode_response
-from neptrio._cext.json_tensor import tensor_json, tensor_of
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore, Tensor
 
 from neptrio import datatypes
+from neptrio.codec.json_request import decode_request
+from neptrio.codec.json_response import encode_response
+from neptrio.codec.json_tensor import tensor_json, tensor_of
 from neptrio.errors import TritonError
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Tensor
 from tests.codec import json_reference
 
 MODEL = ModelCore("m", "1")

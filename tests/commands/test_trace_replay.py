@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as httpclient
 
 from neptrio import commands
-from neptrio.observe.trace_replay import in_order
+from neptrio.traces.replay import in_order
 from tests.sequences import models as sequences
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess

@@ -152,7 +152,10 @@ def synthetic(path: Path, traces: int, letters: int) -> None:
 
 LIMITED = """
 import resource, sys
-from neptrio.observe import trace_export, trace_replay, trace_summary, trace_view
+from neptrio.traces import export as trace_export
+from neptrio.traces import replay as trace_replay
+from neptrio.traces import summary as trace_summary
+from neptrio.traces import view as trace_view
 from neptrio import commands
 import numpy
 with open("/proc/self/statm") as statm:

@@ -120,7 +120,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_files_larger_than_what_is_read_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from neptrio.observe import trace_reader
+    from neptrio.traces import reader as trace_reader
 
     monkeypatch.setattr(trace_reader, "CHUNK", 64)
     monkeypatch.setattr(trace_reader, "WINDOW", 3)
@@ -235,7 +235,7 @@ def test_steps_and_clients_are_told_apart(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_percentiles_of_many_and_of_few() -> None:
-    from neptrio.observe.trace_summary import Durations
+    from neptrio.traces.summary import Durations
 
     few, many = Durations(), Durations()
     for ns in range(100, 0, -1):
@@ -266,7 +266,7 @@ def test_tensors_that_triton_servers_write_badly(tmp_path: Path, capsys: pytest.
 def test_children_of_a_parent_that_never_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from neptrio.observe import trace_summary
+    from neptrio.traces import summary as trace_summary
 
     monkeypatch.setattr(trace_summary, "PARENTS", 10)
     content = [{**meta(i, "step", 1000 + i), "timestamps": HTTP} for i in range(1, 101)]

@@ -96,7 +96,7 @@ def real_files(folder: Path, repository: Path) -> dict[Path, str]:
     (folder / "short").write_text("hi")
     (folder / "nothing").touch()
     (folder / "bits").write_bytes(b"\xff\xfe\x00")
-    library = next((ROOT / "src" / "neptrio" / "_cext").glob("*.so"), None)
+    library = next((ROOT / "src" / "neptrio" / "request").glob("*.so"), None)
     found = {
         ROOT / "setup.py": "python",
         ROOT / "src" / "neptrio" / "server.py": "python",

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from neptrio._cext.array_file import ArrayFile, sweep
+
+from neptrio.observe.array_file import ArrayFile, sweep
 
 
 def read(path: Path) -> list[Any]:
@@ -139,7 +140,7 @@ def test_spares_of_servers_that_are_gone_are_removed(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from neptrio._cext.array_file import ArrayFile
+from neptrio.observe.array_file import ArrayFile
 file = ArrayFile(sys.argv[1])
 number = 0
 while True:

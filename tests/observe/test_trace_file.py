@@ -12,14 +12,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from neptrio._cext.request import Tensor
 
-from neptrio.codec.numpy_tensor import from_numpy
 from neptrio.datatypes import NUMBER, NUMPY
 from neptrio.observe import trace_file
 from neptrio.observe.trace_file import TraceWriter
 from neptrio.observe.trace_record import Copied, tensor_document
 from neptrio.observe.trace_settings import DEFAULTS, Scope
+from neptrio.request.infer_request import Tensor
+from neptrio.request.numpy_tensor import from_numpy
 from tests.support.waiting import until
 
 

@@ -272,7 +272,9 @@ def test_a_live_check_shows_the_difference_and_changes_nothing(server: ServerPro
         assert answer["load_would"] == "reload" and answer["running_version"] == "1"
         assert {"field": "max_batch_size", "running": 8, "checked": 4} in answer["changes"]
         assert {"field": "instance_group[0].count", "running": 1, "checked": 2} in answer["changes"]
-        assert len(answer["changes"]) == 2, answer
+        name = {"field": "instance_group[0].name", "running": "first", "checked": "first_0"}
+        assert name in answer["changes"]  # groups that are given are numbered
+        assert len(answer["changes"]) == 3, answer
     groups = {**CONFIG, "instance_group": [{"count": 2, "kind": "KIND_CPU"}]}
     assert checked(server, "first", {"config": groups})["load_would"] == "update"
     bad = {**CONFIG, "max_batch_size": -1, "backend": "nosuch"}

@@ -80,11 +80,11 @@ def test_index_and_states(server: ServerProcess, client: Any) -> None:
 
 
 def test_load_errors(server: ServerProcess, client: Any, repository: Path) -> None:
-    for reply in (load(server, "nope"), load(server, "a" * 300), load(server, "..")):
+    for reply in (load(server, "nope"), load(server, "a" * 300), load(server, "...")):
         text = refused(reply, 500)
         assert "', failed to poll from model repository: there is no folder '" in text
         assert f"in the model repositories '{repository}'" in text
-    assert all(row["name"] not in ("nope", "..") for row in client.get_model_repository_index())
+    assert all(row["name"] not in ("nope", "...") for row in client.get_model_repository_index())
     assert "bad/config.pbtxt:1:" in refused(load(server, "bad"), 500)
     assert rows(client, "bad")[0][:2] == ("", "UNAVAILABLE")
     assert client.is_server_ready(), "a folder that cannot be taken does not count"

@@ -76,15 +76,42 @@ def still_serves(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["..", ".", "%2e%2e", "..%2f..%2fetc", "m%2f..%2fn", "m%00", "a" * 300, "*", "~", "m\\..\\n"]
+    "name", ["%2e%2e", "..%2f..%2fetc", "m%2f..%2fn", "m%00", "a" * 300, "*", "~", "..."]
 )
 def test_names_are_names_of_folders(server: ServerProcess, name: str) -> None:
     assert "failed to poll from model repository" in refused(load(server, name), 500)
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        for wild in (name, f"../{name}", f"m/../{name}", f"/{name}", "m\0", "", "m/1"):
-            with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
-                client.load_model(wild)
-            client.unload_model(wild)
+        with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
+            client.load_model(name)
+        client.unload_model(name)
+    still_serves(server)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "empty or only white space, got ''"),
+        ("  \t\n", "empty or only white space, got '  \t\n'"),
+        *(
+            (name, "a path, expected")
+            for name in (".", "..", "../etc", "/etc/passwd", "m/1", "m\\..\\n", "m\0")
+        ),
+    ],
+)
+def test_names_that_no_model_can_have(server: ServerProcess, name: str, reason: str) -> None:
+    """They are refused before anything is looked for: by no model, and by no folder."""
+    over_http = name in (".", "..", "m\\..\\n")  # others do not fit into a path, or not as they are
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for verb in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException) as info:
+                verb(name)
+            assert info.value.status() == "StatusCode.INVALID_ARGUMENT"
+            assert info.value.message().startswith(f"model name must not be {reason}")
+        with pytest.raises(InferenceServerException, match="is not found"):  # as a Triton server
+            infer(client, name)
+    for verb in ("load", "unload") if over_http else ():
+        text = refused(post(server, f"models/{name}/{verb}"), 400)
+        assert text.startswith(f"model name must not be {reason}")
     still_serves(server)
 
 

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
+from neptrio.config.model_config import ConfigSource, parse_text
 from neptrio.errors import TritonError
-from neptrio.model.config import ConfigSource, parse_text
 from neptrio.repository import lifecycle
 from neptrio.repository.lifecycle import State
 from neptrio.repository.loader import Found
@@ -65,7 +65,6 @@ class FakeLoader:
     """Loads take as many scheduling points as `chance` says; those of `failing` fail."""
 
     def __init__(self, chance: random.Random) -> None:
-        self.services: Any = None
         self.left_behind = 0
         self.failing: set[str] = set()
         self.models: list[FakeModel] = []
@@ -101,7 +100,7 @@ async def play(
     tmp_path: Path, loaded: bool, operations: list[Op], chance: random.Random, failing: str = ""
 ) -> None:
     settings = Settings(model_repository=(tmp_path,), model_control_mode="explicit")
-    manager = RepositoryManager(settings, None, None)  # type: ignore[arg-type]
+    manager = RepositoryManager(settings, None, None, lambda _: None)  # type: ignore[arg-type]
     fake = FakeLoader(chance)
     manager.loading.loader = fake  # type: ignore[assignment]
     manager.withdrawal.give_back = lambda: None

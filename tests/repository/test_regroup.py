@@ -186,12 +186,12 @@ def test_versions_come_and_go_beside_those_that_stay(tmp_path: Path) -> None:
             policy = {"specific": {"versions": [2, 3]}}
             regroup(server, "m", version_policy=policy)
             assert who("2") == second and who()[2] == 3, "version 2 is not the same instance"
-            until(lambda: "1 stop m_0_0" in lines(log), lambda: lines(log))
+            until(lambda: "1 stop m_0" in lines(log), lambda: lines(log))
             assert lines(log) == [
-                "1 start m_0_0 of 1",
-                "1 stop m_0_0",
-                "2 start m_0_0 of 1",
-                "3 start m_0_0 of 1",
+                "1 start m_0 of 1",
+                "1 stop m_0",
+                "2 start m_0 of 1",
+                "3 start m_0 of 1",
             ]
             assert stats(server, "m", "2")["inference_count"] == 2
             assert [row[:2] for row in rows(client, "m")] == [
@@ -203,7 +203,7 @@ def test_versions_come_and_go_beside_those_that_stay(tmp_path: Path) -> None:
             # both at once, and a version that stays although the latest one goes
             regroup(server, "m", groups(2), version_policy={"specific": {"versions": [1, 2]}})
             assert who("1") != first and who()[2] == 2
-            until(lambda: "3 stop m_0_0" in lines(log), lambda: lines(log))
+            until(lambda: "3 stop m_0" in lines(log), lambda: lines(log))
             assert stats(server, "m", "2")["inference_count"] == 3
             assert len([line for line in lines(log) if line.startswith("2 start")]) == 2
 
@@ -215,7 +215,7 @@ def test_a_new_version_folder_does_not_disturb_the_others(tmp_path: Path) -> Non
         (repository / "m" / "2").mkdir()
         (repository / "m" / "2" / "model.py").write_text(WITNESS)
         assert load(server, "m").status == 200
-        assert lines(log) == ["1 start m_0_0 of 1", "2 start m_0_0 of 1"]
+        assert lines(log) == ["1 start m_0 of 1", "2 start m_0 of 1"]
         # a changed file is a reload of all
         os.utime(repository / "m" / "1" / "model.py", ns=(1, 1))
         assert load(server, "m").status == 200

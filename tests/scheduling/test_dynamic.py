@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from neptrio._cext.request import InputSpec, Tensor
 
 from neptrio.errors import Internal
+from neptrio.request.infer_request import InputSpec, Tensor
 from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy
 from tests.support.batching import Bench
 
@@ -22,7 +22,7 @@ def batcher(size: int = 8, preferred: tuple[int, ...] = (), instances: int = 1, 
 def test_requests_of_one_pass_leave_together() -> None:
     bench = batcher()
     for i in range(3):
-        bench.send(f"{i}", turn=False)
+        bench.send(f"{i}", loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1", "2"], "idle")]
 
@@ -39,7 +39,7 @@ def test_what_waits_behind_a_running_batch_leaves_as_one() -> None:
 def test_requests_are_whole() -> None:
     bench = batcher(8)
     for i, size in enumerate((3, 3, 3)):
-        bench.send(f"{i}", size=size, turn=False)
+        bench.send(f"{i}", size=size, loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1"], "full")]
     bench.finish()
@@ -49,7 +49,7 @@ def test_requests_are_whole() -> None:
 def test_a_preferred_size_goes_at_once_and_the_largest_one() -> None:
     bench = batcher(16, (2, 4), delay_ns=100 * MS)
     for i in range(5):
-        bench.send(f"{i}", turn=False)
+        bench.send(f"{i}", loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1", "2", "3"], "preferred")]
 
@@ -83,17 +83,17 @@ def test_after_the_delay_everything_that_fits_goes_not_just_a_preferred_size() -
 
 def test_another_shape_closes_the_batch() -> None:
     bench = batcher(8, delay_ns=10 * MS)
-    bench.send("0", turn=False)
-    bench.send("1", turn=False)
-    bench.send("2", width=2, turn=False)
+    bench.send("0", loop_pass=False)
+    bench.send("1", loop_pass=False)
+    bench.send("2", width=2, loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1"], "shape")]
 
 
 def test_ragged_inputs_batch_whatever_their_shape() -> None:
     bench = Bench(BatchingPolicy(8, (8,)), specs=[InputSpec("INPUT0", 8, (-1,), False, True)])
-    bench.send("0", turn=False)
-    bench.send("1", width=3, turn=False)
+    bench.send("0", loop_pass=False)
+    bench.send("1", width=3, loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1"], "idle")]
 
@@ -105,7 +105,7 @@ def test_another_set_of_optional_inputs_closes_the_batch() -> None:
         request = bench.make(f"{i}")
         if extra:  # the order of inputs in the request does not matter
             request.inputs.insert(i, Tensor("EXTRA", 8, (1, 1), bytes(4)))
-        bench.enqueue(request, turn=False)
+        bench.enqueue(request, loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1"], "shape")]
 
@@ -115,7 +115,7 @@ def test_shape_tensors_batch_only_when_their_values_are_equal() -> None:
     for i, value in enumerate((b"aaaa", b"aaaa", b"bbbb")):
         request = bench.make(f"{i}")
         request.inputs = [Tensor("INPUT0", 8, (1, 1), value)]
-        bench.enqueue(request, turn=False)
+        bench.enqueue(request, loop_pass=False)
     bench.end_turn()
     assert bench.batches() == [(["0", "1"], "shape")]
 
@@ -165,7 +165,7 @@ def test_strict_priority_in_arrival_order_within_a_level() -> None:
 
 def test_the_limit_is_exact_under_a_burst() -> None:
     bench = batcher(1, levels=(QueuePolicy(max_size=100),))
-    accepted = [i for i in range(10_000) if bench.send(f"{i}", turn=False)]
+    accepted = [i for i in range(10_000) if bench.send(f"{i}", loop_pass=False)]
     assert accepted == list(range(101)), "one executes, a hundred wait"
     assert bench.events[-1][2:] == ("9999", "[request id: 9999] Exceeds maximum queue size")
     assert bench.scheduler.statistics().rejected_full == 9_899
@@ -248,8 +248,8 @@ def test_a_cancelled_request_leaves_a_prepared_batch() -> None:
 
 def test_a_request_cancelled_while_it_executes_ends_as_cancelled_its_mates_do_not() -> None:
     bench = batcher(2)
-    bench.send("0", turn=False)
-    bench.send("1", turn=False)
+    bench.send("0", loop_pass=False)
+    bench.send("1", loop_pass=False)
     bench.end_turn()
     bench.cancel("0")
     assert bench.answers() == [] and bench.requests["0"].cancelled
@@ -318,8 +318,8 @@ def test_a_delay_scheduler_that_is_no_number_holds_nothing(
 def test_statistics_and_the_log_say_why_batches_closed(caplog: pytest.LogCaptureFixture) -> None:
     bench = batcher(2, delay_ns=3 * MS)
     with caplog.at_level(logging.DEBUG, "neptrio.batcher"):
-        bench.send("0", turn=False)
-        bench.send("1", turn=False)
+        bench.send("0", loop_pass=False)
+        bench.send("1", loop_pass=False)
         bench.end_turn()
         bench.finish()
         bench.send("2")

@@ -1,6 +1,6 @@
 """The batcher at the exact moment: its timer stands at that very nanosecond, and nothing is lost there.
 
-What its queue decides is in tests/cext/test_batch_queue.py.
+What its queue decides is in tests/scheduling/test_batch_queue.py.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_when_the_decision_is_taken_at_once_and_when_after_the_pass() -> None:
     """A full batch and a lone request do not wait for the rest of the loop's pass."""
     b = bench(4)
     kinds: list[str] = []
-    real = b.turn.mark
+    real = b.loop_pass.mark
 
     def mark(dispatcher: Any) -> None:
         kinds.append("now")
@@ -190,7 +190,7 @@ def test_when_the_decision_is_taken_at_once_and_when_after_the_pass() -> None:
         kinds.append("later")
         real(dispatcher)
 
-    b.turn.mark, b.turn.mark_later = mark, mark_later  # type: ignore[method-assign]
+    b.loop_pass.mark, b.loop_pass.mark_later = mark, mark_later  # type: ignore[method-assign]
     b.send("alone")
     assert kinds == ["now"]
     b.send("second", size=3)
@@ -203,7 +203,7 @@ def test_when_the_decision_is_taken_at_once_and_when_after_the_pass() -> None:
     b.finish()
     kinds.clear()
     for id in ("x", "y"):
-        b.send(id, turn=False)
+        b.send(id, loop_pass=False)
     b.end_turn()
     b.finish()
     kinds.clear()
@@ -241,8 +241,8 @@ def test_a_flush_ends_the_hold_and_the_delay(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_hold_ends_once_so_later_requests_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
     b = bench(8)
-    b.send("0", turn=False)
-    b.send("1", turn=False)
+    b.send("0", loop_pass=False)
+    b.send("1", loop_pass=False)
     b.end_turn()
     b.finish()
     b.send("2")

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neptrio._cext.batch import accept, complete
-from neptrio._cext.counters import ModelCounters
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
 
-from neptrio.codec.numpy_tensor import from_numpy, to_numpy
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.execution.batch import accept, complete
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.scheduling.ensemble import EnsembleScheduler
-from neptrio.turn import Turn
 from tests.scheduling.test_ensemble_graph import graph, step
 
 
@@ -91,9 +91,9 @@ class World:
 
     def __init__(self, steps: list[str], outputs: str = "OUT:INT32:4", limit: int = 0) -> None:
         self.steps = Steps()
-        self.turn = Turn()
+        self.loop_pass = LoopPass()
         made = graph(steps, outputs=outputs)
-        self.scheduler = EnsembleScheduler(made, self.steps, SimpleNamespace(turn=self.turn), limit)
+        self.scheduler = EnsembleScheduler(made, self.steps, SimpleNamespace(loop_pass=self.loop_pass), limit)
         self.core = ModelCore("e", "1")
         self.core.counters = ModelCounters()
         self.core.decoupled = made.decoupled
@@ -153,7 +153,7 @@ def test_a_failing_step_fails_the_request_and_cancels_the_rest() -> None:
     world.steps.answer(world.steps.calls[0])
     left, right = world.steps.calls[1:]
     complete(left, InferResponse(None, TritonError("broken")), True)
-    assert sink.responses == [("in ensemble 'e', step 1 (model 'double'): broken", True)]
+    assert sink.responses == [("in ensemble 'e', broken", True)]
     assert world.steps.cancelled == [right]
     world.steps.answer(right)
     assert len(sink.responses) == 1 and world.core.inflight == 0
@@ -165,7 +165,7 @@ def test_a_step_refused_at_the_door_fails_the_request() -> None:
     world.steps.refuse = "join"
     world.steps.inline = True
     _, sink = world.send()
-    assert sink.responses == [("in ensemble 'e', step 3 (model 'join'): no", True)]
+    assert sink.responses == [("in ensemble 'e', no", True)]
 
 
 def test_cancel_reaches_the_steps() -> None:
@@ -286,11 +286,11 @@ def test_max_inflight_requests_holds_steps_back_in_order() -> None:
     sinks = [world.send(i)[1] for i in range(5)]
     assert len(world.steps.calls) == 2
     world.steps.answer(world.steps.calls[1])
-    world.turn.end()
+    world.loop_pass.end()
     assert [world.steps.value(r) for r in world.steps.calls] == [0, 1, 2]
     for i in (0, 2, 3, 4):
         world.steps.answer(world.steps.calls[i])
-        world.turn.end()
+        world.loop_pass.end()
     assert [s.responses for s in sinks] == [[({"OUT": i + 1}, True)] for i in range(5)]
 
 
@@ -301,7 +301,7 @@ def test_a_cancelled_walk_gives_its_waiting_place_up() -> None:
     world.scheduler.cancel(waiting)
     assert sink.responses == [("request cancelled", True)]
     world.steps.answer(world.steps.calls[0])
-    world.turn.end()
+    world.loop_pass.end()
     assert len(world.steps.calls) == 1
     assert world.scheduler.statistics().executing == 0
 

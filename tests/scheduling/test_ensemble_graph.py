@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from neptrio.config.model_config import parse_text
 from neptrio.errors import InvalidArgument
-from neptrio.model.config import parse_text
 from neptrio.scheduling.ensemble_graph import build
 
 

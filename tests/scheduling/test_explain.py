@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from neptrio.model import config as model_config
-from neptrio.model import defaults
+from neptrio.config import defaults
+from neptrio.config import model_config as model_config
 from neptrio.scheduling.explain import explain
 
 INPUT = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ %s ] %s } ] '

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from neptrio._cext.request import InferRequest, InferResponse, Responder
-
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.scheduling.ordering import ArrivalOrder
 
 

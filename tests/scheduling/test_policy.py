@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from neptrio.config.model_config import parse_text
 from neptrio.errors import InvalidArgument
-from neptrio.model.config import parse_text
 from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy, batching_policy
 
 

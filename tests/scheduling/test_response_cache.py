@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neptrio._cext.batch import accept, complete
-from neptrio._cext.counters import ModelCounters
-from neptrio._cext.request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
 
-from neptrio.codec.numpy_tensor import from_numpy, to_numpy
 from neptrio.errors import TritonError
-from neptrio.response_cache import (
+from neptrio.execution.batch import accept, complete
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from neptrio.scheduling.base import Scheduler, SchedulerStatistics
+from neptrio.scheduling.caching import CachingScheduler
+from neptrio.scheduling.response_cache import (
     ENTRY_OVERHEAD_BYTES,
     TENSOR_OVERHEAD_BYTES,
     ResponseCache,
     parse_config,
     request_key,
 )
-from neptrio.scheduling.base import Scheduler, SchedulerStatistics
-from neptrio.scheduling.caching import CachingScheduler
 
 
 def tensors(*values: int, size: int = 4) -> list[Any]:

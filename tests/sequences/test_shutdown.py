@@ -1,4 +1,4 @@
-"""A server that exits lets running sequences end (spec/rules.md E1.17)."""
+"""A server that exits lets running sequences end (docs/protocol/rules.md E1.17)."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 
-from neptrio.model import sequence_config as configuration
-from neptrio.model.config import new_config
+from neptrio.config import sequence_config as configuration
+from neptrio.config.model_config import new_config
 from neptrio.scheduling.sequence_direct import delay_left
 from tests.sequences.models import LATCHED, Caller, Stream, listing, rest, sequence_config, tensors
 from tests.support.latch import Latch

@@ -16,9 +16,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from google.protobuf.json_format import MessageToDict
-from neptrio._cext.histogram import RELATIVE_ERROR, Histogram
 from tritonclient.utils import InferenceServerException
 
+from neptrio.observe.histogram import RELATIVE_ERROR, Histogram
 from tests.support.gate import Gate
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model

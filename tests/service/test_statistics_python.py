@@ -18,7 +18,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.python.models import config, python_model
+from tests.backends.python.models import config, isolated, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.metrics import families, scrape, value
 from tests.support.server import ServerProcess
@@ -115,7 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         config("IN:TYPE_FP32:1", "OUT:TYPE_FP32:1", 8),
     )
     python_model(repository, "endless", UNTIL_CANCELLED + "import numpy as np\n" + ENDLESS, decoupled)
-    python_model(repository, "memory", "import numpy as np\n" + MEMORY)
+    isolated(repository, "memory", "import numpy as np\n" + MEMORY, way="none")
     python_model(repository, "custom", "import numpy as np\n" + CUSTOM)
     with ServerProcess(repository, "--metrics-config=histogram_latencies=true") as process:
         yield process
@@ -306,7 +306,7 @@ def test_memory_usage_is_what_the_load_took(server: ServerProcess) -> None:
 
 
 def test_memory_usage_of_a_model_that_loads_alone(tmp_path: Path) -> None:
-    python_model(tmp_path, "memory", "import numpy as np\n" + MEMORY)
+    isolated(tmp_path, "memory", "import numpy as np\n" + MEMORY, way="none")
     with ServerProcess(tmp_path) as server:
         (usage,) = stats(server, "memory")["memory_usage"]
         assert 60 << 20 < usage["byte_size"] < 100 << 20

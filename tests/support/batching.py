@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from neptrio._cext.batch import Batch
-from neptrio._cext.counters import ModelCounters
-from neptrio._cext.request import InferRequest, InferResponse, InputSpec, ModelCore, Responder, Tensor
-
 from neptrio.errors import TritonError
+from neptrio.execution.batch import Batch
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    InputSpec,
+    ModelCore,
+    Responder,
+    Tensor,
+    Timestamp,
+)
 from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.dynamic import DynamicScheduler
 from neptrio.scheduling.policy import BatchingPolicy
-from neptrio.stamps import Stamp
 
 START = 1_000_000_000
 
 
-class Turn:
-    """Marked schedulers, dispatched when the bench ends the turn."""
+class LoopPass:
+    """Marked schedulers, dispatched when the bench ends the pass."""
 
     def __init__(self) -> None:
         self.marked: list[Any] = []
@@ -112,7 +118,7 @@ class Instance:
 
 
 class Pool:
-    """As neptrio.model.instance.InstancePool, over the bench's instances."""
+    """As neptrio.execution.instance.InstancePool, over the bench's instances."""
 
     limited = False
 
@@ -158,10 +164,10 @@ class Bench:
         self.model.max_batch_size = policy.max_batch_size
         self.model.set_inputs(specs or [InputSpec("INPUT0", 8, (-1,))])
         self.model.counters = ModelCounters()
-        self.turn = Turn()
+        self.loop_pass = LoopPass()
         self.timers = Timers()
         self.pool = Pool(self, instances)
-        loop: Any = LoopServices(self.turn, self.timers)  # type: ignore[arg-type]
+        loop: Any = LoopServices(self.loop_pass, self.timers, None)  # type: ignore[arg-type]
         pool: Any = self.pool
         self.scheduler = self.model.scheduler = DynamicScheduler(self.model, pool, loop, policy)
         self.recorder = Recorder(self)
@@ -183,13 +189,13 @@ class Bench:
         request.inputs = [Tensor("INPUT0", 8, (size, width), bytes(4 * size * width))]
         return request
 
-    def send(self, id: str, *, turn: bool = True, **options: Any) -> bool:
-        """Enqueues a request; False when it was refused. Ends the turn unless `turn` is False."""
-        return self.enqueue(self.make(id, **options), turn)
+    def send(self, id: str, *, loop_pass: bool = True, **options: Any) -> bool:
+        """Enqueues a request; False when it was refused. Ends the pass unless `loop_pass` is False."""
+        return self.enqueue(self.make(id, **options), loop_pass)
 
-    def enqueue(self, request: InferRequest, turn: bool = True) -> bool:
-        request.stamp(Stamp.REQUEST_START, self.now)
-        request.stamp(Stamp.QUEUE_START, self.now)
+    def enqueue(self, request: InferRequest, loop_pass: bool = True) -> bool:
+        request.stamp(Timestamp.REQUEST_START, self.now)
+        request.stamp(Timestamp.QUEUE_START, self.now)
         self.requests[request.id] = request
         self.model.inflight += 1
         try:
@@ -199,7 +205,7 @@ class Bench:
             self.note("refused", request.id, str(error))
             return False
         finally:
-            if turn:
+            if loop_pass:
                 self.end_turn()
         return True
 
@@ -216,8 +222,8 @@ class Bench:
             self.end_turn()
 
     def end_turn(self) -> None:
-        while self.turn.marked:
-            marked, self.turn.marked = self.turn.marked, []
+        while self.loop_pass.marked:
+            marked, self.loop_pass.marked = self.loop_pass.marked, []
             for dispatcher in marked:
                 dispatcher.dispatch(self.now)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from neptrio.model.config import new_config
+from neptrio.config.model_config import new_config
 
 NUMBERS = (
     0,

@@ -12,7 +12,7 @@ import trio
 
 from neptrio.server import Server
 from neptrio.settings import Settings
-from neptrio.transport.grpc import GrpcServer
+from neptrio.transport.grpc.server import GrpcServer
 from tests.support.waiting import until_trio
 
 T = TypeVar("T")

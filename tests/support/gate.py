@@ -77,7 +77,13 @@ class Gate:
             f'backend: "python" max_batch_size: {size} '
             'input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
             'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
-            f'parameters {{ key: "folder" value {{ string_value: "{folder}" }} }} {extra}',
+            f'parameters {{ key: "folder" value {{ string_value: "{folder}" }} }} {extra} '
+            # in the server's process, which hands an instance little ahead of what it executes
+            + (
+                ""
+                if "isolation" in extra
+                else 'parameters { key: "isolation" value { string_value: "none" } }'
+            ),
             {"1/model.py": UNTIL_CANCELLED + MODEL},
         )
 

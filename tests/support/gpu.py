@@ -66,7 +66,7 @@ LAZY, EAGER = 0, 1  # `mode`; above: random order with that seed
 @functools.cache
 def missing() -> str:
     """Why the fake driver can't be used here, "" when it can."""
-    if importlib.util.find_spec("neptrio._cext.cuda_launch") is None:
+    if importlib.util.find_spec("neptrio.backends.kernel.cuda_launch") is None:
         return "this build has no CUDA part (cuda-bindings and cuda.h were missing at build time)"
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         return "cuda-bindings is not installed"

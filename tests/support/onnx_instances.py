@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from neptrio._cext.batch import Batch
-from neptrio._cext.native import run_inline
-from neptrio._cext.request import InferRequest, ModelCore, RequestedOutput
 
-from neptrio.backends.base import LoadContext
-from neptrio.backends.onnx import OnnxBackend, OnnxInstance
-from neptrio.codec.numpy_tensor import from_numpy, to_numpy
+from neptrio.backends.identity_batch import run_inline
+from neptrio.backends.onnx.backend import OnnxBackend, OnnxInstance
+from neptrio.config import model_config as model_config
 from neptrio.errors import TritonError
-from neptrio.model import config as model_config
+from neptrio.execution.backend import LoadContext
+from neptrio.execution.batch import Batch
+from neptrio.request.infer_request import InferRequest, ModelCore, RequestedOutput
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.settings import Settings
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from neptrio._cext.request import InferRequest
 
-from neptrio.codec.numpy_tensor import from_numpy
-from neptrio.model import config as model_config
-from neptrio.model import defaults
+from neptrio.config import defaults
+from neptrio.config import model_config as model_config
+from neptrio.request.infer_request import InferRequest
+from neptrio.request.numpy_tensor import from_numpy
 
 
 def request_of(**arrays: np.ndarray) -> InferRequest:

@@ -26,11 +26,17 @@ class ServerProcess:
 
     `http` and `grpc` are "127.0.0.1:PORT"; `log()` is everything written to stderr so far.
     `stop()` fails where the log holds a traceback that does not match the regular expression
-    `failures`: what a test provokes is named there, everything else is a defect.
+    `failures`: what a test provokes is named there, everything else is a defect. `limits` is a
+    shell command that is run in the process first: `ulimit -n 128`.
     """
 
     def __init__(
-        self, repository: Path, *flags: str, env: dict[str, str] | None = None, failures: str | None = None
+        self,
+        repository: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        failures: str | None = None,
+        limits: str = "",
     ) -> None:
         self._failures = failures
         self._lines: list[str] = []
@@ -38,6 +44,7 @@ class ServerProcess:
         self._started = threading.Event()
         self.process = subprocess.Popen(
             [
+                *(["sh", "-c", f'{limits}; exec "$@"', "sh"] if limits else []),
                 sys.executable,
                 "-W",
                 "error",

@@ -86,6 +86,7 @@ class TritonPythonModel:
 CONFIG = """backend: "python" max_batch_size: 0
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+parameters { key: "isolation" value: { string_value: "none" } }
 """
 
 

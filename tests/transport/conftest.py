@@ -14,7 +14,7 @@ from tests.support.gate import Gate
 from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 
-SESSIONS = ["h2", *(["nghttp2"] if find_spec("neptrio._cext.http2_nghttp2") else [])]
+SESSIONS = ["h2", *(["nghttp2"] if find_spec("neptrio.transport.http2.nghttp2_session") else [])]
 DELAY = 'parameters {{ key: "execute_delay_ms" value: {{ string_value: "{}" }} }}'
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import http.client
+import queue
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from tests.backends.python.models import config, isolated, python_model
+from tests.support.http import Http1
 from tests.support.metrics import families, request, scrape, value
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -47,11 +52,25 @@ def test_paths_and_methods(server: ServerProcess) -> None:
     assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert body.endswith(b"\n")
     assert request(server, "GET", "/metrics?x=1")[2].startswith(b"# HELP")
-    for path in ("/", "/metrics/", "/v2/health/live"):
+    assert request(server, "GET", "/metrics/")[2].startswith(b"# HELP nv_inference_request_success")
+    for path in ("/", "/metrics//", "/v2/health/live"):
         status, _, body = request(server, "GET", path)
         assert (status, body) == (200, b"")
-    for method in ("POST", "HEAD", "PUT"):
-        assert request(server, method, "/metrics")[0] == 405
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/"])
+def test_other_methods_are_answered_as_on_the_other_ports(
+    server: ServerProcess, method: str, path: str
+) -> None:
+    with Http1(server.metrics) as scraper, Http1(server.http) as rest:
+        scraped, other = scraper.request(method, path, b"x"), rest.request(method, "/v2/health/live", b"x")
+        assert (scraped.status, scraped.reason, scraped.body) == (other.status, other.reason, other.body)
+        assert (scraped.status, scraped.reason) == (405, "Not Allowed")
+        assert scraped.body == (b"" if method == "HEAD" else b'{"error":"Method Not Allowed"}')
+        for name in ("content-type", "content-length"):
+            assert scraped.headers[name] == other.headers[name]
+        assert scraper.request("GET", "/metrics").status == 200, "the connection goes on"
 
 
 def test_a_connection_serves_many_scrapes_and_garbage_ends_it(server: ServerProcess) -> None:
@@ -187,6 +206,107 @@ def test_first_response_buckets(tmp_path: Path) -> None:
             line for line in text.splitlines() if f'_bucket{{model="{model}"' in line and name in line
         ] == lines
     assert f'{name}_count{{model="plain"' not in text, "decoupled models only"
+
+
+def control(family: str | None, options: str) -> str:
+    identifier = "" if family is None else f'metric_identifier {{ family: "{family}" }}'
+    return f"model_metrics {{ metric_control [ {{ {identifier} {options} }} ] }}"
+
+
+FIRST = "nv_inference_first_response_histogram_ms"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        (control(FIRST, "histogram_options { }"), "histogram_options must specify buckets"),
+        (
+            control(FIRST, "histogram_options { buckets: [ 2, 1 ] }"),
+            f"the buckets of '{FIRST}' must be finite and ascending, got [2.0, 1.0]",
+        ),
+        (
+            control(FIRST, "histogram_options { buckets: [ 1, inf ] }"),
+            f"the buckets of '{FIRST}' must be finite and ascending, got [1.0, inf]",
+        ),
+        (
+            control("", "histogram_options { buckets: [ 1 ] }"),
+            f"must name a metric family, expected '{FIRST}'",
+        ),
+        (
+            control(None, "histogram_options { buckets: [ 1 ] }"),
+            f"must name a metric family, expected '{FIRST}'",
+        ),
+        (
+            control("nv_no_such_histogram", "histogram_options { buckets: [ 1 ] }"),
+            f"unknown metric family 'nv_no_such_histogram', the one that can be configured is '{FIRST}'",
+        ),
+    ],
+)
+def test_metrics_of_a_model_that_cannot_be_configured(tmp_path: Path, metrics: str, reason: str) -> None:
+    """The load fails, whatever --metrics-config says, and for models that are not decoupled too."""
+    write_model(tmp_path, "m", identity_config(extra=metrics))
+    with ServerProcess(tmp_path, "--exit-on-error=false") as server:
+        log = server.log()
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_model_repository_index()
+    assert "config.pbtxt:1: model_metrics.metric_control[0]" in row["reason"]
+    assert f"{reason} (model 'm')" in row["reason"]
+    assert "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument:" in log
+
+
+SENDER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for flags in (0, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+                tensor = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())
+                sender.send(pb_utils.InferenceResponse([tensor]), flags=flags)
+"""
+COMPLETES = """
+    @staticmethod
+    def auto_complete_config(c):
+        c.set_model_transaction_policy({"decoupled": True})
+        return c
+"""
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling { step [
+  { model_name: "async" model_version: -1
+    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "middle" } },
+  { model_name: "single" model_version: -1
+    input_map { key: "IN" value: "middle" } output_map { key: "OUT" value: "OUT" } } ] }
+"""
+
+
+def test_every_decoupled_model_has_a_first_response(tmp_path: Path) -> None:
+    """Written with async, told by the model itself, in its own process, and an ensemble of such models."""
+    plain = config("IN:TYPE_INT32:1", "OUT:TYPE_INT32:1")
+    decoupled = plain + " model_transaction_policy { decoupled: true }"
+    waits = SENDER.replace("def execute", "async def execute")
+    python_model(tmp_path, "sync", SENDER, decoupled)
+    python_model(tmp_path, "async", waits, decoupled)
+    python_model(tmp_path, "completes", waits + COMPLETES, plain)
+    isolated(tmp_path, "apart", waits, decoupled)
+    echo = "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', r.inputs()[0].as_numpy())]) for r in requests]"
+    python_model(tmp_path, "single", SENDER.split("        for")[0] + echo, plain)
+    write_model(tmp_path, "ensemble", ENSEMBLE)
+    models = ("sync", "async", "completes", "apart", "ensemble")
+    responses: queue.Queue[Any] = queue.Queue()
+    with ServerProcess(tmp_path, "--metrics-config=histogram_latencies=true") as server:
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            client.start_stream(lambda result, error: responses.put(error or result))
+            for model in models:
+                tensor = grpcclient.InferInput("IN", [1], "INT32")
+                tensor.set_data_from_numpy(np.zeros(1, np.int32))
+                client.async_stream_infer(model, [tensor])
+                for _ in range(2):
+                    assert responses.get(timeout=60).as_numpy("OUT").tolist() == [0]
+        text = scrape(server)
+    counts = {name: value(text, f"{FIRST}_count", model=name, version="1") for name in models}
+    assert counts == {"sync": 1, "async": 2, "completes": 1, "apart": 1, "ensemble": 1}
+    assert f'{FIRST}_count{{model="single"' not in text
 
 
 def test_the_size_of_the_pinned_pool(tmp_path: Path) -> None:

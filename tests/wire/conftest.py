@@ -1,4 +1,4 @@
-"""A server with the models that spec/observed.md 1 to 5 was seen with, and the texts both protocols answer with."""
+"""A server with the models that docs/protocol/observed.md 1 to 5 was seen with, and texts of both protocols."""
 
 from __future__ import annotations
 

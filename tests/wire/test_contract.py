@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from neptrio.descriptors import file_set
+from neptrio.codec.descriptors import file_set
 
 # (what, name) that tritonclient's descriptors lack; empty: our files are theirs, member for member
 ONLY_OURS: set[str] = set()

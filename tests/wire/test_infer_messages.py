@@ -10,14 +10,14 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from neptrio._cext.protobuf import well_formed
-from neptrio._cext.request import InferRequest, InferResponse, Tensor
-from neptrio._cext.wire_request import decode_request
-from neptrio._cext.wire_response import encode_response
 from tritonclient.grpc import service_pb2
 
+from neptrio.codec.proto_request import decode_request
+from neptrio.codec.proto_response import encode_response
+from neptrio.codec.protobuf import well_formed
 from neptrio.datatypes import NAME, NUMBER
 from neptrio.errors import InvalidArgument, TritonError, Unsupported
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
 def golden_response() -> bytes:
@@ -264,7 +264,7 @@ def test_more_raw_contents_than_inputs() -> None:
     assert decode(made.SerializeToString()).inputs[0].tobytes() == b"1234"
 
 
-# ---------------------------------------------------------------- parameters (spec/observed.md 5)
+# ---------------------------------------------------------------- parameters (docs/protocol/observed.md 5)
 
 KINDS = {
     "bool_param": True,

@@ -1,4 +1,4 @@
-"""What a real Triton server was seen to answer over HTTP (spec/observed.md 1 to 3), against a real server.
+"""What a real Triton server was seen to answer over HTTP (docs/protocol/observed.md 1 to 3), asked of ours.
 
 The refusals of an infer request are in tests/transport/rest (refused_json.py, refused_binary.py), binary data and
 compression in its test_http_infer.py, the framing of HTTP/1.1 in its test_http1.py; here is what those do not ask,
@@ -133,7 +133,7 @@ def test_config(client: Http1, name: str, kind: str, last: str, expected: dict[s
             "eager_batching": False,
         }
         (group,) = document["instance_group"]
-        assert (group["name"], group["count"]) == (f"{name}_0", 1)
+        assert (group["name"], group["count"]) == (name, 1)
     if name == "dynamic":
         assert document["dynamic_batching"]["preferred_batch_size"] == [8]
     if name == "oldest":
@@ -183,7 +183,7 @@ def test_failures_of_models(client: Http1, stub: Any) -> None:
     error = json.loads(reply.body)["error"]
     said, empty, at, *frames = error.removesuffix("\n").split("\n")
     assert said == (
-        "Failed to process the request(s) for model 'told_0_0', message: RuntimeError: unhandled python exception"
+        "Failed to process the request(s) for model 'told_0', message: RuntimeError: unhandled python exception"
     )
     assert (reply.status, empty, at) == (500, "", "At:")
     assert frames[0].endswith("told/1/model.py(11): answer")  # the innermost comes first
@@ -217,12 +217,12 @@ ANSWERS: list[tuple[str, str, dict[str, Any], str]] = [
         "parameters",
         "parameters",
         {"parameters": {**PARAMETERS, **CONSUMED}},
-        f"{{{HEAD}{OUT % json.dumps(PARAMETERS).replace(chr(34), chr(92) + chr(34))}",
+        f"{{{HEAD}{OUT % json.dumps(PARAMETERS, separators=(',', ':')).replace(chr(34), chr(92) + chr(34))}",
     ),
     (
         "id-and-unknown-parameters",
         "flags",
-        {"id": "a/b", "outputs": [{"name": "OUT", "parameters": {"foo": {}}}, {"name": "OUT"}]},
+        {"id": "a/b", "outputs": [{"name": "OUT", "parameters": {"foo": {}}}]},
         f'{{"id":"a/b",{HEAD}{OUT % "[0, 0]"}',
     ),
     (

@@ -1,4 +1,4 @@
-"""What a real Triton server was seen to answer over gRPC (spec/observed.md 2 and 5), against a real server.
+"""What a real Triton server was seen to answer over gRPC (docs/protocol/observed.md 2 and 5), asked of ours.
 
 Parameters and contents of all types are in test_infer_messages.py, calls and streams in tests/transport.
 """
@@ -166,6 +166,13 @@ REFUSED: list[tuple[str, Any, str, str]] = [
                 "expected datatype 'FP16'",
             ),
             (
+                "duplicate-output",
+                message(
+                    change=lambda m: m.outputs.extend([m.InferRequestedOutputTensor(name="OUTPUT0")] * 2)
+                ),
+                "Duplicate output name 'OUTPUT0' is not allowed in a request",
+            ),
+            (
                 "output",
                 message(change=lambda m: m.outputs.add(name="NOPE")),
                 "unexpected inference output 'NOPE' for model 'simple'",
@@ -179,8 +186,8 @@ REFUSED: list[tuple[str, Any, str, str]] = [
             (
                 "string-cut",
                 text(b"\12\0\0\0ab", 1),
-                UNKNOWN
-                + f"incomplete string data {BYTES}, expecting string of length 10 but only 2 bytes available.",
+                "incomplete string data for inference input 'INPUT0', expecting string of length 10 but only 2 bytes "
+                "available",
             ),
         )
     ),

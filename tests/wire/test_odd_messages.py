@@ -56,14 +56,15 @@ UNKNOWN = "Request for unknown model: '' is not found"
         ("TraceSetting", entry(1, entry(2, entry(1, b"1"))), "OK"),  # no key
         ("TraceSetting", entry(1, KEY + b"\x10\x01"), "OK"),  # a number for the value
         ("TraceSetting", NUMBER_AS_NAME, "OK"),
-        ("LogSettings", entry(1, entry(1, b"log_info")), "OK"),
-        ("LogSettings", entry(1, entry(1, b"log_info") + entry(2, entry(1, b"x"))), "OK"),
+        ("LogSettings", entry(1, entry(1, b"log_info")), "INVALID_ARGUMENT"),
+        ("LogSettings", entry(1, entry(1, b"log_info") + entry(2, entry(1, b"x"))), "INVALID_ARGUMENT"),
+        ("LogSettings", entry(1, entry(1, b"other")), "OK"),
         ("LogSettings", FIXED_AS_NAME, "OK"),
         ("RepositoryModelLoad", entry(2, b"m") + entry(3, entry(1, b"config")), "INVALID_ARGUMENT"),
         ("RepositoryModelLoad", entry(2, b"m") + entry(3, entry(1, b"file:1/x")), "INVALID_ARGUMENT"),
         ("RepositoryModelLoad", entry(2, b"m") + entry(3, b"\x08\x01"), "OK"),  # a number for the key
         ("RepositoryModelUnload", entry(2, b"n") + entry(3, entry(1, b"unload_dependents")), "INVALID_ARGUMENT"),
-        ("RepositoryModelLoad", b"\x10\x05", "INTERNAL"),  # a model without a name cannot be polled
+        ("RepositoryModelLoad", b"\x10\x05", "INVALID_ARGUMENT"),  # no model's name
         ("ModelMetadata", NUMBER_AS_NAME, "NOT_FOUND"),
         ("ModelMetadata", FIXED_AS_NAME, "NOT_FOUND"),
         ("ModelConfig", NUMBER_AS_NAME, "NOT_FOUND"),

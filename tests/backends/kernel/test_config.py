@@ -9,8 +9,8 @@ import pytest
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel import source
 from neptrio.backends.kernel.signature import kernels
+from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument
-from neptrio.model import config as model_config
 from tests.backends.kernel.family import FAMILY, parameter, tensors
 from tests.backends.kernel.family import kernel_config as config_text
 

@@ -202,3 +202,17 @@ def test_without_a_compiler_only_kernel_models_fail(tmp_path: Path) -> None:
         assert "no C++ compiler found (looked for" in server.log()
         with httpclient.InferenceServerClient(server.http) as client:
             assert client.is_model_ready("identity") and not client.is_model_ready("kernel")
+
+
+def test_vector_loads_from_any_place_in_a_request(tmp_path: Path) -> None:
+    """A tensor starts wherever the JSON in front of it ends; a kernel reads it as what needs 16 bytes' alignment."""
+    body = "((int4*)y)[threadIdx.x] = ((const int4*)x)[threadIdx.x];\n}\n"
+    config = CONFIG.replace("run<<<1, 64>>>", "run<<<1, 16>>>")
+    write_model(tmp_path, "wide", config, {"1/model.cu": HEAD + body})
+    values = np.arange(64, dtype=np.int32)
+    with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
+        for n in range(1, 17):
+            tensor = httpclient.InferInput("X", [64], "INT32")
+            tensor.set_data_from_numpy(values)
+            result = client.infer("wide", [tensor], request_id="i" * n).as_numpy("Y")
+            np.testing.assert_array_equal(result, values)

@@ -44,9 +44,12 @@ def python_model(
     )
 
 
-PROCESS = ' parameters { key: "isolation" value: { string_value: "process" } }'
+ISOLATION = ' parameters {{ key: "isolation" value: {{ string_value: "{}" }} }}'
 
 
-def isolated(repository: Path, name: str, code: str, text: str | None = None, **more: Any) -> Path:
-    """A model folder as of python_model(), whose model runs in a process of its own."""
-    return python_model(repository, name, code, (config() if text is None else text) + PROCESS, **more)
+def isolated(
+    repository: Path, name: str, code: str, text: str | None = None, way: str = "process", **more: Any
+) -> Path:
+    """A model folder as of python_model(), whose model says where it runs: `way` is "process" or "none"."""
+    text = config() if text is None else text
+    return python_model(repository, name, code, text + ISOLATION.format(way), **more)

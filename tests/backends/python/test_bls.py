@@ -42,7 +42,7 @@ class TritonPythonModel:
         parameters = json.loads(request.parameters())
         how, target = parameters["how"], parameters.get("target", "double")
         inner = pb_utils.InferenceRequest(
-            model_name=target, inputs=[pb_utils.Tensor("IN", array)], requested_output_names=["OUT"],
+            model_name=target, inputs=[pb_utils.Tensor("IN", array)], requested_output_names=["OUT", "OUT"],
             request_id="inner", timeout=1234567, parameters={"how": "exec", "target": parameters.get("next", "double")})
         if how == "exec":
             response = inner.exec()

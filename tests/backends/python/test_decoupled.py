@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import socket
@@ -17,7 +18,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.python.models import config, python_model
+from tests.backends.python.models import config, isolated, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.memory import resident
 from tests.support.repository import write_model
@@ -153,6 +154,19 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 
+# answers while its batch is not over: until somebody writes to the named pipe
+HELD = """
+import json
+
+class TritonPythonModel:
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", requests[0].inputs()[0].as_numpy())])
+        sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        with open(json.loads(requests[0].parameters())["how"]) as pipe:
+            pipe.read()
+"""
+
 COLLECT = """
 import json, asyncio
 import numpy as np
@@ -214,6 +228,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository: Path = tmp_path_factory.mktemp("repository")
     python_model(repository, "repeat", UNTIL_CANCELLED + REPEAT, config(extra=DECOUPLED))
     python_model(repository, "async_repeat", ASYNC, config(extra=DECOUPLED))
+    python_model(repository, "held", HELD, config(extra=DECOUPLED))
+    isolated(repository, "held_inside", HELD, config(extra=DECOUPLED), "none")
     python_model(repository, "returns", RETURNS, config(extra=DECOUPLED))
     python_model(repository, "collect", COLLECT)
     python_model(repository, "single", SINGLE)
@@ -265,6 +281,22 @@ def test_many_responses(server: ServerProcess, model: str, how: str) -> None:
     with Stream(server) as stream:
         stream.send(model, how)
         assert [stream.next() for _ in range(4)] == [([1], False), ([2], False), ([3], False), (None, True)]
+
+
+@pytest.mark.parametrize("model", ["held", "held_inside"])
+def test_a_request_that_ends_before_its_batch_was_executed(
+    server: ServerProcess, model: str, tmp_path: Path
+) -> None:
+    """It counts with the time that the model has had until then, and not as an answer without a model."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with Stream(server) as stream:
+        stream.send(model, str(pipe))
+        assert stream.next() == ([1, 2, 3], True)
+        pipe.write_text("go on")
+    with httpclient.InferenceServerClient(server.http) as client:
+        numbers = client.get_inference_statistics(model)["model_stats"][0]["inference_stats"]
+    assert numbers["success"]["count"] == 1 and numbers["compute_infer"]["ns"] > 0
 
 
 def test_final_with_data_and_without(server: ServerProcess) -> None:

@@ -193,9 +193,9 @@ def test_sum_and_difference(server: ServerProcess, module: Any) -> None:
         np.testing.assert_array_equal(only.as_numpy("DIFFERENCE"), a * -2)
         response = result.get_response()
         if module is httpclient:
-            assert response["parameters"] == {"instance": "sum_0_0"}
+            assert response["parameters"] == {"instance": "sum_0"}
         else:
-            assert response.parameters["instance"].string_param == "sum_0_0"
+            assert response.parameters["instance"].string_param == "sum_0"
 
 
 @both
@@ -289,7 +289,7 @@ def test_dlpack(server: ServerProcess, module: Any) -> None:
         ("outputs", "output_tensors must hold Tensor objects, got str"),
         (
             "raise",
-            r"Failed to process the request\(s\) for model 'bad_0_0', message: RuntimeError: no luck today"
+            r"Failed to process the request\(s\) for model 'bad_0', message: RuntimeError: no luck today"
             r"\n\nAt:\n  .*/bad/1/model.py\(17\): execute\n",
         ),
         ("exit", "SystemExit: 3"),

@@ -1,8 +1,9 @@
 # ruff: noqa: F401  (imported tests run against this module's server)
-"""Models in processes of their own behave like those in the server's."""
+"""Models behave alike in processes of their own and in the server's, whatever the default is."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from tests.backends.python import test_bls as bls
 from tests.backends.python import test_decoupled as decoupled
 from tests.backends.python import test_execute as execute
-from tests.backends.python.models import config, isolated, python_model
+from tests.backends.python.models import config, python_model
+from tests.backends.python.models import isolated as made_isolated
 from tests.backends.python.test_bls import (  # the same tests against isolated models
     test_a_model_that_calls_itself,
     test_async_executions_overlap,
@@ -47,9 +49,12 @@ from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["process", "none"])
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
+    isolated = functools.partial(made_isolated, way=request.param)
     ints, loose = "TYPE_INT32:16", config(extra=decoupled.DECOUPLED)
     isolated(repository, "sum", execute.SUM, config(f"A:{ints} B:{ints}", f"SUM:{ints} DIFFERENCE:{ints}", 8))
     isolated(repository, "in_place", execute.IN_PLACE)

@@ -27,6 +27,7 @@ from tests.backends.python import test_execute as execute
 from tests.backends.python import test_loading as loading
 from tests.backends.python.models import config, isolated, python_model
 from tests.support.memory import Held, held
+from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -108,14 +109,15 @@ def call(server: ServerProcess, model: str, array: np.ndarray, **parameters: Any
 
 
 def children(pid: int) -> set[int]:
-    """The living child processes of a process."""
+    """The living child processes of a process, but for the template they are forked from."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            text = stat.read_text()
         except OSError:
             continue
-        if int(fields[1]) == pid and fields[0] != "Z":
+        fields = text.rpartition(")")[2].split()
+        if int(fields[1]) == pid and fields[0] != "Z" and "(py:template)" not in text:
             found.add(int(stat.parent.name))
     return found
 
@@ -191,7 +193,7 @@ class TritonPythonModel:
         os.kill(pid, signal.SIGKILL)
         until(lambda: not client.is_model_ready("once"), "the model is not ready")
         until(lambda: not client.is_server_ready(), "nor is the server, once its loop has heard of it")
-        server.until_logged("restart of once_0_0 failed")
+        server.until_logged("restart of once_0 failed")
         (row,) = client.get_model_repository_index()
         assert row["state"] == "UNAVAILABLE"
         assert "SIGKILL" in row["reason"] or "not twice" in row["reason"]
@@ -235,9 +237,7 @@ def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:
         with httpclient.InferenceServerClient(server.http) as client:
             (row,) = client.get_model_repository_index()
-        assert (
-            "initialize of 'stuck_0_0' did not return within 1.5 s; its process was killed" in row["reason"]
-        )
+        assert "initialize of 'stuck_0' did not return within 1.5 s; its process was killed" in row["reason"]
         assert not children(server.process.pid)
 
 
@@ -383,3 +383,46 @@ def test_children_end_with_the_server(tmp_path: Path) -> None:
     server.process.kill()
     server.stop()
     until(lambda: not alive(pid), "the model's process ends")
+
+
+def chain(*models: str) -> str:
+    """An ensemble of these models, one after the other."""
+    names = ["IN", *(f"m{i}" for i in range(1, len(models))), "OUT"]
+    steps = [
+        f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "IN" value: "{names[i]}" }} '
+        f'output_map {{ key: "OUT" value: "{names[i + 1]}" }} }}'
+        for i, model in enumerate(models)
+    ]
+    return (
+        'platform: "ensemble" input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ] '
+        'output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ] '
+        f"ensemble_scheduling {{ step [ {', '.join(steps)} ] }}"
+    )
+
+
+def test_the_collector_finds_the_calls_of_an_isolated_model(tmp_path: Path) -> None:
+    """Small tensors lie in received messages, and requests in cycles: a collection, as the server's end
+    makes one, must not pull the memory from under them."""
+    calls = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceRequest(model_name="inner", inputs=r.inputs(), requested_output_names=["OUT"]).exec()
+                for r in requests]
+"""
+    echo = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+    isolated(tmp_path, "echo", echo)
+    isolated(tmp_path, "calls", calls)
+    write_model(tmp_path, "inner", chain("echo", "echo"), {})
+    write_model(tmp_path, "outer", chain("echo", "calls", "echo"), {})
+    with (
+        ServerProcess(tmp_path) as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        tensor = httpclient.InferInput("IN", [2], "FP32")
+        tensor.set_data_from_numpy(np.array([1, 2], np.float32))
+        for _ in range(20):
+            assert client.infer("outer", [tensor]).as_numpy("OUT").tolist() == [1, 2]

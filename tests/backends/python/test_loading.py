@@ -13,7 +13,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.backends.base import READY_SECONDS
+from neptrio.execution.backend import READY_SECONDS
 from tests.backends.python.models import HEAD, config, python_model
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess

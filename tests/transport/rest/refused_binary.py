@@ -116,17 +116,30 @@ for name, payload, count, error in (
         "indicator",
         b"\1\0\0",
         1,
-        "incomplete string length indicator for inference input 'INPUT0' for model 'texts', expecting 4 bytes but only 3 bytes available. Please make sure the string length indicator is in one contiguous buffer.",
+        "incomplete string length indicator for inference input 'INPUT0' for model 'texts', expecting 4 bytes but only 3 bytes available. Please make sure the string length indicator is in one buffer.",
     ),
     (
         "element",
         b"\12\0\0\0ab",
         1,
-        "incomplete string data for inference input 'INPUT0' for model 'texts', expecting string of length 10 but only 2 bytes available.",
+        "incomplete string data for inference input 'INPUT0', expecting string of length 10 but only 2 bytes available",
+    ),
+    (
+        "element-and-many",
+        b"\1\0\0\0a\12\0\0\0ab",
+        1,
+        "unexpected number of string elements 2 for inference input 'INPUT0' for model 'texts', expecting 1",
+    ),
+    (
+        "element-and-few",
+        b"\12\0\0\0ab",
+        2,
+        "expected 2 string elements for inference input 'INPUT0' for model 'texts', got 1",
     ),
 ):
     body, extra = strings(payload, count)
-    case(f"bytes-{name}", "texts", body, UNKNOWN + error, **extra)
+    prefix = "" if name == "element" else UNKNOWN
+    case(f"bytes-{name}", "texts", body, prefix + error, **extra)
 
 case("encoding", "simple", both(), "Unsupported compression type", 501, Content_Encoding="br")
 case(

@@ -233,6 +233,28 @@ case(
 )
 case("wrong-name", "simple", first(name="FOO"), "unexpected inference input 'FOO' for model 'simple'")
 case("duplicate-input", "simple", first(name="INPUT1"), UNKNOWN + "input 'INPUT1' already exists in request")
+MANY = [tensor(f"T{i}") for i in range(40)]
+case(
+    "duplicate-among-many-inputs",
+    "simple",
+    both(inputs=[*MANY, tensor("T20")]),
+    UNKNOWN + "input 'T20' already exists in request",
+)
+case(
+    "too-many-inputs",
+    "simple",
+    both(inputs=MANY),
+    UNKNOWN
+    + "expected 2 inputs but got 40 inputs for model 'simple'. Got input(s) ["
+    + ",".join(f"'T{i}'" for i in range(40))
+    + "], but missing required input(s) ['INPUT0','INPUT1']. Please provide all required input(s).",
+)
+case(
+    "duplicate-output",
+    "simple",
+    both(outputs=[{"name": "OUTPUT1"}, {"name": "OUTPUT0"}, {"name": "OUTPUT1"}]),
+    "Duplicate output name 'OUTPUT1' is not allowed in a request",
+)
 case(
     "unknown-output",
     "simple",

@@ -7,12 +7,17 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import h2.connection
 import h2.settings
 import numpy as np
 import pytest
+import trio
 import trustme
 
+from neptrio.transport.rest.app import RestApp
+from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
 from tests.support.http2_attack import (
     CANCEL,
@@ -48,8 +53,8 @@ from tests.support.raw_http2 import PREFACE, RawClient, frame
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
+from tests.transport.http1.test_http1 import GOOD
 from tests.transport.rest.conftest import in_flight, write_models
-from tests.transport.rest.test_http1 import GOOD
 
 INFER = "/v2/models/simple/infer"
 PLAIN: dict[str, str | None] = {"te": None, "content-type": None, "user-agent": None}
@@ -100,6 +105,66 @@ def test_rapid_reset(attacker: RawClient) -> None:
     attacker.encoder.header_table_size = 0
     pour(attacker, rapid_reset(head(attacker, 1)))
     sent_away(attacker, ENHANCE_YOUR_CALM)
+
+
+def frames_in(data: bytes) -> int:
+    """Whole frames of bytes that begin with one."""
+    at = found = 0
+    while at + 9 <= len(data):
+        at += 9 + int.from_bytes(data[at : at + 3], "big")
+        found += at <= len(data)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["resets", "pings"])
+def test_others_have_a_turn_within_a_chunk_of_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """However many frames come at once: a few are handled, then everybody else is."""
+    handled: list[int] = []
+    calls: list[str] = []
+    turns = [0]
+    receive, call = h2.connection.H2Connection.receive_data, RestApp.__call__
+
+    def watched(self: h2.connection.H2Connection, data: bytes) -> Any:
+        if frames_in(data) > 1:  # not the preface
+            assert frames_in(data) <= 32
+            handled.append(turns[0])
+        return receive(self, data)
+
+    async def called(self: RestApp, scope: Any, *others: Any) -> None:
+        calls.append(scope["path"])
+        await call(self, scope, *others)
+
+    async def count() -> None:
+        while True:
+            turns[0] += 1
+            await trio.lowlevel.checkpoint()
+
+    write_model(tmp_path, "simple", identity_config())
+    with EmbeddedServer(tmp_path) as server, RawClient(server.http) as client:
+        client.encoder.header_table_size = 0
+        client.send(client.headers(1, "/v2/health/live", end=True, override={**PLAIN, ":method": "GET"}))
+        client.finish(1)
+        block = head(client, 3, "/v2/models/simple/infer")
+        monkeypatch.setattr(h2.connection.H2Connection, "receive_data", watched)
+        monkeypatch.setattr(RestApp, "__call__", called)
+        server.ask(trio.lowlevel.spawn_system_task, count)
+        if kind == "pings":
+            client.send(PINGS * 400)
+            client.until(lambda: client._acks == 400, "the answers")
+        else:
+            client.send(
+                b"".join(
+                    frame(HEADERS, END_HEADERS, i, block) + frame(RST_STREAM, 0, i, CANCEL)
+                    for i in range(3, 403, 2)
+                )
+            )
+            client.sync()
+        assert len(handled) > 10
+        # tasks of one pass run in any order, so that a pass of others may fall before or behind a slice
+        assert all(later > earlier for earlier, later in zip(handled, handled[2:], strict=False))
+        assert len(calls) <= 1  # that of a stream whose reset came in the next piece
 
 
 def test_rapid_reset_of_whole_requests(attacker: RawClient) -> None:

@@ -1,4 +1,4 @@
-"""Every refusal of spec/observed.md 1 to 4 with its status and text, over every HTTP front."""
+"""Every refusal of docs/protocol/observed.md 1 to 4 with its status and text, over every HTTP front."""
 
 from __future__ import annotations
 

@@ -63,6 +63,8 @@ KIND = "attempt to access JSON non-object as object"
         ("text", {"INPUT0": "a", "nul": None}, 400, "parameter 'nul' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("text", {"INPUT0": "a", "x": []}, 400, "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("text", {"INPUT0": "a", "parameters": 1}, 400, f"Expected JSON object for keyword: 'parameters': {KIND}"),
+        ("text", b'{"INPUT0":"a","INPUT0":"a"}', 400, "[request id: <id_unknown>] input 'INPUT0' already exists in request"),
+        ("text", b'{"id":"i","INPUT0":"a","x":1,"x":2,"INPUT0":"b"}', 400, "[request id: i] input 'INPUT0' already exists in request"),
         ("text", {"INPUT0": 5}, 400, "The schema can not convert input 'INPUT0' to tensor: Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
         ("text", {}, 400, "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'text'. Got input(s) [], but missing required input(s) ['INPUT0']. Please provide all required input(s)."),
     ],
@@ -71,6 +73,11 @@ def test_refusals(connect: Connect, verb: str, model: str, body: Any, status: in
     reply = post(connect, model, verb, body)
     assert (reply.status, json.loads(reply.body)) == (status, {"error": error})
     assert reply.headers["content-type"] == "application/json"
+
+
+def test_of_a_repeated_parameter_the_first_counts(connect: Connect) -> None:
+    reply = post(connect, "text", "generate", b'{"id":"first","id":"second","INPUT0":"a","x":1,"x":2}')
+    assert (reply.status, json.loads(reply.body)["id"]) == (200, "first")
 
 
 def test_only_plain_bodies(connect: Connect) -> None:

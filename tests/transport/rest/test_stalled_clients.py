@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from neptrio.transport.rest import RestServer
+from neptrio.transport.rest_server import RestServer
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 
@@ -52,7 +52,7 @@ def stalled(server: EmbeddedServer) -> Iterator[tuple[socket.socket, Any]]:
         )
         client.sendall(REQUEST)
         client.sendall(bytes(4 * ELEMENTS))
-        server.until(lambda: any(c.link.pending for c in connections(server)), "the answer waits")
+        server.until(lambda: any(c.writer.pending for c in connections(server)), "the answer waits")
         (connection,) = server.ask(connections, server)
         yield client, connection
 
@@ -64,7 +64,7 @@ def test_a_client_that_takes_nothing_is_cut_off(
     start = 1 << 60
     server.ask(connection.check, start, LIMIT_NS, 0)
     server.ask(connection.check, start + LIMIT_NS, LIMIT_NS, 0)
-    assert not connection.link.broken, "its time is not over"
+    assert not connection.writer.broken, "its time is not over"
     server.ask(connection.check, start + LIMIT_NS + 1, LIMIT_NS, 0)
     server.until(lambda: not connections(server), "the connection is gone")
     assert connection.statistics().pending_output == 0
@@ -84,16 +84,16 @@ def test_a_client_that_takes_a_little_keeps_its_connection(
     client, connection = stalled
     now = 1 << 60
     taken = 0
-    while connection.link.pending:
+    while connection.writer.pending:
         server.ask(connection.check, now, LIMIT_NS, 0)
-        before = connection.link.pending  # read after the check; the kernel takes more at any moment
-        while before and connection.link.pending == before:
+        before = connection.writer.pending  # read after the check; the kernel takes more at any moment
+        while before and connection.writer.pending == before:
             # the server may have sent the last of it and not have counted that yet
             if select.select([client], [], [], 0.01)[0]:
                 taken += len(client.recv(1 << 20))
         now += LIMIT_NS + 1
         server.ask(connection.check, now, LIMIT_NS, 0)
-        assert not connection.link.broken
+        assert not connection.writer.broken
     while taken < 4 * ELEMENTS:
         taken += len(client.recv(1 << 20))
     assert server.ask(connections, server) == [connection]

@@ -1,0 +1,90 @@
+"""What is said of models in processes of their own, without starting one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from neptrio.backends.python import examine, limits
+from neptrio.observe.top_view import Sample, render
+from neptrio.scheduling.explain import explain
+from neptrio.startup import place
+from tests.support.requests import config_of
+
+PYTHON = 'backend: "python" instance_group { count: 2 kind: KIND_CPU } '
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }} '
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a process of its own behind shared memory, the default"),
+        (parameter("isolation", "process"), "a process of its own behind shared memory (parameter isolation"),
+        (
+            parameter("isolation", "none"),
+            "threads of the server's process and share its GIL (parameter isolation 'none')",
+        ),
+        (parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no"), "threads of the server's process"),
+        (
+            parameter("EXECUTION_ENV_PATH", "/env"),
+            "the interpreter of its EXECUTION_ENV_PATH, behind a socket",
+        ),
+    ],
+)
+def test_explain_says_where_a_python_model_runs(text: str, words: str) -> None:
+    assert words in explain(config_of(PYTHON + text))[-1]
+
+
+def test_explain_says_nothing_of_it_for_other_backends() -> None:
+    assert "process" not in " ".join(explain(config_of('backend: "identity"')))
+
+
+def test_the_start_up_table() -> None:
+    config = config_of(PYTHON)
+    assert (place(config), place(config, True)) == ("2 x CPU", "2 x CPU, own processes")
+
+
+def test_top_shows_each_process() -> None:
+    stat = {
+        "name": "m", "version": "1", "inference_count": 0, "execution_count": 0,
+        "inference_stats": defaultdict(lambda: {"count": 0, "ns": 0}), "processes": [],
+    }  # fmt: skip
+    process = {"instance": "m_0_0", "pid": 7, "restarts": 2, "ring": 3, "resident_bytes": 25_000_000}
+    samples = [
+        Sample(seconds, {("m", "1"): {**stat, "processes": [{**process, "cpu_seconds": cpu}]}})
+        for seconds, cpu in [(10.0, 4.0), (12.0, 5.0)]
+    ]
+    assert render("here", *samples)[-1] == "  m_0_0: pid 7, 25 MB, 50% of a core, 2 restarts, 3 ahead"
+
+
+def test_variables_that_a_process_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SECRET", "TOKEN_A", "TOKEN_B", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SECRET", "s")
+    monkeypatch.setenv("TOKEN_A", "a")
+    plain = limits.environment(config_of(PYTHON), {})
+    assert "SECRET" not in plain and "PATH" in plain and int(plain["OMP_NUM_THREADS"]) >= 1
+    made = limits.environment(config_of(PYTHON + parameter("ENVIRONMENT", "TOKEN_*, NEW=x=y")), {})
+    assert (made["TOKEN_A"], made["NEW"]) == ("a", "x=y") and "SECRET" not in made
+    assert limits.environment(config_of(PYTHON), {"environment": "*"})["SECRET"] == "s"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert limits.environment(config_of(PYTHON + parameter("THREADS", "2")), {})["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def preload(args): pass\nclass TritonPythonModel: pass", True),
+        ("class TritonPythonModel:\n    @classmethod\n    def preload(cls, args): pass", True),
+        ("class Other:\n    def preload(self): pass\nclass TritonPythonModel: pass", False),
+        ("class TritonPythonModel(", False),
+    ],
+)
+def test_which_files_have_a_preload(tmp_path: Path, code: str, found: bool) -> None:
+    (tmp_path / "model.py").write_text(code)
+    assert examine.preloads(tmp_path / "model.py") is found

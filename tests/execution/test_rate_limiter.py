@@ -1,0 +1,132 @@
+"""Grants and resources, without a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from neptrio.errors import InvalidArgument
+from neptrio.execution.rate_limiter import Claim, RateLimiter, ResourceStatistics
+from tests.support.requests import config_of
+
+
+def limiter_of(explicit: dict[tuple[str, int | None], int] | None = None) -> RateLimiter:
+    loop_pass: Any = SimpleNamespace(mark=lambda dispatcher: None)  # the test ends the turns
+    return RateLimiter(loop_pass, explicit)
+
+
+def group(text: str = "") -> Any:
+    return config_of(
+        f'backend: "identity" instance_group [ {{ rate_limiter {{ {text} }} }} ]'
+    ).instance_group[0]
+
+
+def register(limiter: RateLimiter, text: str = "", device: int = 0) -> Claim:
+    return limiter.register(group(text), device, lambda: None)
+
+
+def run(limiter: RateLimiter, everyone: list[Claim], executions: int) -> list[int]:
+    """Everyone always has work and executes in the order of turns; how often each did."""
+    counts = [0] * len(everyone)
+    for _ in range(executions):
+        for one in everyone:
+            one.ask()
+        limiter.serve()
+        granted = [i for i, one in enumerate(everyone) if one.granted]
+        assert granted
+        for i in granted:
+            everyone[i].begin()
+            counts[i] += 1
+        for i in granted:
+            everyone[i].end()
+    return counts
+
+
+ONE = 'resources [ { name: "R" count: 1 } ]'
+
+
+def test_priority_2_gets_half_the_turns_of_priority_1() -> None:
+    limiter = limiter_of()
+    everyone = [register(limiter, f"priority: {p} {ONE}") for p in (1, 2)]
+    assert run(limiter, everyone, 30) == [20, 10]
+
+
+def test_priority_0_means_1() -> None:
+    limiter = limiter_of()
+    everyone = [register(limiter, f"priority: {p} {ONE}") for p in (0, 1)]
+    assert run(limiter, everyone, 10) == [5, 5]
+
+
+def test_without_resources_nobody_waits() -> None:
+    limiter = limiter_of()
+    assert run(limiter, [register(limiter), register(limiter)], 4) == [4, 4]
+
+
+def test_there_is_as_much_as_the_most_that_one_instance_asks_for() -> None:
+    limiter = limiter_of()
+    small = [register(limiter, 'resources [ { name: "R" count: 2 } ]') for _ in range(3)]
+    register(limiter, 'resources [ { name: "R" count: 4 } ]')
+    for one in small:
+        one.ask()
+    limiter.serve()
+    assert [one.granted for one in small] == [True, True, False]
+    assert limiter.statistics().resources == (ResourceStatistics("R", 0, 4, 4),)
+    assert limiter.statistics().waiting == 1
+
+
+def test_devices_have_their_own_global_ones_are_shared() -> None:
+    limiter = limiter_of()
+    own = [register(limiter, ONE, device) for device in (0, 1)]
+    shared = [register(limiter, 'resources [ { name: "G" global: true count: 1 } ]', d) for d in (0, 1)]
+    for one in own + shared:
+        one.ask()
+    limiter.serve()
+    assert [one.granted for one in own + shared] == [True, True, True, False]
+
+
+def test_nobody_overtakes_the_first_in_line() -> None:
+    limiter = limiter_of({("R", None): 2})
+    small = [register(limiter, ONE) for _ in range(3)]
+    large = register(limiter, 'resources [ { name: "R" count: 2 } ]')
+    small[0].ask()
+    limiter.serve()
+    small[0].begin()
+    large.ask()
+    small[1].ask()
+    limiter.serve()
+    assert not large.granted and not small[1].granted, "one unit is free, but the large one is first"
+    small[0].end()
+    limiter.dispatch(0)
+    assert large.granted and not small[1].granted
+
+
+def test_unused_turns_and_places_go_back() -> None:
+    limiter = limiter_of()
+    first, second = register(limiter, ONE), register(limiter, ONE)
+    first.ask()
+    second.ask()
+    limiter.serve()
+    assert (first.granted, second.granted) == (True, False)
+    first.leave()
+    limiter.dispatch(0)
+    assert (first.granted, second.granted) == (False, True)
+    second.leave()
+    assert limiter.statistics().waiting == 0 and limiter.statistics().resources[0].used == 0
+
+
+def test_a_newcomer_does_not_get_every_turn_until_it_has_caught_up() -> None:
+    limiter = limiter_of()
+    old = register(limiter, ONE)
+    run(limiter, [old], 100)
+    new = register(limiter, ONE)
+    assert run(limiter, [old, new], 10) == [5, 5]
+
+
+def test_a_demand_that_can_never_be_met_is_refused_at_load() -> None:
+    limiter = limiter_of({("R", None): 3})
+    with pytest.raises(
+        InvalidArgument, match=r'Resource count for "R" is limited to 3 .* minimum required count is 4'
+    ):
+        register(limiter, 'resources [ { name: "R" count: 4 } ]')

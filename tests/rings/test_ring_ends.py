@@ -1,0 +1,282 @@
+"""Batches, responses and calls between the server's end of the rings and the model's."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import triton_python_backend_utils as utils
+from neptrio.errors import TritonError
+from neptrio.request.infer_request import InferResponse, RequestedOutput
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from neptrio.rings import child as ring_child
+from tests.support.rings import AREA, Pair
+
+BIG = 100_000  # bytes: above what is copied anyway
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def answer(*arrays: np.ndarray, **more: Any) -> Any:
+    return lambda requests: [
+        utils.InferenceResponse([utils.Tensor(f"OUT{i}", a) for i, a in enumerate(arrays)], **more)
+        for _ in requests
+    ]
+
+
+def test_a_request_arrives_as_it_was_sent(pair: Pair) -> None:
+    request = pair.request(A=np.arange(6, dtype=np.int32).reshape(2, 3), B=np.array([[b"x", b""]], object))
+    request.id, request.sequence_id, request.timeout_us = "an id", "a sequence", 17
+    request.sequence_start = request.sequence_end = True
+    request.parameters = {"text": "\u00e9", "number": 2, "part": 0.5, "flag": True}
+    request.outputs = [RequestedOutput("B"), RequestedOutput("A")]
+    seen: list[utils.InferenceRequest] = []
+
+    def execute(requests: list[utils.InferenceRequest]) -> Any:
+        seen.extend(requests)
+        np.testing.assert_array_equal(requests[0].inputs()[0].as_numpy(), [[0, 1, 2], [3, 4, 5]])
+        assert requests[0].inputs()[1].as_numpy().tolist() == [[b"x", b""]]
+        return answer(np.zeros(1, np.float32))(requests)
+
+    pair.begin(request)
+    pair.execute(execute)
+    (got,) = seen
+    assert (got.request_id(), got.correlation_id(), got.timeout(), got.flags()) == (
+        "an id",
+        "a sequence",
+        17,
+        3,
+    )
+    assert json.loads(got.parameters()) == {"text": "\u00e9", "number": 2, "part": 0.5, "flag": True}
+    assert list(got.requested_output_names()) == ["B", "A"]
+    assert [t.name() for t in got.inputs()] == ["A", "B"] and got.inputs()[0].shape() == [2, 3]
+    assert (got.model_name(), got.model_version(), got.trace()) == ("m", 1, None)
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000, BIG])
+@pytest.mark.parametrize(
+    "kind", ["bool", "uint8", "int16", "float16", "float64", "int64", ml_dtypes.bfloat16]
+)
+def test_every_datatype_and_size_comes_back(pair: Pair, kind: Any, n: int) -> None:
+    array = (np.arange(n) % 2).astype(kind)
+    (tensor,) = pair.outputs(lambda requests: answer(requests[0].inputs()[0].as_numpy())(requests), IN=array)
+    back = to_numpy(tensor)
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+
+
+def test_errors_parameters_and_answers_of_several_requests(pair: Pair) -> None:
+    requests = [pair.request(IN=np.zeros(1, np.float32)) for _ in range(3)]
+    pair.begin(*requests)
+    pair.execute(
+        lambda given: [
+            utils.InferenceResponse([utils.Tensor("OUT", np.ones(2, np.float32))], parameters={"a": 1}),
+            utils.InferenceResponse(error=utils.TritonError("told", utils.TritonError.NOT_FOUND)),
+            utils.InferenceResponse([utils.Tensor("OUT", np.array([object(), "x"], object)[1:])]),
+        ]
+    )
+    pair.server.drain()
+    got = [response for _, response, _ in pair.answers.got]
+    assert got[0].parameters == {"a": 1} and to_numpy(got[0].outputs[0]).tolist() == [1, 1]
+    assert isinstance(got[1].error, TritonError) and got[1].error.code.name == "NOT_FOUND"
+    assert to_numpy(got[2].outputs[0]).tolist() == [b"x"]
+    assert len(pair.finished_batches) == 1
+
+
+def test_a_tensor_that_cannot_be_sent_fails_its_own_request(pair: Pair) -> None:
+    class Odd(utils.Tensor):
+        def as_numpy(self) -> np.ndarray:
+            raise ValueError("no bytes here")
+
+    odd = utils.Tensor._over("OUT", 11, (1,), None, lambda _: 1 / 0, False)
+    pair.begin(*(pair.request(IN=np.zeros(1, np.float32)) for _ in range(2)))
+    fine = utils.Tensor("OUT", np.ones(1, np.float32))
+    pair.execute(lambda given: [utils.InferenceResponse([fine, odd]), utils.InferenceResponse([fine])])
+    pair.server.drain()
+    first, second = (response for _, response, _ in pair.answers.got)
+    assert "cannot use an output tensor: division by zero" in str(first.error)
+    assert to_numpy(second.outputs[0]).tolist() == [1]
+
+
+# ---------------------------------------------------------------- copies
+
+
+def test_copies_of_large_tensors(pair: Pair) -> None:
+    """docs/isolation.md counts them; here an address tells a copy from a view."""
+    array = np.arange(BIG, dtype=np.float32)
+
+    def identity(requests: list[utils.InferenceRequest]) -> Any:
+        return answer(requests[0].inputs()[0].as_numpy())(requests)
+
+    def utilities(requests: list[utils.InferenceRequest]) -> Any:
+        made = pair.child.empty((BIG,), np.dtype(np.float32))
+        made[:] = 3
+        return answer_of(made)
+
+    def answer_of(made: np.ndarray) -> Any:
+        return [utils.InferenceResponse([utils.Tensor("OUT", made)])]
+
+    def looks(requests: list[utils.InferenceRequest]) -> Any:
+        input = requests[0].inputs()[0].as_numpy()
+        assert not input.flags.owndata and input.flags.writeable  # a view, which the model may write to
+        return answer_of(input + 1)
+
+    (tensor,) = pair.outputs(looks, IN=array)  # in: one copy into the slab; out: one copy into the slab
+    assert pair.place(tensor.address) == "outputs" and to_numpy(tensor)[5] == 6
+    (tensor,) = pair.outputs(identity, IN=array)  # in: one copy; out: none, it is the input's own memory
+    assert pair.place(tensor.address) == "inputs" and to_numpy(tensor)[7] == 7
+    made = pair.child.statistics()["used"]
+    (tensor,) = pair.outputs(utilities, IN=array)  # out: none, it was made there
+    assert pair.place(tensor.address) == "outputs" and to_numpy(tensor)[9] == 3
+    assert pair.child.statistics()["used"] - made < 1.5 * array.nbytes
+    (tensor,) = pair.outputs(lambda r: answer_of(np.ones(4, np.int8)), IN=array)  # small: copied out at once
+    assert pair.place(tensor.address) == ""
+
+
+def test_an_array_that_the_model_keeps_is_copied(pair: Pair) -> None:
+    kept: list[np.ndarray] = []
+
+    def execute(requests: list[utils.InferenceRequest]) -> Any:
+        kept.append(pair.child.empty((BIG,), np.dtype(np.float32)))
+        kept[-1][:] = len(kept)
+        return [utils.InferenceResponse([utils.Tensor("OUT", kept[-1])])]
+
+    (tensor,) = pair.outputs(execute, IN=np.zeros(1, np.float32))
+    kept[0][:] = 99  # the response must not see this
+    assert to_numpy(tensor)[0] == 1
+
+
+def test_an_input_of_an_earlier_batch_is_copied(pair: Pair) -> None:
+    kept: list[Any] = []
+    array = np.arange(BIG, dtype=np.float32)
+
+    def keeps(requests: list[utils.InferenceRequest]) -> Any:
+        kept.append(requests[0].inputs()[0].as_numpy())
+        return answer(np.zeros(1, np.float32))(requests)
+
+    pair.outputs(keeps, IN=array)
+    (tensor,) = pair.outputs(
+        lambda r: [utils.InferenceResponse([utils.Tensor("OUT", kept.pop())])], IN=array + 1
+    )
+    assert to_numpy(tensor)[3] == 3
+
+
+# ---------------------------------------------------------------- memory
+
+
+def settle(pair: Pair) -> dict[str, Any]:
+    gc.collect()
+    pair.server.drain()
+    pair.child.take_returns()
+    return {**pair.server.statistics(), **{f"child_{k}": v for k, v in pair.child.statistics().items()}}
+
+
+def test_everything_is_given_back(pair: Pair) -> None:
+    array = np.arange(BIG, dtype=np.float32)
+    for _ in range(40):  # far more than fits at once
+        (tensor,) = pair.outputs(
+            lambda requests: answer(requests[0].inputs()[0].as_numpy() + 1)(requests), IN=array
+        )
+        assert to_numpy(tensor)[0] == 1
+        tensor = None
+        pair.answers.got.clear()
+        pair.finished_batches.clear()
+    held = settle(pair)
+    assert (held["blocks"], held["used"], held["child_lent"]) == (0, 0, 0)
+    assert held["child_passing"] <= 1  # freed with the next message
+
+
+def test_an_input_that_the_model_keeps_stays_what_it_is(pair: Pair) -> None:
+    kept = []
+    for i in range(4):
+
+        def execute(requests: list[utils.InferenceRequest]) -> Any:
+            kept.append(requests[0].inputs()[0].as_numpy())
+            return answer(np.zeros(1, np.float32))(requests)
+
+        pair.outputs(execute, IN=np.full(BIG // 10, i, np.float32))
+    assert [array[-1] for array in kept] == [0, 1, 2, 3]
+    assert settle(pair)["blocks"] == 4
+    kept.clear()
+    assert settle(pair)["blocks"] == 0
+
+
+def test_messages_larger_than_the_slab_take_segments_of_their_own(pair: Pair) -> None:
+    array = np.arange(AREA, dtype=np.int32)  # four times the area
+    (tensor,) = pair.outputs(
+        lambda requests: answer(requests[0].inputs()[0].as_numpy() * 2)(requests), IN=array
+    )
+    assert to_numpy(tensor)[1000] == 2000
+    held = settle(pair)
+    assert held["used"] == 0 and held["blocks"] == 0
+
+
+def test_the_server_waits_in_line_when_the_ring_is_full(pair: Pair) -> None:
+    requests = [pair.request(IN=np.full(1, i, np.float32)) for i in range(300)]
+    for request in requests:
+        pair.begin(request)
+    assert pair.server.lagging and pair.server.occupancy == 256
+    for _ in range(300):
+        pair.execute(lambda given: answer(given[0].inputs()[0].as_numpy())(given))
+        pair.server.flush()
+    while pair.server.drain():
+        pass
+    assert [to_numpy(r.outputs[0])[0] for _, r, _ in pair.answers.got] == list(range(300))
+
+
+def test_the_end_of_the_process_gives_back_what_it_had(pair: Pair) -> None:
+    requests = [pair.request(IN=np.zeros(1, np.float32)) for _ in range(3)]
+    pair.begin(requests[0])
+    pair.execute(answer(np.zeros(1, np.float32)))
+    batches = [pair.begin(request) for request in requests[1:]]
+    pair.server.drain()
+    assert pair.server.end() == (batches, []) and pair.server.end() == ([], [])
+    assert len(pair.answers.got) == 1 and not pair.server.drain()
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_a_call_there_and_back(pair: Pair) -> None:
+    request = utils.InferenceRequest(
+        request_id="r",
+        correlation_id=7,
+        inputs=[utils.Tensor("X", np.arange(3, dtype=np.int64))],
+        requested_output_names=["Y"],
+        model_name="other",
+        model_version=2,
+        parameters={"p": "q"},
+    )
+    pair.child.call(5, request, False, True, None, 0)
+    pair.server.drain()
+    ((key, made, decoupled, blocking),) = pair.calls
+    assert (key, decoupled, blocking) == (5, False, True)
+    assert (made.model_name, made.model_version, made.id, made.sequence_id) == ("other", "2", "r", 7)
+    assert made.parameters == {"p": "q"} and [o.name for o in made.outputs] == ["Y"]
+    assert to_numpy(made.inputs[0]).tolist() == [0, 1, 2]
+
+    pair.server.respond(
+        5, InferResponse([from_numpy("Y", np.ones(2, np.float32))], None, {"a": 1}), True, True, {}
+    )
+    kind, key, message, _ = pair.child.take()
+    response, final = pair.child.response(message)
+    assert (kind, key, final) == (ring_child.K_ANSWER, 5, True)
+    assert response.output_tensors()[0].as_numpy().tolist() == [1, 1] and json.loads(
+        response.parameters()
+    ) == {"a": 1}
+    pair.server.respond(6, InferResponse(None, TritonError("no")), False, False, {})
+    kind, key, message, _ = pair.child.take_control()
+    response, final = pair.child.response(message)
+    assert (kind, key, final) == (ring_child.K_CALL_RESPONSE, 6, False)
+    assert response.error().message() == "no"

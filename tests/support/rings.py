@@ -1,0 +1,177 @@
+"""Both ends of an isolated model's rings in one process: no child, no loop, no sleeping."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import triton_python_backend_utils as utils
+from neptrio.backends.python.ring_server import Layout, ServerEnd
+from neptrio.errors import Internal, Reason
+from neptrio.execution.batch import Batch
+from neptrio.observe.counters import ModelCounters
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Responder
+from neptrio.rings import child as ring_child
+from neptrio.rings.ring import Segment, sealed_memory
+from tests.support.requests import request_of
+
+AREA = 1 << 20
+
+
+class Model(ModelCore):
+    """What a batch asks of its model."""
+
+    state_outputs = ()
+
+
+class Answers(Responder):
+    """Collects (request, response, final)."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[InferRequest, InferResponse, bool]] = []
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        self.got.append((request, response, final))
+
+
+class Back:
+    """A received request's way back that nothing is sent on."""
+
+    taken = False
+
+    def __init__(self, id: int, names: Any) -> None:
+        self.id = id
+        self.names = names
+
+
+class Mailbox:
+    """Copies at once what an instance's thread would copy."""
+
+    def submit(self, parcel: Any) -> None:
+        parcel.execute()
+        parcel.deliver()
+
+
+class Pair:
+    """A ServerEnd with its host, and a ChildEnd with its links; `model` answers batches."""
+
+    def __init__(self, area: int = AREA, decoupled: bool = False) -> None:
+        self.model = Model("m", "1")
+        self.model.counters = ModelCounters()
+        self.model.decoupled = decoupled
+        self.mailbox = Mailbox()
+        self.owed = 0
+        self.finished_batches: list[Batch] = []
+        self.answers = Answers()
+        self.violations: list[str] = []
+        self.calls: list[tuple[int, InferRequest, bool, bool]] = []
+        self.segments: dict[int, int] = {}
+        self.layout = Layout(area)
+        memory = sealed_memory("test", self.layout.size)
+        self.shared = Segment(memory, self.layout.size)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.server = ServerEnd(self.shared, self.layout, self, decoupled)
+        self.child = ring_child.ChildEnd(
+            os.dup(memory), self.bell, vars(self.layout), self, Back, "m", 1, ["OUT"], False, 0
+        )
+
+    # what ServerEnd's host and ChildEnd's links are
+    def called(self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Any) -> None:
+        self.calls.append((key, request, decoupled, blocking))
+
+    def took(self, key: int) -> None:
+        pass
+
+    def call_cancelled(self, key: int) -> None:
+        pass
+
+    def dropped(self, request: InferRequest) -> Any:
+        return Internal("dropped", reason=Reason.BACKEND)
+
+    def reschedule(self, request: InferRequest) -> None:
+        pass
+
+    def violated(self, text: str) -> None:
+        self.violations.append(text)
+
+    def send_segment(self, *given: Any) -> None:
+        if isinstance(given[0], Segment):  # the server's
+            self.segments[given[1]] = os.dup(given[0].fd)
+        else:
+            descriptor, number, size = given
+            self.server.segment_came(number, Segment(os.dup(descriptor), size))
+
+    def segment(self, number: int) -> int:
+        return self.segments.pop(number)
+
+    def catch_up(self) -> None:
+        self.child.take_returns()
+
+    # what an instance is to a batch
+    def finished(self, batch: Batch) -> None:
+        self.finished_batches.append(batch)
+
+    def answered(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.server.end()
+        del self.child, self.shared
+        os.close(self.bell)
+
+    # ------------------------------------------------------------ for tests
+
+    def request(self, **arrays: np.ndarray) -> InferRequest:
+        """A request of the model."""
+        request = request_of(**arrays)
+        request.model, request.model_name = self.model, "m"
+        request.responder = self.answers
+        return request
+
+    def begin(self, *requests: InferRequest) -> Batch:
+        """Sends a batch."""
+        batch = Batch(self.model, list(requests))
+        batch.instance = self
+        for request in requests:
+            self.model.inflight += 1
+            request.batch = batch
+        self.server.begin(batch)
+        return batch
+
+    def execute(self, function: Callable[[list[utils.InferenceRequest]], list[Any]]) -> None:
+        """The process's turn: takes a batch, calls `function` as execute() and answers."""
+        kind, number, message, _ = self.child.take()
+        assert kind == ring_child.K_BATCH
+        given = self.child.requests(number, message)
+        names = [request._channel.names for request in given]
+        responses = function(given)
+        given = None
+        answers = [
+            (response, wanted) if isinstance(response, utils.InferenceResponse) else response
+            for response, wanted in zip(responses, names, strict=True)
+        ]
+        responses = None
+        self.child.result(number, 1, 2, 3, 4, answers, lambda text: text, message)
+
+    def outputs(self, function: Callable[[list[utils.InferenceRequest]], list[Any]], **arrays: Any) -> Any:
+        """One request there and back: the server's output tensors."""
+        self.answers.got.clear()
+        self.begin(self.request(**arrays))
+        self.execute(function)
+        self.server.drain()
+        assert not self.violations
+        ((_, response, final),) = self.answers.got
+        assert final
+        if response.error is not None:
+            raise response.error
+        return response.outputs
+
+    def place(self, address: int) -> str:
+        """In which part of the server's mapping of the shared memory an address lies, "" for none."""
+        offset = address - self.shared.address
+        if self.layout.inputs <= offset < self.layout.outputs:
+            return "inputs"
+        return "outputs" if self.layout.outputs <= offset < self.layout.size else ""

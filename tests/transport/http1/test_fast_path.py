@@ -1,0 +1,223 @@
+"""The fast path takes exactly what the parser would have taken, with the same outcome."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from neptrio.transport.http1.connection import Http1Connection
+from tests.support.embedded import EmbeddedServer
+from tests.support.repository import identity_config, write_model
+from tests.support.waiting import until_trio
+from tests.transport.http1.test_http1 import GOOD
+
+PATH = b"/v2/models/identity/infer"
+TENSOR = np.arange(16, dtype=np.int32).tobytes()
+BINARY_HEAD = (
+    b'{"inputs":[{"name":"INPUT0","shape":[1,16],"datatype":"INT32","parameters":{"binary_data_size":64}},'
+    b'{"name":"INPUT1","shape":[1,16],"datatype":"INT32","parameters":{"binary_data_size":64}}],'
+    b'"parameters":{"binary_data_output":true}}'
+)
+BINARY = BINARY_HEAD + TENSOR * 2
+
+
+class Tasks:
+    """A nursery that starts nothing and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start_soon(self, function: Any, *_: Any) -> None:
+        self.started.append(function.__name__)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "identity", identity_config())
+    with EmbeddedServer(Path(repository)) as running:
+        yield running
+
+
+async def outcome(server: EmbeddedServer, data: bytes, fast_path: bool) -> tuple[Any, ...]:
+    """What comes back, which tasks were started, whether it closes; and what the fast path has taken."""
+    ours, theirs = socket.socketpair()
+    tasks = Tasks()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    try:
+        connection = Http1Connection(ours, server.server.services, None, tasks)  # type: ignore[arg-type]
+        connection.fast_path = fast_path
+        connection.pass_on(data)
+        server.server.loop.loop_pass.end()
+        await until_trio(
+            lambda: (
+                not server.inflight() and (tasks.started or all(e.complete for e in connection.exchanges))
+            ),
+            "every exchange is complete, or waits for a task that nobody runs",
+        )
+        server.server.loop.loop_pass.end()
+        try:
+            answer = theirs.recv(1 << 20)
+        except BlockingIOError:
+            answer = b""
+        return answer, tasks.started, connection.closing, connection.passed
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def both(server: EmbeddedServer, data: bytes) -> tuple[tuple[Any, ...], int]:
+    """The outcome, the same with and without the fast path, and how many requests the fast path took."""
+
+    async def run() -> tuple[Any, Any]:
+        return await outcome(server, data, True), await outcome(server, data, False)
+
+    with_fast_path, without = trio.from_thread.run(run, trio_token=server._token)
+    assert with_fast_path[:3] == without[:3], data
+    assert without[3] == 0
+    return with_fast_path[:3], with_fast_path[3]
+
+
+def request(
+    *headers: bytes,
+    body: bytes = GOOD,
+    path: bytes = PATH,
+    length: bytes | None = None,
+    host: bytes = b"Host: x",
+) -> bytes:
+    announced = b"%d" % len(body) if length is None else length
+    lines = [b"POST %b HTTP/1.1" % path, host, b"Content-Length: %b" % announced, *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+PLAIN = [
+    request(),
+    request(host=b"hOST: [::1]:8000"),
+    request(b"User-Agent: x/1 (y; z)", b"content-type: application/json"),
+    request(b"Connection: keep-alive", b"CONNECTION: Keep-Alive"),
+    request(b"Inference-Header-Content-Length: %d" % len(BINARY_HEAD), body=BINARY),
+    request(path=b"/v2/models/identity/versions/1/infer"),
+    request(path=b"/v2/models/nobody/infer"),
+    request(path=b"/v2/models/identity/versions/7/infer"),
+    request(body=b"{"),
+    request(body=b""),
+    request(b"Inference-Header-Content-Length: 9999", body=BINARY),
+    request(b"Inference-Header-Content-Length: 0", body=BINARY),
+    request(b"X-Empty:", b"X-Spaces:    a b   "),
+]
+LEFT = [
+    request(host=b"X: y"),
+    request(host=b"Host: a b"),
+    request(b"Host: x"),
+    request(b"Connection: close"),
+    request(b"Connection: keep-alive, close"),
+    request(b"Accept-Encoding: gzip"),
+    request(b"Content-Encoding: gzip"),
+    request(b"Expect: 100-continue"),
+    request(b"Content-Length: 0"),
+    request(b"Transfer-Encoding: chunked"),
+    request(b"X: a", b" folded"),
+    request(b"Bad Name: a"),
+    request(b": a"),
+    request(b"X: \x80"),
+    request(b"X: a\tb"),
+    request(length=b"+5"),
+    request(length=b""),
+    request(length=b"5 5"),
+    request(length=b"99999999999999999999"),
+    request(b"Inference-Header-Content-Length: -1"),
+    request(b"Inference-Header-Content-Length: 1 1"),
+    request(path=b"/v2/models/identity/infer?x=1"),
+    request(path=b"/v2/models/iden%74ity/infer"),
+    request(path=b"/v2/models/identity/infer/"),
+    request(path=b"/v2/models/identity/generate"),
+    request(path=b"//v2/models/identity/infer"),
+    request().replace(b"HTTP/1.1", b"HTTP/1.0"),
+    request().replace(b"POST", b"PUT"),
+    request().replace(b"POST", b"post"),
+    request().replace(b"\r\n", b"\n"),
+    b"\r\n" + request(),
+    request()[:-1],
+    request()[:40],
+]
+
+
+@pytest.mark.parametrize("data", PLAIN)
+def test_plain_requests_are_taken_past_the_parser(server: EmbeddedServer, data: bytes) -> None:
+    answer, passed = both(server, data)
+    assert passed == 1
+    assert answer[0].startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize("data", LEFT)
+def test_others_are_left_to_the_parser(server: EmbeddedServer, data: bytes) -> None:
+    assert both(server, data)[1] == 0
+
+
+def test_pipelined_requests_are_answered_in_order_whichever_way_they_went(server: EmbeddedServer) -> None:
+    def named(name: bytes, *headers: bytes) -> bytes:
+        return request(*headers, body=b'{"id":"%b",' % name + GOOD[1:])
+
+    data = named(b"one") + named(b"two", b"Accept-Encoding: identity") + named(b"three") + named(b"four")
+    (answer, _, closing), passed = both(server, data)
+    places = [answer.index(b'"id":"%b"' % name) for name in (b"one", b"two", b"three", b"four")]
+    assert places == sorted(places)
+    assert not closing
+    assert passed == 1  # what follows a request of the parser in the same bytes is the parser's
+
+
+NAMES = [b"Content-Length", b"content-length", b"Connection", b"Expect", b"Upgrade", b"X", b"x-y_z", b"Te"]
+NAMES += [b"Transfer-Encoding", b"Inference-Header-Content-Length", b"Accept-Encoding", b"Host", b"", b"A B"]
+VALUES = [b"0", b"5", b"%d" % len(GOOD), b"keep-alive", b"Keep-Alive", b"close", b"chunked", b"h2c", b"gzip"]
+VALUES += [b"", b" ", b"\t", b"a b", b"\xff", b"100-continue", b"websocket", b"%d" % len(BINARY_HEAD)]
+SEPARATORS = [b": ", b":", b" : ", b":\t", b"", b":  "]
+ENDS = [b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r", b"\r\n "]
+PATHS = [PATH, b"/v2/models/identity/versions/1/infer", b"/v2/models/none/infer", b"/v2/models//infer", b"*"]
+PATHS += [b"/v2/models/a%20b/infer", b"/v2/models/identity/infer?q", b"http://h/v2/models/identity/infer"]
+
+
+@st.composite
+def requests(draw: Any) -> bytes:
+    body = draw(st.sampled_from([GOOD, BINARY, b"", b"{}"]))
+    lines = [
+        b"%b %b %b"
+        % (
+            draw(st.sampled_from([b"POST", b"POST", b"POST", b"GET", b"HEAD", b"POST "])),
+            draw(st.sampled_from(PATHS)),
+            draw(
+                st.sampled_from(
+                    [b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/1.1 "]
+                )
+            ),
+        )
+    ]
+    headers = [b"Content-Length: %d" % len(body)] if draw(st.integers(0, 4)) else []
+    for _ in range(draw(st.integers(0, 3))):
+        headers.append(
+            draw(st.sampled_from(NAMES)) + draw(st.sampled_from(SEPARATORS)) + draw(st.sampled_from(VALUES))
+        )
+    headers.append(draw(st.sampled_from([b"Host: x", b"Host: x", b"Host: x", b"X: y", b"Host: /"])))
+    data = b"".join(line + draw(st.sampled_from(ENDS)) for line in lines + draw(st.permutations(headers)))
+    return data + b"\r\n" + body
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(requests(), min_size=1, max_size=2), st.integers(0, 1 << 16), st.binary(max_size=1))
+@example([PLAIN[0]], 0, b"")
+def test_no_request_fares_differently_in_the_lane(
+    server: EmbeddedServer, parts: list[bytes], at: int, flip: bytes
+) -> None:
+    data = b"".join(parts)
+    if flip and data:
+        at %= len(data)
+        data = data[:at] + flip + data[at + 1 :]
+    both(server, data)

@@ -1,0 +1,330 @@
+"""The HTTP/2 sessions without I/O: any frames, any chunks, and the budget with a clock of its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+from hpack import Encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neptrio.transport.http2.limits import BUDGET, Nuisance, PingPolicy
+from neptrio.transport.http2.session import CHOICES
+from neptrio.transport.http2.stream import GrpcStream
+from tests.support.raw_http2 import PREFACE, frame, message
+from tests.transport.conftest import SESSIONS
+
+SECOND = 10**9
+HEADERS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/x"),
+    (":authority", "a"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+
+
+class Echo(GrpcStream):
+    """Answers each message with itself; remembers what happened."""
+
+    def __init__(self, session: Any, stream_id: int, path: bytes, headers: Any) -> None:
+        super().__init__(session, stream_id, headers)
+        self.events: list[Any] = []
+
+    def on_message(self, body: bytes, compressed: bool) -> None:
+        self.events.append(body)
+        self.send_segments([message(body)])
+
+    def on_half_close(self) -> None:
+        self.events.append("end")
+        self.finish([(b"grpc-status", b"0")])
+
+    def on_reset(self, code: int) -> None:
+        assert self.events[-1:] != ["reset"], "on_reset twice"
+        self.events.append("reset")
+
+
+class Peer:
+    """A session and the streams it opened."""
+
+    def __init__(self, name: str) -> None:
+        self.streams: list[Echo] = []
+        self.session = import_module(CHOICES[name]).Session(self.open, Nuisance(PingPolicy(0, 0)))
+
+    def open(self, session: Any, stream_id: int, path: bytes, headers: Any) -> Echo:
+        stream = Echo(session, stream_id, path, headers)
+        self.streams.append(stream)
+        return stream
+
+    def pump(self) -> bytes:
+        sent = b""
+        while self.session.wants_output:
+            sent += b"".join(bytes(memoryview(part)) for part in self.session.data_to_send())
+        return sent
+
+
+FRAMES = st.one_of(
+    st.builds(
+        frame,
+        st.integers(0, 10),
+        st.integers(0, 255),
+        st.one_of(st.integers(0, 9), st.integers(0, 2**31 - 1)),
+        st.binary(max_size=40),
+    ),
+    st.builds(
+        lambda stream_id, flags: frame(1, flags, stream_id, Encoder().encode(HEADERS)),
+        st.sampled_from([1, 3, 5, 7]),
+        st.sampled_from([0x4, 0x5, 0x0]),
+    ),
+    st.builds(
+        lambda stream_id, body, end: frame(0, end, stream_id, message(body)),
+        st.sampled_from([1, 3, 5, 7]),
+        st.binary(max_size=30),
+        st.integers(0, 1),
+    ),
+    st.binary(max_size=30),
+)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+@settings(max_examples=200, deadline=None)
+@given(frames=st.lists(FRAMES, max_size=15), cuts=st.lists(st.integers(1, 60), max_size=20))
+def test_any_frames(name: str, frames: list[bytes], cuts: list[int]) -> None:
+    """Whatever comes, in whatever pieces: no exception, one end per stream, nothing held at the end."""
+    peer = Peer(name)
+    data = PREFACE + frame(4, 0, 0) + b"".join(frames)
+    now = SECOND
+    while data:
+        n = cuts.pop() if cuts else len(data)
+        peer.session.receive(memoryview(bytearray(data[:n])), now)
+        data = data[n:]
+        now += 1000
+        peer.pump()
+    peer.session.connection_lost()
+    assert peer.session.dead and not peer.session.streams
+    assert peer.session.account.out_bytes == peer.session.account.in_bytes == 0
+    for stream in peer.streams:
+        assert stream.ended
+        assert stream.events.count("reset") + stream.events.count("end") >= 1
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+@settings(max_examples=60, deadline=None)
+@given(
+    bodies=st.lists(st.binary(max_size=300), min_size=1, max_size=6),
+    frame_size=st.integers(1, 200),
+    cut=st.integers(1, 500),
+)
+def test_any_cut_of_valid_input(name: str, bodies: list[bytes], frame_size: int, cut: int) -> None:
+    """DATA frames and reads may end anywhere: the messages are the same."""
+    payload = b"".join(message(body) for body in bodies)
+    parts = [payload[i : i + frame_size] for i in range(0, len(payload), frame_size)]
+    data = PREFACE + frame(4, 0, 0) + frame(1, 4, 1, Encoder().encode(HEADERS))
+    data += b"".join(frame(0, 0, 1, part) for part in parts) + frame(0, 1, 1)
+    peer = Peer(name)
+    sent = b""
+    for at in range(0, len(data), cut):
+        peer.session.receive(memoryview(bytearray(data[at : at + cut])), SECOND)
+        sent += peer.pump()
+    assert peer.streams[0].events == [*bodies, "end"]
+    assert not peer.session.dead and not peer.session.streams
+    assert peer.session.account.out_bytes == peer.session.account.in_bytes == 0
+    answer = b""
+    while sent:
+        length = int.from_bytes(sent[:3], "big")
+        if sent[3] == 0:
+            answer += sent[9 : 9 + length]
+        sent = sent[9 + length :]
+    assert answer == payload
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_stream_that_raises_is_reset_alone(name: str) -> None:
+    peer = Peer(name)
+
+    def broken(body: bytes, compressed: bool) -> None:
+        raise RuntimeError("kaputt")
+
+    head = Encoder().encode(HEADERS)
+    peer.session.receive(PREFACE + frame(4, 0, 0) + frame(1, 4, 1, head) + frame(1, 4, 3, head), SECOND)
+    peer.streams[0].on_message = broken  # type: ignore[method-assign]
+    peer.session.receive(frame(0, 1, 1, message(b"a")) + frame(0, 1, 3, message(b"b")), SECOND)
+    peer.pump()
+    assert peer.streams[0].events == ["reset"] and peer.streams[1].events == [b"b", "end"]
+    assert not peer.session.dead
+
+
+# ---------------------------------------------------------------- the budget
+
+
+def test_the_budget_is_refilled_by_time_and_work() -> None:
+    budget = Nuisance()
+    budget.refill(SECOND, 0)
+    assert budget.spend(int(BUDGET)) and not budget.spend(1)
+    budget.refill(2 * SECOND, 0)
+    assert budget.spend(99) and not budget.spend(1)
+    budget.refill(2 * SECOND, 50)
+    assert budget.spend(49) and not budget.spend(1)
+    budget.refill(10**6 * SECOND, 10**9)
+    assert budget.budget == BUDGET
+    budget.refill(SECOND, 0)  # a clock that goes back takes nothing
+    assert budget.budget == BUDGET
+
+
+def test_ping_strikes() -> None:
+    budget = Nuisance(PingPolicy(min_interval_ns=10 * SECOND, max_strikes=2))
+    budget.refill(SECOND, 0)
+    assert budget.pinged(0)
+    budget.refill(2 * SECOND, 0)
+    assert budget.pinged(0) and budget.pinged(0) and budget.strikes == 2
+    budget.refill(13 * SECOND, 0)
+    assert budget.pinged(0)  # late enough
+    assert budget.pinged(1)  # a call is open
+    budget.strikes = 0  # headers were sent
+    assert budget.pinged(0) and budget.pinged(0) and not budget.pinged(0)
+
+
+def test_no_strikes() -> None:
+    budget = Nuisance(PingPolicy(min_interval_ns=10 * SECOND, max_strikes=0))
+    budget.refill(SECOND, 0)
+    assert all(budget.pinged(0) for _ in range(1000))
+    assert not all(budget.pinged(0) for _ in range(1000))  # it costs, all the same
+
+
+def parse(sent: bytes) -> list[tuple[int, int, int]]:
+    """(type, flags, stream) of each frame."""
+    found = []
+    while sent:
+        length = int.from_bytes(sent[:3], "big")
+        found.append((sent[3], sent[4], int.from_bytes(sent[5:9], "big")))
+        sent = sent[9 + length :]
+    return found
+
+
+def calling(peer: Peer, *stream_ids: int, body: bytes = b"") -> bytes:
+    """Opens the session and whole calls; what the server says to that."""
+    calls = b"".join(
+        frame(1, 4, i, Encoder().encode(HEADERS)) + frame(0, 1, i, message(body)) for i in stream_ids
+    )
+    peer.session.receive(memoryview(bytearray(PREFACE + frame(4, 0, 0) + calls)), SECOND)
+    return peer.pump()
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_lost_connection_gets_no_more_of_its_answers(name: str) -> None:
+    """Neither the rest of one nor an end that would make half of it look whole; whoever asks later gets nothing."""
+    peer = Peer(name)
+    large = bytes(200_000)
+    first = calling(peer, 1, 3, body=b"")
+    assert (1, 5, 1) in parse(first)  # both are answered
+    for i, stream_id in enumerate((5, 7)):
+        peer.session.receive(memoryview(bytearray(frame(1, 4, stream_id, Encoder().encode(HEADERS)))), SECOND)
+        peer.streams[2 + i].send_segments([message(large)])
+        peer.streams[2 + i].finish([(b"grpc-status", b"0")])
+    assert (0, 0, 5) in parse(peer.pump())  # as far as the window goes
+    peer.session.receive(memoryview(bytearray(frame(8, 0, 0, b"\0\x10\0\0"))), SECOND)
+    peer.session.connection_lost()
+    del peer.streams[:]
+    assert not {kind for kind, _, _ in parse(peer.pump())} & {0, 1}
+    assert peer.session.finished and not peer.session.streams
+    assert peer.session.account.out_bytes == 0
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_after_its_connection_was_lost(name: str) -> None:
+    """Timers and tasks may still have it: everything they may ask is answered, and says nothing."""
+    peer = Peer(name)
+    calling(peer, 1)
+    peer.session.receive(memoryview(bytearray(frame(1, 4, 3, Encoder().encode(HEADERS)))), SECOND)
+    stream = peer.streams[1]
+    session = peer.session
+    session.connection_lost()
+    session.connection_lost()
+    session.receive(memoryview(b"more"), SECOND)
+    session.output_ready(stream)
+    session.reset(stream)
+    stream.withheld = 5
+    session.resume_input(stream)
+    session.hold()
+    session.release()
+    session.ping()
+    session.start_drain()
+    session.finish_drain()
+    session.terminate(2)
+    assert {kind for kind, _, _ in parse(peer.pump())} <= {7}
+    assert session.finished
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_the_reason_of_the_end_is_among_the_last_words(name: str) -> None:
+    peer = Peer(name)
+    calling(peer, 1)
+    peer.session.receive(memoryview(bytearray(frame(0, 0, 0, b"x"))), SECOND)
+    peer.session.connection_lost()
+    assert 7 in {kind for kind, _, _ in parse(peer.pump())}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_stream_that_answers_and_then_fails_to_open(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its answer was lent before anybody else knew of the stream; it is reset, and its neighbours are answered."""
+    peer = Peer(name)
+
+    def fail(session: Any, stream_id: int, path: bytes, headers: Any) -> Any:
+        stream = Echo(session, stream_id, path, headers)
+        if stream_id == 1:
+            stream.send_segments([message(bytes(100_000))])
+            raise RuntimeError("no")
+        return stream
+
+    session = peer.session = import_module(CHOICES[name]).Session(fail, Nuisance(PingPolicy(0, 0)))
+    frames = parse(calling(peer, 1, 3))
+    assert (3, 0, 1) in frames and (1, 5, 3) in frames
+    assert not session.dead and not session.streams
+    assert session.account.out_bytes == 0
+    assert "stream 1 failed" in caplog.text
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_stream_that_fails_once_it_may_write_on(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is reset; the session lives on."""
+
+    class Failing(Echo):
+        def on_half_close(self) -> None:
+            self.events.append("end")
+
+        def on_writable(self) -> None:
+            raise RuntimeError("no")
+
+    peer = Peer(name)
+
+    def choose(session: Any, stream_id: int, path: bytes, headers: Any) -> Any:
+        return (Failing if stream_id == 1 else Echo)(session, stream_id, path, headers)
+
+    session = peer.session = import_module(CHOICES[name]).Session(choose, Nuisance(PingPolicy(0, 0)))
+    frames = parse(calling(peer, 1, 3))
+    assert (3, 0, 1) in frames and (1, 5, 3) in frames
+    assert not session.dead and not session.streams
+
+
+def test_a_session_is_entered_once_at_a_time() -> None:
+    """The library must not be entered from its own callbacks: it would lose its state."""
+    if "nghttp2" not in SESSIONS:
+        pytest.skip("libnghttp2 was not there when neptrio was built")
+    found: list[BaseException] = []
+
+    class Nested(Echo):
+        def on_message(self, body: bytes, compressed: bool) -> None:
+            for enter in (session.data_to_send, session.connection_lost, lambda: session.receive(b"x" * 9)):
+                try:
+                    enter()
+                except RuntimeError as error:
+                    found.append(error)
+            super().on_message(body, compressed)
+
+    peer = Peer("nghttp2")
+    session = peer.session = import_module(CHOICES["nghttp2"]).Session(Nested, Nuisance(PingPolicy(0, 0)))
+    assert (1, 5, 1) in parse(calling(peer, 1))
+    assert len(found) == 3

@@ -1,0 +1,171 @@
+"""What hypercorn serves: HTTP/2 by prior knowledge, TLS; and what must stay within it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Http1, Http2
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+from tests.transport.http1.test_http1 import GOOD
+from tests.transport.rest.conftest import in_flight
+
+INFER = "/v2/models/simple/infer"
+SLOW = "/v2/models/slow/infer"
+
+
+def serves(server: ServerProcess) -> None:
+    """The server answers on every front and holds nothing."""
+    with Http2(server.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+    with Http1(server.http) as client:
+        assert client.request("POST", INFER, GOOD).status == 200
+    until(
+        lambda: not in_flight(server), "nothing is under way"
+    )  # what was cancelled while it executed leaves when its execution ends
+
+
+def test_many_streams_at_once(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        streams = [client.start("POST", INFER, GOOD) for _ in range(200)]
+        for stream in streams:
+            assert client.finish(stream).status == 200
+
+
+def test_a_client_that_drops_open_streams(lean_server: ServerProcess) -> None:
+    for _ in range(10):
+        client = Http2(lean_server.http)
+        for _ in range(20):
+            client.start("POST", SLOW, GOOD)
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    serves(lean_server)
+
+
+def test_streams_that_are_reset(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        for _ in range(100):
+            stream = client.start("POST", SLOW, GOOD)
+            client.connection.reset_stream(stream)
+            client.flush()
+        assert client.request("POST", INFER, GOOD).status == 200
+    serves(lean_server)
+
+
+def test_a_body_over_the_limit(lean_server: ServerProcess) -> None:
+    with Http2(lean_server.http) as client:
+        stream = client.connection.get_next_available_stream_id()
+        fields = [(":method", "POST"), (":path", INFER), (":scheme", "http"), (":authority", "x")]
+        client.connection.send_headers(stream, [*fields, ("content-length", str((64 << 20) + 1))])
+        client.flush()
+        while stream not in client.replies:
+            client.pump()
+        assert client.replies[stream].status == 413
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def tls_server(http_repository: Path, certificate: tuple[Path, Path]) -> Iterator[ServerProcess]:
+    flags = (f"--http-tls-cert={certificate[0]}", f"--http-tls-key={certificate[1]}")
+    with ServerProcess(http_repository, *flags) as process:
+        yield process
+
+
+@pytest.mark.parametrize("protocol", ["http/1.1", "h2"])
+def test_tls(tls_server: ServerProcess, certificate: tuple[Path, Path], protocol: str) -> None:
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    context.set_alpn_protocols([protocol])
+    client: Http1 | Http2 = (Http1 if protocol == "http/1.1" else Http2)(tls_server.http, context)
+    with client:
+        for _ in range(2):
+            reply = client.request("POST", INFER, GOOD)
+            assert reply.status == 200 and json.loads(reply.body)["model_name"] == "simple"
+
+
+def test_plain_bytes_on_the_tls_port(tls_server: ServerProcess, certificate: tuple[Path, Path]) -> None:
+    with Http1(tls_server.http) as client:
+        client.send(b"GET / HTTP/1.1\r\n\r\n")
+        client.sock.settimeout(60)
+        try:
+            while client.sock.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    with Http1(tls_server.http, context) as client:
+        assert client.request("GET", "/v2/health/live").status == 200
+
+
+def closes(client: Http1) -> bytes:
+    """What the server sends until it ends the connection."""
+    got = b""
+    try:
+        while part := client.sock.recv(65536):
+            got += part
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def test_wrong_frames_end_the_connection(lean_server: ServerProcess) -> None:
+    """With GOAWAY and its code, at once: no timeout has a part in it."""
+    too_late = lean_server.log().count("did not send its request in time")
+    for garbage, code in ((b"\xff" * 100, 6), (b"\0" * 100, 1), (b"\0\0\1\0\0\0\0\0\0x", 1)):
+        with Http1(lean_server.http) as client:
+            client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + garbage)
+            got = closes(client)
+            assert got[-17:-8] == b"\0\0\x08\x07\0\0\0\0\0"  # GOAWAY is the last frame
+            assert got[-4:] == struct.pack(">I", code)
+    assert lean_server.log().count("did not send its request in time") == too_late
+    serves(lean_server)
+
+
+def test_a_preface_without_a_request_is_timed_out(impatient_server: ServerProcess) -> None:
+    with Http1(impatient_server.http) as client:
+        client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        closes(client)
+    serves(impatient_server)
+
+
+def test_a_body_that_does_not_come_is_timed_out(impatient_server: ServerProcess) -> None:
+    with Http2(impatient_server.http) as client:
+        stream = client.connection.get_next_available_stream_id()
+        fields = [(":method", "POST"), (":path", INFER), (":scheme", "http"), (":authority", "x")]
+        client.connection.send_headers(stream, [*fields, ("content-length", "1000")])
+        client.connection.send_data(stream, b"{")
+        client.flush()
+        while stream not in client.replies:
+            client.pump()
+        assert client.replies[stream].status == 408
+    serves(impatient_server)
