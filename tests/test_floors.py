@@ -30,7 +30,7 @@ backends
 repository
 service
 transport
-transport.tls transport.header_policy transport.host
+transport.tls transport.header_policy transport.host transport.origin_policy
 transport.accept
 transport.http2
 transport.grpc

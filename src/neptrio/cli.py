@@ -110,6 +110,13 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--max-connections-per-address", type=flags.not_negative, default=0,
         help="of those, how many one client address may have, 0 = no limit of its own")  # fmt: skip
 
+    add = p.add_argument_group("web pages").add_argument
+    add("--cors-allow-origin", type=flags.origin, action="append", default=[], metavar="ORIGIN",
+        help="web pages of this origin may use the REST port (https://ui.example, '*' for all); may be repeated")  # fmt: skip
+    add("--allowed-host", type=flags.host, action="append", default=[], metavar="NAME",
+        help="a name of this server in Host headers ('*.NAME' for those under it, '*' for all); others are refused; "
+        "on a loopback address they are without this flag, too; may be repeated")  # fmt: skip
+
     add = p.add_argument_group("HTTP/REST").add_argument
     add("--allow-http", type=flags.boolean, default=True, help="serve HTTP")
     add("--http-address", default="0.0.0.0", help="the address to listen on")

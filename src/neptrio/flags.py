@@ -77,6 +77,24 @@ def repository(text: str) -> Path | str:
     return Path(rest) if scheme in ("file", "local") else text
 
 
+def origin(text: str) -> str:
+    """A web page's origin as browsers write it: `SCHEME://HOST[:PORT]` in lower case, `null`, or `*` for all."""
+    lower = text.lower()
+    if lower not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s\"',;*]+", lower):
+        raise argparse.ArgumentTypeError(
+            f"expected SCHEME://HOST or SCHEME://HOST:PORT, null or *, got '{text}'"
+        )
+    return lower
+
+
+def host(text: str) -> str:
+    """A name in Host headers, `*.NAME` for all under it, `*` for all; in lower case, without a port."""
+    lower = text.lower()
+    if lower != "*" and not re.fullmatch(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*", lower):
+        raise argparse.ArgumentTypeError(f"expected NAME, *.NAME or *, without a port, got '{text}'")
+    return lower
+
+
 def positive(text: str) -> int:
     """An integer above 0."""
     return _ranged(text, 1, None)

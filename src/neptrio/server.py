@@ -201,7 +201,9 @@ class Server:
             address = settings.metrics_address or settings.http_address
             self.metrics_listener = listen(address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
-            self.fronts.append(MetricsServer(metrics, self.metrics_listener, sampler, interval))
+            self.fronts.append(
+                MetricsServer(metrics, self.metrics_listener, sampler, interval, settings.allowed_host)
+            )
 
     def stop(self) -> None:
         """Begins the shutdown. Call on the trio thread."""

@@ -42,6 +42,9 @@ class Settings:
     max_connections: int = 0  # of REST and gRPC together, 0 = as many as there are descriptors
     max_connections_per_address: int = 0  # 0 = no limit of its own
 
+    cors_allow_origin: tuple[str, ...] = ()  # web pages that may use REST; "*" = all
+    allowed_host: tuple[str, ...] = ()  # names of this server in Host headers
+
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000

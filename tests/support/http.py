@@ -42,9 +42,10 @@ class Http1:
     def request(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Reply:
-        """Sends a request with Content-Length and reads its response."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        """Sends a request with Content-Length and reads its response; `headers` may name another Host."""
+        lines = [f"{method} {path} HTTP/1.1", f"Content-Length: {len(body)}"]
+        headers = {"Host": "localhost", **(headers or {})}
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
         return self.read(method)
 
@@ -138,11 +139,13 @@ class Http2:
         self.sock.sendall(self.connection.data_to_send())
 
     def start(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> int:
-        """Sends a request whole; returns its stream."""
+        """Sends a request whole; returns its stream. `headers` may name another Host, sent as the authority."""
         stream = self.connection.get_next_available_stream_id()
-        fields = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
+        headers = dict(headers or {})
+        host = headers.pop("Host", "localhost")
+        fields = [(":method", method), (":path", path), (":scheme", "http"), (":authority", host)]
         fields += [("content-length", str(len(body)))]
-        fields += [(name.lower(), value) for name, value in (headers or {}).items()]
+        fields += [(name.lower(), value) for name, value in headers.items()]
         self.connection.send_headers(stream, fields, end_stream=not body)
         self.flush()
         while body and stream not in self.ended:

@@ -12,7 +12,8 @@ Rules:
     token, colon and printable ASCII, one Host that may be, one Content-Length of digits, and a body that
     is in the buffer.
  3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive,
-    Accept-Encoding, folded or bare-LF lines, repeated headers that matter.
+    Accept-Encoding, what browsers say of the page behind a request, folded or bare-LF lines, repeated headers
+    that matter.
  4. Answers leave in the order of the requests, whichever way those came in.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -410,7 +411,8 @@ cdef class Http1FastPath(RequestHead):
             elif length == 10 and _spells(name, b"connection", 10):
                 if end - value != 10 or not _spells(value, b"keep-alive", 10):
                     return 0
-            elif ((length == 6 and _spells(name, b"expect", 6))
+            elif ((length == 6 and (_spells(name, b"expect", 6) or _spells(name, b"origin", 6)))
+                    or (length == 14 and _spells(name, b"sec-fetch-site", 14))
                     or (length == 7 and _spells(name, b"upgrade", 7))
                     or (length == 15 and _spells(name, b"accept-encoding", 15))
                     or (length == 16 and _spells(name, b"content-encoding", 16))

@@ -10,6 +10,8 @@ cdef class RequestHead:
     cdef public bytes expect
     cdef public bytes host
     cdef public int hosts                  # how many Host headers came
+    cdef public bytes origin               # Origin and Sec-Fetch-Site: of requests that a web page caused
+    cdef public bytes fetch_site
     cdef public bint in_message            # begun and not complete
     cdef public bint head_complete
     cdef public bint chunked

@@ -39,6 +39,8 @@ cdef class RequestHead:
         self.expect = None
         self.host = None
         self.hosts = 0
+        self.origin = None
+        self.fetch_site = None
         self.in_message = True
         self.head_complete = False
         self.chunked = False
@@ -63,6 +65,8 @@ cdef class RequestHead:
         if n == 14:
             if _is(name, b"content-length", n):
                 self.content_length = int(value)
+            elif _is(name, b"sec-fetch-site", n):
+                self.fetch_site = value
         elif n == 31:
             if _is(name, b"inference-header-content-length", n):
                 self.header_length = value
@@ -78,6 +82,8 @@ cdef class RequestHead:
         elif n == 6:
             if _is(name, b"expect", n):
                 self.expect = value
+            elif _is(name, b"origin", n):
+                self.origin = value
         elif n == 4:
             if _is(name, b"host", n):
                 self.host = value

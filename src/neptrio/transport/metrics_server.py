@@ -10,7 +10,8 @@ Rules:
     whose last request is longest ago makes way for a new one.
  2. A request head or body beyond MAX_REQUEST bytes, or one that is no HTTP, ends its connection.
  3. An upgrade that a client offers is not taken up; the connection ends behind the answer, and nothing that
-    follows is looked at. HTTP/1.1 requests name one Host (transport.host).
+    follows is looked at. HTTP/1.1 requests name one Host (transport.host), and one that may be this server's
+    (transport.origin_policy).
  4. Whatever a connection raises ends there.
 """
 
@@ -24,12 +25,14 @@ from typing import Any
 import httptools
 import trio
 
+from neptrio.errors import Code, TritonError
 from neptrio.loop import open_files
 from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.host import host_problem
+from neptrio.transport.origin_policy import OriginPolicy, is_loopback
 
 log = logging.getLogger("neptrio.metrics")
 
@@ -43,23 +46,24 @@ CONTENT_TYPE = b"text/plain; charset=utf-8"
 
 @dataclass(frozen=True)
 class MetricsRequest:
-    """What was asked; `refusal` is the text of a 400, "" where there is nothing to refuse."""
+    """What was asked; `refusal` is what it is answered with, None where there is nothing to refuse."""
 
     method: bytes
     url: bytes
     keep_alive: bool
-    refusal: str = ""
+    refusal: TritonError | None = None
 
 
 class _Requests:
     """Collects the requests that the parser completes."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: OriginPolicy) -> None:
+        self._origins = origins
         self.done: list[MetricsRequest] = []
         self.received = 0
         self._url = b""
         self._hosts: list[bytes] = []
-        self._refusal = ""
+        self._refusal: TritonError | None = None
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> None:
@@ -82,8 +86,10 @@ class _Requests:
 
     def on_headers_complete(self) -> None:
         hosts = self._hosts
-        problem = host_problem(hosts[-1] if hosts else None, len(hosts), self._parser.get_http_version())
-        self._refusal = "" if problem is None else str(problem)
+        host = hosts[-1] if hosts else None
+        self._refusal = host_problem(host, len(hosts), self._parser.get_http_version())
+        if self._refusal is None:
+            self._refusal = self._origins.problem("GET", host, None, None)
 
     def on_message_complete(self) -> None:
         self.received = 0
@@ -96,8 +102,15 @@ class MetricsServer:
     """The front: accepts, answers, and samples the machine."""
 
     def __init__(
-        self, metrics: Metrics, listener: socket.socket, sampler: HostSampler, interval: float
+        self,
+        metrics: Metrics,
+        listener: socket.socket,
+        sampler: HostSampler,
+        interval: float,
+        allowed_hosts: tuple[str, ...] = (),
     ) -> None:
+        loopback = is_loopback(str(listener.getsockname()[0]))
+        self._origins = OriginPolicy(hosts=allowed_hosts, loopback=loopback)
         self._metrics = metrics
         self._listener = listener
         self._sampler = sampler
@@ -151,7 +164,7 @@ class MetricsServer:
             self._places.free(sock)
 
     async def _answer_all(self, stream: trio.SocketStream, sock: socket.socket) -> None:
-        requests = _Requests()
+        requests = _Requests(self._origins)
         while True:
             with trio.move_on_after(IDLE_SECONDS) as idle:
                 data = await stream.receive_some(65536)
@@ -174,8 +187,8 @@ class MetricsServer:
         """The whole HTTP response."""
         status, headers, body = b"200 OK", [], b""
         if asked.refusal:
-            status, headers = b"400 Bad Request", [(b"Content-Type", CONTENT_TYPE)]
-            body = asked.refusal.encode() + b"\n"
+            status = b"403 Forbidden" if asked.refusal.code is Code.FORBIDDEN else b"400 Bad Request"
+            headers, body = [(b"Content-Type", CONTENT_TYPE)], str(asked.refusal).encode() + b"\n"
         elif asked.method != b"GET":
             status, body = b"405 Not Allowed", b'{"error":"Method Not Allowed"}'
             headers = [(b"Content-Type", b"application/json"), (b"Allow", b"GET")]

@@ -28,6 +28,7 @@ from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.header_policy import http_policy
 from neptrio.transport.http1.connection import HandOver, Http1Connection
+from neptrio.transport.origin_policy import OriginPolicy, is_loopback
 from neptrio.transport.rest.app import RestApp
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class RestServer:
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
         self._policy = http_policy(settings)
-        self._app = RestApp(services, self._policy)
+        self._origins = OriginPolicy(
+            settings.cors_allow_origin, settings.allowed_host, is_loopback(str(listener.getsockname()[0]))
+        )
+        self._app = RestApp(services, self._policy, self._origins)
         self._connections: set[Http1Connection] = set()
         self._draining = False
         self._changed = trio.Event()
@@ -120,7 +124,9 @@ class RestServer:
             if self._by_hypercorn:
                 await self._hypercorn(sock, b"", turned_away)
                 return
-            connection = Http1Connection(sock, self._services, self._app, nursery, self._policy, turned_away)
+            connection = Http1Connection(
+                sock, self._services, self._app, nursery, self._policy, turned_away, self._origins
+            )
             self._connections.add(connection)
             if self._draining:
                 connection.drain()

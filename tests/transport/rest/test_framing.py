@@ -160,7 +160,7 @@ def test_a_request_names_one_host(connect: Open, hosts: bytes, problem: str) -> 
 
 
 @pytest.mark.parametrize(
-    "host", [b"x", b"x:8000", b"127.0.0.1:8000", b"[::1]:8000", b"[fe80::1]", b"a_b.example", b""]
+    "host", [b"x", b"x:8000", b"127.0.0.1:8000", b"[::1]:8000", b"[fe80::1]", b"a_b.localhost", b""]
 )
 def test_hosts_that_are_taken(connect: Open, host: bytes) -> None:
     client = connect()

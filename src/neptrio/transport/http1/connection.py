@@ -54,6 +54,7 @@ from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
 from neptrio.transport.http1.fast_path import ExchangeCore, Http1FastPath
 from neptrio.transport.http1.head import HeadTooLarge
+from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
 
@@ -118,6 +119,7 @@ class Http1Connection(Http1FastPath):
         nursery: trio.Nursery,
         policy: HeaderPolicy | None = None,
         turned_away: str = "",
+        origins: OriginPolicy | None = None,
     ) -> None:
         """`turned_away`: why there is no room for this connection; it is told so, and answered probes."""
         writer = SocketWriter(sock, nursery)
@@ -129,6 +131,7 @@ class Http1Connection(Http1FastPath):
         self.fast_path = policy is None and not turned_away
         self.draining = bool(turned_away)
         self._turned_away = turned_away
+        self.origins = origins or OriginPolicy()
         self.nursery = nursery
         self.policy = policy
         self._poller = services.loop.poller
@@ -472,7 +475,7 @@ class Http1Connection(Http1FastPath):
 
     def accepts_host(self, host: bytes) -> bool:
         """Asked by the fast path for a Host it has not seen on this connection."""
-        return host_problem(host, 1, "1.1") is None
+        return host_problem(host, 1, "1.1") is None and self.origins.accepts_host(host)
 
     def _begin_direct(self) -> None:
         """The rest of the body goes into one buffer of its length; the parser is done with it."""

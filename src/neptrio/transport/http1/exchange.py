@@ -69,6 +69,7 @@ class Exchange(ExchangeCore):
         self.version = version
         self.keep_alive = keep_alive
         self.infer: HttpInfer | None = None
+        self.extra: Headers = []  # of its answer, beside those that it has anyway
         self._inflating: trio.CancelScope | None = None
         self._disconnected: trio.Event | None = None
 
@@ -94,6 +95,12 @@ class Exchange(ExchangeCore):
         """The request is an infer request and complete: to the scheduler, or refused."""
         connection = self.connection
         try:
+            origins = connection.origins
+            problem = origins.problem(self.method, connection.host, connection.origin, connection.fetch_site)
+            if origins.cors:
+                self.extra = origins.answer_headers(connection.origin)
+            if problem is not None:
+                raise problem
             policy = connection.policy
             forwarded = None if policy is None else policy.infer(connection.headers)
             infer = HttpInfer(
@@ -182,6 +189,8 @@ class Exchange(ExchangeCore):
 
     def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
         """The whole answer."""
+        if self.extra:
+            headers = [*headers, *self.extra]
         self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
         self.complete = True
         self.connection.advance()

@@ -9,6 +9,8 @@ class RequestHead:
     expect: bytes | None
     host: bytes | None
     hosts: int
+    origin: bytes | None
+    fetch_site: bytes | None
     in_message: bool
     head_complete: bool
     chunked: bool

@@ -19,6 +19,7 @@ from neptrio.service.connections import RETRY_AFTER
 from neptrio.service.sequences import parse_id
 from neptrio.service.statistics import Detail
 from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
+from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
@@ -62,14 +63,22 @@ class _Waiter(Responder):
 class RestApp:
     """ASGI callable over the services."""
 
-    def __init__(self, services: Services, policy: HeaderPolicy | None = None) -> None:
+    def __init__(
+        self,
+        services: Services,
+        policy: HeaderPolicy | None = None,
+        origins: OriginPolicy | None = None,
+    ) -> None:
         self._services = services
         self._policy = policy
+        self._origins = origins or OriginPolicy()
         self._max_input = services.settings.http_max_input_size
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        if self._origins.cors:
+            send = _with_headers(send, self._origins.answer_headers(_origin(scope["headers"])))
         try:
             answer = await self._answer(scope, receive, send)
         except Disconnected:
@@ -102,6 +111,11 @@ class RestApp:
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+        if route is None or route.verb not in routes.PROBES:
+            self._check_origin(scope)
+            preflight = self._origins.preflight(scope["method"], scope["headers"])
+            if preflight is not None:
+                return 200, preflight, []
         if route is None:
             return 404, JSON, [b'{"error":"Not Found"}']
         forwarded: dict[str, str] = {}
@@ -122,6 +136,15 @@ class RestApp:
             return made
         answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
         return answer
+
+    def _check_origin(self, scope: dict[str, Any]) -> None:
+        """Raises FORBIDDEN for a request that a page of another origin caused, or for another server."""
+        found = dict(scope["headers"])
+        problem = self._origins.problem(
+            scope["method"], found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
+        )
+        if problem is not None:
+            raise problem
 
     async def _body(self, scope: dict[str, Any], receive: Receive) -> Any:
         """The request's body. Raises 413 as soon as it is known to be too large, Disconnected."""
@@ -320,6 +343,21 @@ class RestApp:
             dependents = False
         await self._services.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
+
+
+def _origin(headers: Headers) -> bytes | None:
+    return next((value for name, value in headers if name == b"origin"), None)
+
+
+def _with_headers(send: Send, extra: Headers) -> Send:
+    """A send() that adds headers to the answer."""
+
+    async def wrapped(event: dict[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            event = {**event, "headers": [*event["headers"], *extra]}
+        await send(event)
+
+    return wrapped
 
 
 class TurnAway:
