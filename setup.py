@@ -27,8 +27,12 @@ ROOT = Path(__file__).resolve().parent
 CEXT = ROOT / "cext"
 DEBUG = os.environ.get("NEPTRIO_CEXT_DEBUG") == "1"
 JOBS = os.cpu_count() or 1
-COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]
-LINK_ARGS = [] if DEBUG else ["-Wl,-s"] if sys.platform == "linux" else []
+# with their names modules are three times as large; profilers and benchmarks/instructions.py want them
+SYMBOLS = DEBUG or os.environ.get("NEPTRIO_SYMBOLS") == "1"
+COMPILE_ARGS = ["-O0", "-g"] if DEBUG else ["-O2", "-g0"]
+LINK_ARGS = [] if SYMBOLS or sys.platform != "linux" else ["-Wl,-s"]
+# loops over elements gain from -O3; the rest is calls, takes a quarter longer to compile and gains nothing
+LOOPS = {"codec/json_tensor", "codec/number_text", "backends/accumulate", "backends/kernel/host_batch"}
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
@@ -127,7 +131,10 @@ def extensions() -> list[Extension]:
                 f"neptrio.{name}",
                 [str(source.relative_to(ROOT))],
                 libraries=libraries,
-                extra_compile_args=COMPILE_ARGS,
+                extra_compile_args=[
+                    *COMPILE_ARGS,
+                    *(["-O3"] if name.replace(".", "/") in LOOPS and not DEBUG else []),
+                ],
                 extra_link_args=LINK_ARGS,
                 include_dirs=include_dirs,
                 language="c++" if cuda else None,
