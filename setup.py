@@ -41,6 +41,7 @@ DIRECTIVES = {
     "cdivision": True,
     "embedsignature": True,
     "freethreading_compatible": False,
+    "auto_pickle": False,  # nothing of ours is pickled; the code for it is a tenth of what is compiled
 }
 
 

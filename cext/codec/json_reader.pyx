@@ -12,6 +12,7 @@ Rules:
  4. Of duplicate keys the first counts.
  5. NaN, Infinity and -Infinity are numbers.
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint32_t, uint64_t
@@ -418,15 +419,18 @@ def load(data, list repeated=None):
 
     To `repeated` are added the names that the document's own object holds more than once.
     """
-    cdef const unsigned char[::1] view
+    cdef Py_buffer view
     cdef Reader r = Reader()
-    if len(data) == 0:
-        r.fail("The document is empty.", 0)
-    view = data
-    r.text = &view[0]
-    r.end = view.shape[0]
-    r.repeated = repeated
-    r.begin()
-    value = r.value(0)
-    r.finish()
-    return value
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len == 0:
+            r.fail("The document is empty.", 0)
+        r.text = <const unsigned char*>view.buf
+        r.end = view.len
+        r.repeated = repeated
+        r.begin()
+        value = r.value(0)
+        r.finish()
+        return value
+    finally:
+        PyBuffer_Release(&view)

@@ -8,6 +8,7 @@ outputs, parameters and raw contents lie, the second interprets them. So the id 
 name are known whatever order the fields came in, and every error can carry them.
 Source: proto/grpc_service.proto; docs/protocol/observed.md.
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -311,7 +312,7 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
     Raises WireError for bytes that are no such message and TritonError for one whose
     parameters or tensors are not allowed; `r.id` and `r.model_name` are set in the second case.
     """
-    cdef const uint8_t[::1] view = message
+    cdef Py_buffer view
     cdef Cursor c
     cdef uint64_t tag
     cdef int field
@@ -321,15 +322,14 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
     cdef list made
     r.inputs = made = []
     r.model_name = ""
-    if view.shape[0] == 0:
-        return r
-    c.p = &view[0]
-    c.end = c.p + view.shape[0]
     slices_init(&inputs)
     slices_init(&outputs)
     slices_init(&parameters)
     slices_init(&raw)
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
+        c.p = <const uint8_t*>view.buf
+        c.end = c.p + view.len
         while c.p < c.end:
             read_tag(&c, &tag)
             field = <int>(tag >> 3)
@@ -364,4 +364,5 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
         slices_free(&outputs)
         slices_free(&parameters)
         slices_free(&raw)
+        PyBuffer_Release(&view)
     return r

@@ -5,6 +5,7 @@ messages of the hot path (cext/codec/proto_request, cext/codec/proto_response) s
 The ones that run per field are inline, in protobuf.pxd; here is what is seldom or large.
 Source: protobuf.dev, "Encoding".
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport realloc
 
@@ -56,13 +57,15 @@ def well_formed(message):
     For the control RPCs, whose parser takes a field that is cut off for a shorter one. Nested
     messages are not looked into.
     """
-    cdef const uint8_t[::1] view = message
+    cdef Py_buffer view
     cdef Cursor c
     cdef uint64_t tag
-    if view.shape[0] == 0:
-        return
-    c.p = &view[0]
-    c.end = c.p + view.shape[0]
-    while c.p < c.end:
-        read_tag(&c, &tag)
-        skip_field(&c, tag & 7)
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        c.p = <const uint8_t*>view.buf
+        c.end = c.p + view.len
+        while c.p < c.end:
+            read_tag(&c, &tag)
+            skip_field(&c, tag & 7)
+    finally:
+        PyBuffer_Release(&view)

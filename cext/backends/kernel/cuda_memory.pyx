@@ -17,6 +17,7 @@ Rules:
     takes the registration with it and leaves the memory to the responses that are being sent.
  5. A pool is closed once nothing of it is in use; `on_idle` tells when.
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -99,18 +100,17 @@ cdef class DevicePool:
 
     def store(self, uintptr_t address, source):
         """Copies a buffer to device memory. Raises Internal."""
-        cdef const unsigned char[::1] view
-        cdef size_t nbytes
-        cdef const char* at
+        cdef Py_buffer view
         cdef int r
-        if memoryview(source).nbytes == 0:
-            return
-        view = source
-        nbytes = view.shape[0]
-        at = <const char*>&view[0]
-        with nogil:
-            r = self.copy_(at, <cu.CUdeviceptr>address, NULL, 0, nbytes)
-        check(r, "copying a tensor to the device")
+        PyObject_GetBuffer(source, &view, PyBUF_SIMPLE)
+        try:
+            if view.len == 0:
+                return
+            with nogil:
+                r = self.copy_(<const char*>view.buf, <cu.CUdeviceptr>address, NULL, 0, view.len)
+            check(r, "copying a tensor to the device")
+        finally:
+            PyBuffer_Release(&view)
 
     def copy(self, uintptr_t to, uintptr_t source, size_t nbytes):
         """Copies within the device. Raises Internal."""

@@ -82,13 +82,13 @@ cdef class HeaderBlock:
             found.append(((<char*>a.base)[: a.len], (<char*>b.base)[: b.len]))
         return found
 
-    def get(self, const uint8_t[::1] name not None):
+    def get(self, bytes name not None):
         """The value of the first header of that name, or None."""
         cdef int i
         cdef nghttp2_vec a, b
         for i in range(self.n):
             a = nghttp2_rcbuf_get_buf(self.names[i])
-            if a.len == <size_t>name.shape[0] and memcmp(a.base, &name[0], a.len) == 0:
+            if a.len == <size_t>len(name) and memcmp(a.base, <const char*>name, a.len) == 0:
                 b = nghttp2_rcbuf_get_buf(self.values[i])
                 return (<char*>b.base)[: b.len]
         return None

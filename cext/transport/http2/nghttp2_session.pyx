@@ -30,6 +30,7 @@ Rules:
  9. The library is entered once at a time: no callback calls receive(), data_to_send() or
     connection_lost(). Where sending has failed it is not asked to send again.
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from neptrio.transport.http2.stream cimport Account, GrpcStream
@@ -147,17 +148,24 @@ cdef class Session:
 
     # ------------------------------------------------------------ input
 
-    def receive(self, const uint8_t[::1] data not None, int64_t now_ns=0):
-        """Feeds bytes from the peer. Never raises: a protocol error makes the session `dead`."""
+    def receive(self, data not None, int64_t now_ns=0):
+        """Feeds bytes from the peer, any buffer. A protocol error does not raise: it makes the session `dead`."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if view.len and not self.dead:
+                self.feed(<const uint8_t*>view.buf, view.len, now_ns)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int feed(self, const uint8_t* data, size_t size, int64_t now_ns) except -1:
         cdef ssize_t rv
-        if data.shape[0] == 0 or self.dead:
-            return
         self.check_outside()
         self.nuisance.refill(now_ns, self.work)
         self.work = 0
-        self.frameless += data.shape[0]
+        self.frameless += size
         self.inside = True
-        rv = nghttp2_session_mem_recv(self.session, &data[0], data.shape[0])
+        rv = nghttp2_session_mem_recv(self.session, data, size)
         self.inside = False
         self.has_output = True
         if rv >= 0 and self.frameless > _FRAMELESS_BYTES:  # a header block without end
@@ -173,6 +181,7 @@ cdef class Session:
             self.dead = True  # the library has queued a GOAWAY with an error
             if self.failure is None:
                 self.failure = "protocol error"
+        return 0
 
     def connection_lost(self):
         """The transport is gone, or will take no more than what there is now: every open call is reset.

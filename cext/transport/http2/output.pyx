@@ -10,8 +10,8 @@ Rules:
  3. Room beyond 1 MiB is given back after the pass that needed it.
 """
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t
 from libc.stdlib cimport free
 
 from neptrio.transport.http2.stream cimport GrpcStream
@@ -33,28 +33,30 @@ cdef class Output:
         free(self.data)
 
     cdef int move(self, GrpcStream stream, Py_ssize_t left) except -1:
-        cdef Py_ssize_t n
-        cdef const uint8_t[::1] view
+        cdef Py_ssize_t n, size
+        cdef Py_buffer view
         while left > 0:
             if stream.out_first >= len(stream.outbox):
                 raise AssertionError("a stream's outbox holds less than its out_bytes")
             segment = stream.outbox[stream.out_first]
-            view = segment
-            n = view.shape[0] - stream.out_at
-            if n > left:
-                n = left
-            if n < LARGE_PIECE:
-                if n:
-                    self.put(<const char*>&view[stream.out_at], n)
-            else:
-                if self.n:
-                    self.segments.append(PyBytes_FromStringAndSize(self.data, self.n))
-                    self.n = 0
-                self.segments.append(memoryview(segment)[stream.out_at : stream.out_at + n])
+            PyObject_GetBuffer(segment, &view, PyBUF_SIMPLE)
+            try:
+                size = view.len
+                n = min(size - stream.out_at, left)
+                if n < LARGE_PIECE:
+                    if n:
+                        self.put(<const char*>view.buf + stream.out_at, n)
+                else:
+                    if self.n:
+                        self.segments.append(PyBytes_FromStringAndSize(self.data, self.n))
+                        self.n = 0
+                    self.segments.append(memoryview(segment)[stream.out_at : stream.out_at + n])
+            finally:
+                PyBuffer_Release(&view)
             left -= n
             stream.sent(n)
             stream.out_at += n
-            if stream.out_at == view.shape[0]:
+            if stream.out_at == size:
                 stream.next_segment()
         return 0
 

@@ -12,6 +12,7 @@ Rules:
  2. A call is refused once; after that its input is read and dropped.
  3. `ended` is set before on_reset; nothing is queued on an ended stream.
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
     PyBytes_CheckExact,
@@ -152,10 +153,15 @@ cdef class GrpcStream:
                 self.on_message(self._assembled(), self.compressed)
         return 0
 
-    def receive(self, const unsigned char[::1] data not None):
-        """feed() for sessions written in Python."""
-        if data.shape[0]:
-            self.feed(<const char*>&data[0], data.shape[0])
+    def receive(self, data not None):
+        """feed() for sessions written in Python. `data` is any buffer of bytes."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if view.len:
+                self.feed(<const char*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
 
     cpdef int taken(self) except -1:
         """The call has taken its complete messages: they are not the stream's any more."""
