@@ -192,6 +192,9 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--metrics-config", action="append", default=[], metavar="KEY=VALUE",
         help="counter_latencies, summary_latencies, histogram_latencies (true or false), or "
         "summary_quantiles=QUANTILE:ERROR,...; may be repeated")  # fmt: skip
+    add("--metrics-detail", choices=("triton", "used", "full"), default="used",
+        help="triton: only what a Triton server has; used: more of models that have had a request; "
+        "full: of all models, with every bucket")  # fmt: skip
 
     add = p.add_argument_group("logging").add_argument
     add("--log-verbose", type=flags.not_negative, default=0, help="0 = off, 1 and more: verbose messages")

@@ -40,6 +40,7 @@ from neptrio.loop.workers import Workers
 from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.observe.metrics_config import MetricsConfig
+from neptrio.observe.model_families import Detail
 from neptrio.observe.tracer import Tracer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
@@ -196,13 +197,18 @@ class Server:
             )
             self.fronts.append(GrpcServer(self.services, self.grpc_listener))
         if settings.allow_metrics:
-            metrics = Metrics(self.repository.ready_models, self.services, self._metrics_config)
+            metrics = Metrics(
+                self.repository.ready_models,
+                self.services,
+                self._metrics_config,
+                Detail(settings.metrics_detail),
+            )
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address
             self.metrics_listener = listen(address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
             self.fronts.append(
-                MetricsServer(metrics, self.metrics_listener, sampler, interval, settings.allowed_host)
+                MetricsServer(self.services, metrics, self.metrics_listener, sampler, interval)
             )
 
     def stop(self) -> None:

@@ -86,6 +86,7 @@ class Settings:
     metrics_port: int = 8002
     metrics_interval_ms: int = 2000
     metrics_config: tuple[str, ...] = ()
+    metrics_detail: str = "used"  # observe.model_families.Detail
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
 

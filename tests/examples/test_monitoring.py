@@ -50,7 +50,7 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
     if extra:
         write_model(tmp_path, "s", identity_config(extra=extra))
     write_model(tmp_path, "c", identity_config(extra="response_cache { enable: true }"))
-    with ServerProcess(tmp_path, "--cache-config=local,size=1000000") as server:
+    with ServerProcess(tmp_path, "--cache-config=local,size=1000000", "--metrics-detail=full") as server:
         import numpy as np
         import tritonclient.http as httpclient
 
@@ -65,7 +65,7 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
     metrics = Metrics(lambda: [], services, MetricsConfig())
     metrics.host = HostSample(gpus=(gpu,))
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text + trio.run(metrics.document).decode()):
+    for family in text_string_to_metric_families(text + b"".join(trio.run(metrics.document)).decode()):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     # the parser appends _total to the names of counters

@@ -9,11 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from neptrio.errors import InvalidArgument, Unsupported
 from neptrio.observe.custom_metrics import COUNTER, GAUGE, HISTOGRAM, CustomMetrics
-from neptrio.observe.exposition import render
 
 
 def samples(registry: CustomMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = render(registry.collect()).decode()
+    text = b"".join(part for family in registry.collect() for part in family.render()).decode()
     return {
         (s.name, tuple(s.labels.items())): s.value
         for family in text_string_to_metric_families(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import queue
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,18 +78,25 @@ def test_a_connection_serves_many_scrapes_and_garbage_ends_it(server: ServerProc
         connection.request("GET", "/metrics")
         assert connection.getresponse().read().startswith(b"# HELP nv_inference_request_success")
     connection.close()
-    host, port = server.metrics.split(":")
-    for garbage in (b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\nA: " + b"x" * 100_000):
-        with socket.create_connection((host, int(port)), timeout=60) as sock:
-            try:
-                sock.sendall(garbage)
-                assert sock.recv(10) == b""
-            except ConnectionError:
-                pass
+    garbage: tuple[tuple[bytes, int], ...] = (
+        (b"nonsense\r\n\r\n", 405),
+        (b"GET /metrics HTTP/1.1\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+        (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+    )
+    for sent, status in garbage:
+        with Http1(server.metrics) as client:
+            client.send(sent)
+            assert client.read().status == status, "as on the other ports"
+            assert client.closed()
+    with Http1(server.metrics) as client:
+        client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert client.closed()
     assert scrape(server)
 
 
 def test_counters_follow_requests(server: ServerProcess) -> None:
+    infer(server)
     before = scrape(server)
     infer(server, batch=4, times=3)
     with pytest.raises(InferenceServerException, match="batch"):
@@ -156,6 +162,78 @@ def test_names_labels_and_kinds(server: ServerProcess) -> None:
             ):
                 labels = {k: v for k, v in sample.labels.items() if k != "le"}
                 assert value(text, family.name + "_count", **labels) == sample.value
+
+
+def test_the_metrics_port_serves_no_inference(server: ServerProcess) -> None:
+    with Http1(server.metrics) as client:
+        reply = client.request("POST", "/v2/models/m/infer", b"{}")
+        assert (reply.status, reply.body) == (405, b'{"error":"Method Not Allowed"}')
+        pipelined = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.send(pipelined * 2)
+        assert [client.read().body[:6] for _ in range(4)] == [b"# HELP", b""] * 2
+
+
+NV_LINES = 14  # of a model without requests: 1 success, 4 failures, 3 of inferences, 5 durations, 1 load
+
+
+@pytest.fixture(scope="module")
+def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository: Path = tmp_path_factory.mktemp("fifty")
+    for i in range(50):
+        write_model(repository, f"a_model_with_a_name_{i:02}", identity_config())
+    return repository
+
+
+def samples(text: str, prefix: str, model: str) -> set[str]:
+    """Names of the families with a sample of the model."""
+    return {
+        family.name
+        for family in families(text).values()
+        for sample in family.samples
+        if family.name.startswith(prefix) and sample.labels.get("model") == model
+    }
+
+
+def test_what_nobody_uses_is_told_in_few_words(fifty: Path) -> None:
+    """A page of 50 idle models is under 100 KB and has all that a Triton server has of them."""
+    used, idle = "a_model_with_a_name_00", "a_model_with_a_name_01"
+    with ServerProcess(fifty) as server:
+        before = scrape(server)
+        infer(server, used)
+        after = scrape(server)
+    assert len(before.encode()) < 100_000
+    for text in (before, after):
+        lines = [line for line in text.splitlines() if f'model="{idle}"' in line and line.startswith("nv_")]
+        assert len(lines) == NV_LINES
+    loaded = {"neptrio_model_memory_bytes"}  # where loading it took some
+    assert samples(before, "neptrio_", used) - loaded == samples(after, "neptrio_", idle) - loaded == set()
+    assert samples(after, "neptrio_", used) - loaded == {
+        "neptrio_stage_seconds",
+        "neptrio_batch_size",
+        "neptrio_batch_oldest_wait_seconds",
+        "neptrio_requests",
+        "neptrio_accepted_requests",
+        "neptrio_inflight_bytes",
+    }
+    assert samples(after, "nv_", used) == samples(after, "nv_", idle)
+    bounds = re.findall(
+        rf'stage_seconds_bucket{{model="{used}",stage="queue",version="1",le="([^"]+)"', after
+    )
+    assert len(bounds) == 12
+    assert [bounds[0], bounds[-2], bounds[-1]] == [str(2**14 / 1e9), str(2**34 / 1e9), "+Inf"]
+
+
+@pytest.mark.parametrize(("detail", "own"), [("triton", False), ("full", True)])
+def test_how_much_is_told_can_be_chosen(fifty: Path, detail: str, own: bool) -> None:
+    used, idle = "a_model_with_a_name_00", "a_model_with_a_name_01"
+    with ServerProcess(fifty, f"--metrics-detail={detail}") as server:
+        infer(server, used)
+        text = scrape(server)
+    assert bool(samples(text, "neptrio_", used)) is bool(samples(text, "neptrio_", idle)) is own
+    assert ("neptrio_" in text) is own
+    assert samples(text, "nv_", idle) == samples(text, "nv_", used)
+    bounds = re.findall(rf'stage_seconds_bucket{{model="{idle}",stage="queue",version="1",le="([^"]+)"', text)
+    assert len(bounds) == (24 if own else 0)
 
 
 def test_summaries_when_enabled_and_counters_when_not(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from neptrio.errors import InvalidArgument, Unsupported
-from neptrio.observe.exposition import Family
+from neptrio.observe.exposition import Family, pairs
 
 COUNTER = 0
 GAUGE = 1
@@ -103,10 +103,10 @@ class CustomMetrics:
                             below += n
                             cumulative.append(below)
                         family.histogram(
-                            value.labels, value.buckets, cumulative, sum(value.counts), value.value
+                            pairs(value.labels), value.buckets, cumulative, sum(value.counts), value.value
                         )
                     else:
-                        family.sample(value.labels, value.value)
+                        family.sample(pairs(value.labels), value.value)
                 found.append(family)
             return found
 

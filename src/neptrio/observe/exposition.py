@@ -1,17 +1,19 @@
 """The Prometheus text format, version 0.0.4: families of samples -> text.
 
-Labels keep the order they are given in; the server's own are alphabetical, as scripts expect.
+Labels keep the order they are given in; the server's own are alphabetical, as scripts expect. They are handed
+in as text (pairs()), because most lines of a document repeat those of a few models.
 Source: the public description of the text exposition format.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import lru_cache
 
 Labels = Sequence[tuple[str, str]]
+
+PACKED_LINES = 1000  # lines that are put together at once: well below a millisecond
 
 
 def number(value: float) -> str:
@@ -36,52 +38,64 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _pairs(labels: Labels) -> str:
+def pairs(labels: Labels) -> str:
+    """`a="b",c="d"` with what must be escaped in values escaped."""
     return ",".join([key + '="' + _escape(value).replace('"', '\\"') + '"' for key, value in labels])
 
 
-@dataclass
 class Family:
-    """One metric name: its help text, its kind and its samples, in the order they are printed."""
+    """One metric name: its help text, its kind and its samples, in the order they are printed.
 
-    name: str
-    help: str
-    kind: str  # counter, gauge, histogram, summary
-    lines: list[str] = field(default_factory=list)
+    `labels` are everywhere the text that pairs() made, "" for none.
+    """
 
-    def sample(self, labels: Labels, value: float, suffix: str = "") -> None:
+    def __init__(self, name: str, help: str, kind: str) -> None:
+        """`kind`: counter, gauge, histogram or summary."""
+        self.name = name
+        self.kind = kind
+        self._help = help
+        self._lines: list[str] = []
+        self._packed: list[bytes] = []
+
+    def sample(self, labels: str, value: float) -> None:
         """One line."""
-        where = f"{{{_pairs(labels)}}}" if labels else ""
-        self.lines.append(f"{self.name}{suffix}{where} {number(value)}")
+        shown = value if type(value) is int else number(value)
+        self._lines.append(f"{self.name}{{{labels}}} {shown}" if labels else f"{self.name} {shown}")
+
+    def _totals(self, labels: str, count: int, total: float) -> None:
+        where = f"{{{labels}}}" if labels else ""
+        self._lines.append(f"{self.name}_count{where} {count}")
+        self._lines.append(f"{self.name}_sum{where} {number(total)}")
 
     def histogram(
-        self, labels: Labels, bounds: Sequence[float], cumulative: Sequence[int], count: int, total: float
+        self, labels: str, bounds: Sequence[float], cumulative: Sequence[int], count: int, total: float
     ) -> None:
         """A histogram: `cumulative[i]` values at or below `bounds[i]`, `count` in all."""
-        self.sample(labels, count, "_count")
-        self.sample(labels, total, "_sum")
-        # the bulk of a document, so the labels are put together once
-        head = f"{self.name}_bucket{{{_pairs(labels)}" + (',le="' if labels else 'le="')
+        self._totals(labels, count, total)
+        head = f"{self.name}_bucket{{{labels}" + (',le="' if labels else 'le="')
         for bound, below in zip(_texts(tuple(bounds)), cumulative, strict=True):
-            self.lines.append(f'{head}{bound}"}} {below}')
-        self.lines.append(f'{head}+Inf"}} {count}')
+            self._lines.append(f'{head}{bound}"}} {below}')
+        self._lines.append(f'{head}+Inf"}} {count}')
 
     def summary(
-        self, labels: Labels, quantiles: Sequence[tuple[float, float]], count: int, total: float
+        self, labels: str, quantiles: Sequence[tuple[float, float]], count: int, total: float
     ) -> None:
         """A summary: (quantile, value) pairs, and the count and sum of everything."""
-        self.sample(labels, count, "_count")
-        self.sample(labels, total, "_sum")
+        self._totals(labels, count, total)
+        head = f"{self.name}{{{labels}" + (',quantile="' if labels else 'quantile="')
         for quantile, value in quantiles:
-            self.sample([*labels, ("quantile", number(quantile))], value)
+            self._lines.append(f'{head}{number(quantile)}"}} {number(value)}')
 
+    def pack(self, least: int = PACKED_LINES) -> None:
+        """Puts the lines together where there are at least so many, so that render() is left with little."""
+        if len(self._lines) >= least:
+            self._packed.append(("\n".join(self._lines) + "\n").encode())
+            self._lines.clear()
 
-def render(families: Iterable[Family]) -> bytes:
-    """The document. Families without samples are left out."""
-    parts: list[str] = []
-    for family in families:
-        if family.lines:
-            parts.append(f"# HELP {family.name} {_escape(family.help)}")
-            parts.append(f"# TYPE {family.name} {family.kind}")
-            parts += family.lines
-    return ("\n".join(parts) + "\n").encode() if parts else b""
+    def render(self) -> list[bytes]:
+        """The family as parts of the document; none where it has no samples."""
+        self.pack(1)
+        if not self._packed:
+            return []
+        head = f"# HELP {self.name} {_escape(self._help)}\n# TYPE {self.name} {self.kind}\n"
+        return [head.encode(), *self._packed]

@@ -1,101 +1,45 @@
-"""The metrics port: GET /metrics or /metrics/, and nothing else.
+"""The metrics port: GET /metrics, anything else there is 200 and empty, as a Triton server answers.
 
-Other paths are 200 with an empty body, other methods 405 with the body that they have on the other
-ports, as on a Triton server (docs/protocol/observed.md 15). A port of its own, so that a scrape needs no
-way through the inference fronts and works while
-they drain.
+Its connections are those of the REST port (transport.http1.connection) with an app of their own, so that they
+read, refuse and time out alike. A scrape needs no way through the inference fronts and works while they drain.
 
 Rules:
  1. A connection is dropped after IDLE_SECONDS without a request; where there are MAX_CONNECTIONS, the one
     whose last request is longest ago makes way for a new one.
- 2. A request head or body beyond MAX_REQUEST bytes, or one that is no HTTP, ends its connection.
- 3. An upgrade that a client offers is not taken up; the connection ends behind the answer, and nothing that
-    follows is looked at. HTTP/1.1 requests name one Host (transport.host), and one that may be this server's
-    (transport.origin_policy).
- 4. Whatever a connection raises ends there.
+ 2. A body of more than MAX_BODY bytes is refused: nobody has anything to send here.
+ 3. A request names one Host, and one that may be this server's (transport.origin_policy). Only HTTP/1.1 is spoken; a connection that begins as HTTP/2 is closed.
+ 4. Whatever a connection raises ends there. At the end of the server nothing is waited for.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from dataclasses import dataclass
 from typing import Any
 
-import httptools
 import trio
 
-from neptrio.errors import Code, TritonError
+from neptrio.errors import TritonError
 from neptrio.loop import open_files
 from neptrio.observe.host import HostSampler
 from neptrio.observe.metrics import Metrics
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.service import Services
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
-from neptrio.transport.host import host_problem
+from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy, is_loopback
+from neptrio.transport.rest.infer import JSON, error_body
 
 log = logging.getLogger("neptrio.metrics")
 
 IDLE_SECONDS = 60
+WATCH_SECONDS = 5.0
 MAX_CONNECTIONS = 256
-MAX_REQUEST = 64 << 10
+MAX_BODY = 64 << 10
 PATHS = (b"/metrics", b"/metrics/")
-LINGER_SECONDS = 0.5  # in which the rest of what a refused client sends is read, so that it sees the answer
-CONTENT_TYPE = b"text/plain; charset=utf-8"
-
-
-@dataclass(frozen=True)
-class MetricsRequest:
-    """What was asked; `refusal` is what it is answered with, None where there is nothing to refuse."""
-
-    method: bytes
-    url: bytes
-    keep_alive: bool
-    refusal: TritonError | None = None
-
-
-class _Requests:
-    """Collects the requests that the parser completes."""
-
-    def __init__(self, origins: OriginPolicy) -> None:
-        self._origins = origins
-        self.done: list[MetricsRequest] = []
-        self.received = 0
-        self._url = b""
-        self._hosts: list[bytes] = []
-        self._refusal: TritonError | None = None
-        self._parser = httptools.HttpRequestParser(self)
-
-    def feed(self, data: bytes) -> None:
-        """Parses bytes. Raises httptools.HttpParserError for what is no HTTP."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # a request that offered an upgrade is the connection's last (rule 3)
-
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._hosts = []
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"host":
-            self._hosts.append(value)
-
-    def on_headers_complete(self) -> None:
-        hosts = self._hosts
-        host = hosts[-1] if hosts else None
-        self._refusal = host_problem(host, len(hosts), self._parser.get_http_version())
-        if self._refusal is None:
-            self._refusal = self._origins.problem("GET", host, None, None)
-
-    def on_message_complete(self) -> None:
-        self.received = 0
-        parser = self._parser
-        keep_alive = parser.should_keep_alive() and not parser.should_upgrade() and not self._refusal
-        self.done.append(MetricsRequest(parser.get_method(), self._url, keep_alive, self._refusal))
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
+PART_BYTES = 256 << 10  # of the document, joined and handed to the socket at once
 
 
 class MetricsServer:
@@ -103,19 +47,21 @@ class MetricsServer:
 
     def __init__(
         self,
+        services: Services,
         metrics: Metrics,
         listener: socket.socket,
         sampler: HostSampler,
         interval: float,
-        allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         loopback = is_loopback(str(listener.getsockname()[0]))
-        self._origins = OriginPolicy(hosts=allowed_hosts, loopback=loopback)
+        self._origins = OriginPolicy(hosts=services.settings.allowed_host, loopback=loopback)
+        self._services = services
         self._metrics = metrics
         self._listener = listener
         self._sampler = sampler
         self._interval = interval
         self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
+        self._connections: set[Http1Connection] = set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -123,12 +69,17 @@ class MetricsServer:
         async with trio.open_nursery() as nursery:
 
             def start(sock: socket.socket, _address: str) -> bool:
-                nursery.start_soon(self._serve, sock)
+                nursery.start_soon(self._serve, sock, nursery)
                 return self._places.take(sock)
 
             nursery.start_soon(self._sample_for_ever)
+            nursery.start_soon(self._watch)
             task_status.started()
-            await Acceptor(self._listener, start).run()
+            try:
+                await Acceptor(self._listener, start).run()
+            finally:
+                for connection in self._connections:
+                    connection.writer.fail()  # a scraper that does not read holds up no shutdown
 
     @property
     def connections(self) -> int:
@@ -152,58 +103,64 @@ class MetricsServer:
         except Exception:
             log.exception("sampling the machine failed, its gauges stay as they are")
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _watch(self) -> None:
+        """Ends connections whose request does not come or whose answer is not read (rule 1)."""
+        limit = IDLE_SECONDS * 10**9
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            now = int(monotonic_ns())
+            for connection in list(self._connections):
+                connection.check(now, limit, limit)
+
+    async def _serve(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self._places.take(sock)
+            host = next((value for name, value in scope["headers"] if name == b"host"), None)
+            refusal = self._origins.problem("GET", host, None, None)
+            await self._answer(scope["method"], scope["raw_path"], refusal, send)
+
+        connection = Http1Connection(sock, self._services, app, nursery, only_app=True)
+        connection.max_body = MAX_BODY
+        self._connections.add(connection)
         try:
-            async with trio.SocketStream(trio.socket.from_stdlib_socket(sock)) as stream:
-                await self._answer_all(stream, sock)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, httptools.HttpParserError):
+            await connection.run()
+        except HandOver:
             pass
         except Exception:
             log.exception("a metrics connection failed")
         finally:
+            self._connections.discard(connection)
             self._places.free(sock)
+            sock.close()
 
-    async def _answer_all(self, stream: trio.SocketStream, sock: socket.socket) -> None:
-        requests = _Requests(self._origins)
-        while True:
-            with trio.move_on_after(IDLE_SECONDS) as idle:
-                data = await stream.receive_some(65536)
-            if idle.cancelled_caught or not data:
-                return
-            requests.received += len(data)
-            if requests.received > MAX_REQUEST:
-                return
-            requests.feed(data)
-            self._places.take(sock)
-            for asked in requests.done:
-                with trio.fail_after(IDLE_SECONDS):
-                    await stream.send_all(await self.answer(asked))
-                if not asked.keep_alive:
-                    await _linger(stream)
-                    return
-            requests.done.clear()
-
-    async def answer(self, asked: MetricsRequest) -> bytes:
-        """The whole HTTP response."""
-        status, headers, body = b"200 OK", [], b""
-        if asked.refusal:
-            status = b"403 Forbidden" if asked.refusal.code is Code.FORBIDDEN else b"400 Bad Request"
-            headers, body = [(b"Content-Type", CONTENT_TYPE)], str(asked.refusal).encode() + b"\n"
-        elif asked.method != b"GET":
-            status, body = b"405 Not Allowed", b'{"error":"Method Not Allowed"}'
-            headers = [(b"Content-Type", b"application/json"), (b"Allow", b"GET")]
-        elif asked.url.partition(b"?")[0] in PATHS:
-            headers, body = [(b"Content-Type", CONTENT_TYPE)], await self._metrics.document()
-        headers.append((b"Content-Length", b"%d" % len(body)))
-        if not asked.keep_alive:
-            headers.append((b"Connection", b"close"))
-        lines: list[Any] = [b"HTTP/1.1 " + status, *(b"%s: %s" % pair for pair in headers)]
-        return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if asked.method == b"HEAD" else body)
+    async def _answer(self, method: str, path: bytes, refusal: TritonError | None, send: Any) -> None:
+        """One response, as ASGI sends it."""
+        status, headers, parts = 200, list[tuple[bytes, bytes]](), list[bytes]()
+        if refusal is not None:
+            status, headers, parts = refusal.code.http, list(JSON), error_body(refusal)
+        elif method != "GET":
+            status, parts = 405, [b'{"error":"Method Not Allowed"}']
+            headers = [*JSON, (b"allow", b"GET")]
+        elif path.partition(b"?")[0] in PATHS:
+            headers, parts = [TEXT], joined(await self._metrics.document())
+        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if method != "HEAD":
+            for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
-async def _linger(stream: trio.SocketStream) -> None:
-    """Ends our side and reads what still comes: closing before would reset the connection."""
-    with trio.move_on_after(LINGER_SECONDS):
-        await stream.send_eof()
-        while await stream.receive_some(65536):
-            pass
+def joined(parts: list[bytes]) -> list[bytes]:
+    """The same bytes in parts of about PART_BYTES."""
+    found: list[bytes] = []
+    held: list[bytes] = []
+    size = 0
+    for part in parts:
+        held.append(part)
+        size += len(part)
+        if size >= PART_BYTES:
+            found.append(b"".join(held))
+            held.clear()
+            size = 0
+    return [*found, b"".join(held)] if held else found

@@ -120,15 +120,20 @@ class Http1Connection(Http1FastPath):
         policy: HeaderPolicy | None = None,
         turned_away: str = "",
         origins: OriginPolicy | None = None,
+        only_app: bool = False,
     ) -> None:
-        """`turned_away`: why there is no room for this connection; it is told so, and answered probes."""
+        """`turned_away`: why there is no room for this connection; it is told so, and answered probes.
+
+        `only_app`: every request is the app's, whatever its path: another port than that of inference.
+        """
         writer = SocketWriter(sock, nursery)
         super().__init__(sock, writer, services)
         writer.on_drained = self._drained
         self.app = app
         self.head_limit = MAX_HEAD_BYTES
         # headers that are forwarded or restrict are looked at by the general path
-        self.fast_path = policy is None and not turned_away
+        self.fast_path = policy is None and not turned_away and not only_app
+        self._only_app = only_app
         self.draining = bool(turned_away)
         self._turned_away = turned_away
         self.origins = origins or OriginPolicy()
@@ -226,7 +231,7 @@ class Http1Connection(Http1FastPath):
         exchange.held = len(body)
         self.held += exchange.held
         self.exchanges.append(exchange)
-        route = routes.match(method, exchange.path)
+        route = None if self._only_app else routes.match(method, exchange.path)
         if route is not None and route.verb == "infer" and route.allowed:
             exchange.submit(route, body)
             return

@@ -1,6 +1,5 @@
 # The types of cext/transport/http2/nghttp2_headers.pyx, which says what everything does.
 
-
 class HeaderBlock:
     @property
     def problem(self) -> int: ...

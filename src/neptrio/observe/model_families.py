@@ -1,0 +1,311 @@
+"""The metric families that have samples of each model version.
+
+The problem: a server may have thousands of versions, of which few are used, and every family has lines of
+each. The choice: the document is made one version at a time, all families side by side, so that whoever makes
+it can stop between two versions; and what only this server tells is told of versions that have been used.
+
+Names, labels and kinds of the nv_* families are a Triton server's (docs/protocol/features.md A7,
+docs/protocol/observed.md 15) and are there for idle models too; labels are sorted by name, as scripts match them.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from neptrio.observe.exposition import Family, pairs
+from neptrio.observe.live import Live, live
+from neptrio.observe.metrics_config import FIRST_RESPONSE, MetricsConfig
+from neptrio.observe.processes import processes
+from neptrio.request.infer_request import monotonic_ns
+
+# upper bounds of the stage histograms, nanoseconds: powers of two are exact. From 16 us to 69 s with all
+# details; each fourth power of two up to 17 s without
+ALL_STAGE_BOUNDS = tuple(1 << exponent for exponent in range(14, 37))
+FEW_STAGE_BOUNDS = tuple(1 << exponent for exponent in range(14, 35, 2))
+ALL_BATCH_BOUNDS = tuple(1 << exponent for exponent in range(11))
+FEW_BATCH_BOUNDS = tuple(1 << exponent for exponent in range(0, 11, 2))
+
+# nv_inference_<name>_duration_us and nv_inference_<name>_summary_us: (name, counter's key, what, cached)
+STAGES = (
+    ("request", "success", "inference request duration", True),
+    ("queue", "queue", "inference queuing duration", True),
+    ("compute_input", "compute_input", "compute input duration", False),
+    ("compute_infer", "compute_infer", "compute inference duration", False),
+    ("compute_output", "compute_output", "inference compute output duration", False),
+)
+CACHED = {True: "(includes cached requests)", False: "(does not include cached requests)"}
+
+
+class Detail(enum.StrEnum):
+    """--metrics-detail: how much of what only this server tells."""
+
+    TRITON = "triton"  # none of it
+    USED = "used"  # of models that have had a request, histograms with few buckets
+    FULL = "full"  # of every model, with all buckets
+
+
+class LabelTexts:
+    """A model version's labels as text: model, version and its metric_tags (label `_key`), sorted by name."""
+
+    def __init__(self, model: Any) -> None:
+        tags = [("_" + key, value) for key, value in model.config.metric_tags.items()]
+        self._labels = [("model", str(model.name)), ("version", str(model.version)), *tags]
+        self._made: dict[tuple[tuple[str, str], ...], str] = {}
+        self._reasons: dict[str, str] = {}
+        self.plain = self()
+
+    def __call__(self, *more: tuple[str, str]) -> str:
+        """With more labels. Kept: a version's lines are the same in the next document."""
+        text = self._made.get(more)
+        if text is None:
+            text = self._made[more] = pairs(sorted([*self._labels, *more]))
+        return text
+
+    def reason(self, reason: str) -> str:
+        """With a failure's reason: the most frequent of all."""
+        text = self._reasons.get(reason)
+        if text is None:
+            text = self._reasons[reason] = self(("reason", reason))
+        return text
+
+
+_texts: WeakKeyDictionary[Any, LabelTexts] = WeakKeyDictionary()
+
+
+def label_texts(model: Any) -> LabelTexts:
+    """Those of `model` (a Model), made once."""
+    texts = _texts.get(model)
+    if texts is None:
+        texts = _texts[model] = LabelTexts(model)
+    return texts
+
+
+class ModelFamilies:
+    """The families of one document; add() each model version, then take `families`."""
+
+    def __init__(self, config: MetricsConfig, detail: Detail, with_cache: bool) -> None:
+        self.families: list[Family] = []
+        self._config = config
+        self._detail = detail
+        self._with_cache = with_cache
+        self._now = int(monotonic_ns())
+        self._nv_requests()
+        self._nv_latencies()
+        self._nv_cache()
+        self._load = self._family("nv_model_load_duration_secs", "gauge", "Model load time in seconds")
+        self._ours()
+
+    def _family(self, name: str, kind: str, text: str) -> Family:
+        made = Family(name, text, kind)
+        self.families.append(made)
+        return made
+
+    def _nv_requests(self) -> None:
+        self._success = self._family(
+            "nv_inference_request_success",
+            "counter",
+            "Number of successful inference requests, all batch sizes",
+        )
+        self._failure = self._family(
+            "nv_inference_request_failure",
+            "counter",
+            "Number of failed inference requests, all batch sizes",
+        )
+        self._count = self._family(
+            "nv_inference_count",
+            "counter",
+            "Number of inferences performed (does not include cached requests)",
+        )
+        self._executions = self._family(
+            "nv_inference_exec_count",
+            "counter",
+            "Number of model executions performed (does not include cached requests)",
+        )
+        self._pending = self._family(
+            "nv_inference_pending_request_count",
+            "gauge",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+        )
+
+    def _nv_latencies(self) -> None:
+        self._durations: list[tuple[str, str, Family, Family]] = []
+        for name, key, what, cached in STAGES:
+            text = f"{what} in microseconds {CACHED[cached]}"
+            word = "Summary of" if cached else "Cumulative"  # a Triton server's words
+            counter = self._family(f"nv_inference_{name}_duration_us", "counter", f"Cumulative {text}")
+            summary = self._family(f"nv_inference_{name}_summary_us", "summary", f"{word} {text}")
+            self._durations.append((name, key, counter, summary))
+        self._first = self._family(
+            FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds"
+        )
+
+    def _nv_cache(self) -> None:
+        self._hits = self._family("nv_cache_num_hits_per_model", "counter", "Number of cache hits per model")
+        self._misses = self._family(
+            "nv_cache_num_misses_per_model", "counter", "Number of cache misses per model"
+        )
+        self._hit = self._family(
+            "nv_cache_hit_duration_per_model",
+            "counter",
+            "Total cache hit duration per model, in microseconds",
+        )
+        self._miss = self._family(
+            "nv_cache_miss_duration_per_model",
+            "counter",
+            "Total cache miss (insert+lookup) duration per model, in microseconds",
+        )
+        self._hit_summary = self._family(
+            "nv_cache_hit_summary_per_model",
+            "summary",
+            "Summary of cache hit counts/durations per model, in microseconds.",
+        )
+        self._miss_summary = self._family(
+            "nv_cache_miss_summary_per_model",
+            "summary",
+            "Summary of cache miss counts/durations per model, in microseconds.",
+        )
+
+    def _ours(self) -> None:
+        family = self._family
+        self._memory = family(
+            "neptrio_model_memory_bytes", "gauge", "Memory that loading the model took, by type and id"
+        )
+        self._requests = family(
+            "neptrio_requests", "gauge", "Requests in the server now: queued, prepared or executing"
+        )
+        self._accepted = family(
+            "neptrio_accepted_requests", "gauge", "Requests accepted and not yet answered"
+        )
+        self._inflight = family(
+            "neptrio_inflight_bytes", "gauge", "Bytes of the accepted requests' input tensors"
+        )
+        self._sequences = family("neptrio_live_sequences", "gauge", "Open sequences")
+        self._slots = family("neptrio_sequence_slots", "gauge", "Sequence slots of all instances, by use")
+        self._backlog = family(
+            "neptrio_sequence_backlog",
+            "gauge",
+            "What waits for a sequence slot: sequences and their requests",
+        )
+        self._resident = family(
+            "neptrio_process_resident_bytes", "gauge", "Resident memory of an instance's process"
+        )
+        self._cpu = family(
+            "neptrio_process_cpu_seconds_total", "counter", "CPU time of an instance's process"
+        )
+        self._restarts = family(
+            "neptrio_process_restarts_total", "counter", "Restarts of an instance's process"
+        )
+        self._ring = family(
+            "neptrio_process_ring_entries", "gauge", "Batches and messages ahead of a process"
+        )
+        self._sizes = family(
+            "neptrio_batch_size", "histogram", "Sizes of the executed batches by why they were closed"
+        )
+        self._waits = family(
+            "neptrio_batch_oldest_wait_seconds_total",
+            "counter",
+            "How long the oldest request of each executed batch had waited, by why it was closed",
+        )
+        self._stages = family(
+            "neptrio_stage_seconds", "histogram", "Successful requests by the time a stage took"
+        )
+
+    def add(self, model: Any) -> None:
+        """The samples of one version (a Model), of this moment. On the trio thread."""
+        texts = label_texts(model)
+        now = live(model)
+        self._add_nv(model, texts, now)
+        if self._detail is Detail.TRITON:
+            return
+        for usage in model.counters.memory_usage:
+            where = texts(("type", usage["type"]), ("id", str(usage["id"])))
+            self._memory.sample(where, usage["byte_size"])
+        for process in processes(model):
+            where = texts(("instance", process.instance))
+            self._resident.sample(where, process.resident_bytes)
+            self._cpu.sample(where, process.cpu_seconds)
+            self._restarts.sample(where, process.restarts)
+            self._ring.sample(where, process.ring)
+        accounts = model.counters.accounts()
+        if self._detail is Detail.FULL or accounts["accepted"] or accounts["refused"]:
+            self._add_live(model, texts, now)
+            self._add_histograms(model, texts)
+
+    def _add_nv(self, model: Any, texts: LabelTexts, now: Live) -> None:
+        counters, labels = model.counters, texts.plain
+        us = counters.microseconds()
+        self._success.sample(labels, us["success"][0])
+        for reason, failures in counters.failures.items():
+            self._failure.sample(texts.reason(reason), failures)
+        self._count.sample(labels, counters.inference_count)
+        self._executions.sample(labels, counters.execution_count)
+        self._pending.sample(labels, now.pending)
+        for name, key, counter, summary in self._durations:
+            if self._config.counter_latencies:
+                counter.sample(labels, us[key][1])
+            if counters.summaries is not None:
+                self._summarize(summary, counters, labels, name)
+        first = counters.first_response
+        if first is not None:
+            below, cumulative = 0, []
+            for number in first.counts[:-1]:
+                below += number
+                cumulative.append(below)
+            self._first.histogram(labels, first.bounds, cumulative, sum(first.counts), first.sum)
+        if self._with_cache and model.config.response_cache.enable:
+            self._hits.sample(labels, us["cache_hit"][0])
+            self._misses.sample(labels, us["cache_miss"][0])
+            if self._config.counter_latencies:
+                self._hit.sample(labels, us["cache_hit"][1])
+                self._miss.sample(labels, us["cache_miss"][1])
+            self._summarize(self._hit_summary, counters, labels, "cache_hit")
+            self._summarize(self._miss_summary, counters, labels, "cache_miss")
+        self._load.sample(labels, model.load_duration_secs)
+
+    def _summarize(self, family: Family, counters: Any, labels: str, stage: str) -> None:
+        """A sliding minute of a stage. The window's counts are exact, so the rank error is 0 and the
+        value is within the histogram's relative error; the configured errors are upper limits."""
+        sliding = (counters.summaries or {}).get(stage)
+        if sliding is None:
+            return
+        window = sliding.window(self._now)
+        quantiles = [
+            (quantile, window.percentile(quantile * 100) / 1000 if window.count else float("nan"))
+            for quantile, _error in self._config.summary_quantiles
+        ]
+        family.summary(labels, quantiles, sliding.count, sliding.sum // 1000)
+
+    def _add_live(self, model: Any, texts: LabelTexts, now: Live) -> None:
+        labels = texts.plain
+        for state in ("queued", "prepared", "executing"):
+            self._requests.sample(texts(("state", state)), getattr(now, state))
+        self._accepted.sample(labels, now.accepted)
+        self._inflight.sample(labels, now.inflight_bytes)
+        if model.config.WhichOneof("scheduling_choice") == "sequence_batching":
+            self._sequences.sample(labels, now.sequences)
+            table = model.scheduler.statistics().table
+            self._slots.sample(texts(("state", "used")), table.slots_used)
+            self._slots.sample(texts(("state", "free")), table.slots - table.slots_used)
+            self._backlog.sample(texts(("kind", "sequences")), table.backlog_sequences)
+            self._backlog.sample(texts(("kind", "requests")), table.backlog_requests)
+
+    def _add_histograms(self, model: Any, texts: LabelTexts) -> None:
+        full = self._detail is Detail.FULL
+        batch_bounds = ALL_BATCH_BOUNDS if full else FEW_BATCH_BOUNDS
+        for reason, closing in sorted(model.counters.closings.items()):
+            where = texts(("close_reason", reason))
+            cumulative = [sum(n for size, n in closing.sizes.items() if size <= b) for b in batch_bounds]
+            self._sizes.histogram(where, batch_bounds, cumulative, closing.count, closing.size_sum)
+            self._waits.sample(where, closing.oldest_wait_ns / 1e9)
+        bounds = ALL_STAGE_BOUNDS if full else FEW_STAGE_BOUNDS
+        seconds = tuple(bound / 1e9 for bound in bounds)
+        for stage, histogram in model.counters.histograms().items():
+            self._stages.histogram(
+                texts(("stage", stage)),
+                seconds,
+                histogram.cumulative(bounds),
+                histogram.count,
+                histogram.sum / 1e9,
+            )
