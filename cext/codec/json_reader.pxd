@@ -1,6 +1,7 @@
 # A cursor over JSON text with rapidjson's errors.
 #   A Reader borrows the text: whoever holds it keeps the buffer alive.
 #   Every function that reads starts at the value's first character and ends behind its last.
+cimport cython
 from libc.stdint cimport uint64_t
 
 from neptrio.codec.number_text cimport Number
@@ -8,6 +9,34 @@ from neptrio.codec.number_text cimport Number
 cdef enum:
     MAX_DEPTH = 100
 
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    /* where the first byte is that is not an ordinary one of a string: a quotation mark, a backslash, a
+       control character; `end` when there is none. Eight bytes at once: a byte's high bit is left set by
+       the subtraction where the byte is below 32, or equal to the character that it was compared with;
+       the lowest such bit is exact, and only that one is used. */
+    static const unsigned char* past_ordinary(const unsigned char* p, const unsigned char* end) {
+    #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        const uint64_t ones = 0x0101010101010101ull, high = 0x8080808080808080ull;
+        while (end - p >= 8) {
+            uint64_t v, quote, slash, found;
+            memcpy(&v, p, 8);
+            quote = v ^ ones * '"';
+            slash = v ^ ones * '\\\\';
+            found = (((v - ones * 32) & ~v) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash)) & high;
+            if (found) return p + (__builtin_ctzll(found) >> 3);
+            p += 8;
+        }
+    #endif
+        while (p < end && *p >= 32 && *p != '"' && *p != '\\\\') p++;
+        return p;
+    }
+    """
+    const unsigned char* past_ordinary(const unsigned char* p, const unsigned char* end) noexcept nogil
+
+@cython.final
 cdef class Reader:
     cdef const unsigned char* text
     cdef Py_ssize_t at
@@ -19,8 +48,15 @@ cdef class Reader:
     cdef list repeated                                 # names that the root object has again, None: nobody asks
 
     cdef int fail(self, str reason, Py_ssize_t at) except -1
-    cdef void space(self) noexcept
-    cdef int peek(self) noexcept                       # the character at the cursor, -1 at the end
+    cdef inline void space(self) noexcept:
+        cdef unsigned char c
+        while self.at < self.end:
+            c = self.text[self.at]
+            if c > 32 or (c != 32 and c != 10 and c != 13 and c != 9):
+                return
+            self.at += 1
+    cdef inline int peek(self) noexcept:               # the character at the cursor, -1 at the end
+        return self.text[self.at] if self.at < self.end else -1
     cdef int begin(self) except -1                     # to the root value
     cdef int finish(self) except -1                    # only space may follow the root value
     cdef bint first_member(self) except -1             # enters an object; False when it is empty

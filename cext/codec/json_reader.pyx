@@ -95,17 +95,6 @@ cdef class Reader:
     cdef int fail(self, str reason, Py_ssize_t at) except -1:
         raise SyntaxRefused(f"failed to parse the request JSON buffer: {reason} at {at}")
 
-    cdef void space(self) noexcept:
-        cdef unsigned char c
-        while self.at < self.end:
-            c = self.text[self.at]
-            if c != 32 and c != 10 and c != 13 and c != 9:
-                return
-            self.at += 1
-
-    cdef int peek(self) noexcept:
-        return self.text[self.at] if self.at < self.end else -1
-
     cdef int begin(self) except -1:
         if self.end >= 3 and memcmp(self.text, b"\xef\xbb\xbf", 3) == 0:
             self.at = 3
@@ -214,7 +203,10 @@ cdef class Reader:
         cdef unsigned char c
         cdef int code
         escaped[0] = False
-        while at < self.end:
+        while True:
+            at = past_ordinary(self.text + at, self.text + self.end) - self.text
+            if at >= self.end:
+                break
             c = self.text[at]
             if c == b'"':
                 self.at = at + 1
@@ -243,11 +235,9 @@ cdef class Reader:
                     at += 2
                     continue
                 self.fail("Invalid escape character in string.", escape)
-            if c < 32:
-                if c == 0:
-                    break
-                self.fail("Invalid encoding in string.", at)
-            at += 1
+            if c == 0:
+                break
+            self.fail("Invalid encoding in string.", at)
         return self.fail("Missing a closing quotation mark in string.", at)
 
     cdef str string(self):

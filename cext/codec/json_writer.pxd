@@ -1,7 +1,9 @@
 # A writer of compact JSON.
+cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t
 
+@cython.final
 cdef class Writer:
     cdef PyObject* buffer     # a bytes object of `room` bytes, owned, that nobody else sees
     cdef char* p

@@ -136,6 +136,10 @@ cdef const unsigned char* parse_number(
         p += 1
     if p < end and p[0] == b"0":
         p += 1
+    elif end - p >= 2 and is_digit(p[0]) and (p[1] == b"," or p[1] == b"]" or p[1] == b"}"):
+        out.magnitude = p[0] - 48       # one digit: most numbers of a shape
+        out.kind = NUMBER_INTEGER
+        return p + 1
     elif p < end and is_digit(p[0]):
         while p < end and is_digit(p[0]):
             if significant < 19:
