@@ -23,7 +23,7 @@ observe
 config
 execution
 scheduling
-flags
+addresses flags
 settings
 logs
 backends

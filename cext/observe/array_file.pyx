@@ -133,7 +133,7 @@ cdef class ArrayFile:
         ):
             self.forget()
             self.shown = 0
-        fd = c_open(self.spare, O_RDWR | O_CREAT | O_CLOEXEC | (0 if self.spare_size else O_TRUNC), 0o666)
+        fd = c_open(self.spare, O_RDWR | O_CREAT | O_CLOEXEC | (0 if self.spare_size else O_TRUNC), 0o600)
         if fd < 0:
             failed = errno
         else:

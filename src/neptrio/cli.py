@@ -43,6 +43,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="how long connected clients may send one more request when the server stops; at most a quarter "
         "of --exit-timeout-secs")  # fmt: skip
     add("--exit-on-error", type=flags.boolean, default=True, help="exit when a model fails to load at start")
+    add("--read-only", type=flags.boolean, nargs="?", const=True, default=False,
+        help="refuse every verb that changes something: models, traces, logging, shared memory, sequences")  # fmt: skip
     add("--strict-readiness", type=flags.boolean, default=True, help="ready only while every model is")
 
     add = p.add_argument_group("model repository").add_argument
@@ -51,6 +53,9 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         "needs neptrio[cloud]); may be repeated")  # fmt: skip
     add("--model-repository-cache", type=Path, default=None,
         help="keep what was fetched from cloud storage here for the next start")  # fmt: skip
+    add("--allow-file-override", type=flags.boolean, default=None,
+        help="load calls may bring files along, which run as code (default: only where REST and gRPC listen on "
+        "loopback addresses)")  # fmt: skip
     add("--model-control-mode", choices=("none", "poll", "explicit"), default="none",
         help="none: every model is loaded at start; poll: changed folders are taken up as well; explicit: "
         "models come and go by request")  # fmt: skip
@@ -229,8 +234,7 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         default="",
         help="write so many traces to each of the files FILE.0, FILE.1, ...; 0: all to FILE",
     )
-    add("--trace-dir", type=Path, help="where trace_file may be set to over the network "
-        "(default: the trace file's folder, or the working directory)")  # fmt: skip
+    add("--trace-dir", type=Path, help="where trace_file may be set to over the network (default: nowhere)")  # fmt: skip
     add("--allow-trace-file-update", type=flags.boolean, default=True,
         help="false: trace_file is the command line's for good")  # fmt: skip
     add("--trace-tensor-bytes", type=flags.positive, default=1 << 20,

@@ -31,7 +31,8 @@ class Code(Enum):
         Status.DEADLINE_EXCEEDED,
     )  # the server's own limit, not the client's
     RESOURCE_EXHAUSTED = ("Resource exhausted", 413, Status.RESOURCE_EXHAUSTED)
-    FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)
+    FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)  # a Triton server's code for restricted endpoints
+    DENIED = ("Permission denied", 403, Status.PERMISSION_DENIED)
 
     def __init__(self, title: str, http: int, grpc: Status) -> None:
         self.title = title
@@ -74,6 +75,12 @@ class InvalidArgument(TritonError):
     """The request is wrong; sending it again will not help."""
 
     code = Code.INVALID_ARG
+
+
+class Denied(TritonError):
+    """The server does not do that for this client, or for nobody over the network."""
+
+    code = Code.DENIED
 
 
 class NotFound(TritonError):

@@ -90,7 +90,7 @@ class Server:
             metadata=MetadataService(settings, self.repository),
             statistics=StatisticsService(self.repository),
             repository=RepositoryService(settings, self.repository),
-            sequences=SequencesService(self.repository),
+            sequences=SequencesService(settings, self.repository),
             workers=workers,
             inflating=InflateBudget(workers),
             connections=Connections(
@@ -120,7 +120,7 @@ class Server:
             admission=Admission(repository, self.tracer),
             completions=self.completions,
             shared_memory=self.shared_memory,
-            repository=RepositoryService(self.settings, repository),
+            repository=RepositoryService(self.settings, repository, of_models=True),
             timers=self.loop.timers,
             doorbells=Doorbells(self.loop.poller, self.completions),
             spans=self.tracer.options,
@@ -150,6 +150,9 @@ class Server:
             try:
                 async with trio.open_nursery() as fronts:
                     self._listen()
+                    open_controls = startup.open_controls(self.settings)
+                    if open_controls:
+                        log.warning("%s", open_controls)
                     with self._loading:
                         await self.repository.load_all()
                     if self._loading.cancelled_caught:

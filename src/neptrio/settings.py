@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neptrio.addresses import is_loopback
+from neptrio.errors import Denied
 from neptrio.flags import Restriction, check_restrictions, compile_pattern
 from neptrio.observe.trace_options import TraceOptions, start_values
 from neptrio.scheduling.response_cache import parse_config
@@ -20,6 +22,8 @@ class Settings:
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
+    read_only: bool = False  # nothing is changed over the network
+    allow_file_override: bool | None = None  # None: where REST and gRPC listen on loopback addresses alone
     strict_readiness: bool = True
     exit_on_error: bool = True
     exit_timeout_secs: float = 30.0
@@ -146,6 +150,27 @@ class Settings:
             tensor_bytes=self.trace_tensor_bytes,
             allow_forced=self.allow_forced_trace,
         )
+
+    def change(self, what: str) -> None:
+        """Called before anything is changed over the network. Raises Denied where that is switched off."""
+        if self.read_only:
+            raise Denied(
+                f"the server was started with --read-only=true: {what} is not possible over the network"
+            )
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """Addresses of REST and gRPC that others than this machine may reach."""
+        used = (
+            (self.allow_http, self.http_address, self.http_port),
+            (self.allow_grpc, self.grpc_address, self.grpc_port),
+        )
+        return tuple(f"{host}:{port}" for on, host, port in used if on and not is_loopback(host))
+
+    @property
+    def file_overrides(self) -> bool:
+        """Whether load calls may bring files along, which makes them run code of the caller's."""
+        return not self.exposed if self.allow_file_override is None else self.allow_file_override
 
     @property
     def grace_secs(self) -> float:

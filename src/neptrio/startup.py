@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from neptrio.settings import Settings
+
 HEADS = ("Model", "Version", "State", "Runs on", "Reason")
 REASON_WIDTH = 100
 
@@ -51,6 +53,31 @@ def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], st
         return "|" + "|".join(f" {v.ljust(w)} " for v, w in zip(values, widths, strict=True)) + "|"
 
     return "\n".join([rule, line(HEADS), rule, *map(line, cells), rule])
+
+
+def open_controls(settings: Settings) -> str:
+    """A warning where anybody on the network may change something, "" where nobody may."""
+    if settings.read_only or not settings.exposed:
+        return ""
+    found = [
+        ("model-repository", settings.model_control_mode == "explicit"),
+        ("trace", True),
+        ("logging", True),
+        ("shared-memory", settings.allow_client_shm),
+    ]
+    closed = []
+    if settings.allow_http:
+        closed.append({name for group in settings.http_restricted_api for name in group.categories})
+    if settings.allow_grpc:
+        closed.append({name for group in settings.grpc_restricted_protocol for name in group.categories})
+    names = [name for name, on in found if on and not all(name in group for group in closed)]
+    if not names:
+        return ""
+    return (
+        f"whoever can reach {' or '.join(settings.exposed)} may use the control verbs of {', '.join(names)}: "
+        "--read-only=true, --http-restricted-api with --grpc-restricted-protocol, or loopback addresses close them "
+        "(docs/security.md)"
+    )
 
 
 def address(sock_name: Sequence[object]) -> str:

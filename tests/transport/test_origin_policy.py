@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
+from neptrio.addresses import is_loopback
 from neptrio.errors import Code
-from neptrio.transport.origin_policy import OriginPolicy, is_loopback
+from neptrio.transport.origin_policy import OriginPolicy
 from tests.support.http import Http1, Http2, Reply
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess

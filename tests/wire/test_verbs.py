@@ -43,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[S
         "--load-model=text",
         "--allow-client-shm=true",
         f"--trace-config=triton,file={folder}/start",
+        f"--trace-dir={folder}",
     ) as process:
         yield process
 

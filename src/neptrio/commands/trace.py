@@ -7,6 +7,7 @@ Exit status: 0, or 1 when a file cannot be read or written or is no trace file; 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,11 @@ def _told(work: Callable[..., None], *arguments: Any) -> int:
     return 0
 
 
+def _private(path: str, flags: int) -> int:
+    """An opener for what may hold tensors: a new file is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
 def _warn(name: str) -> Callable[[str], None]:
     return lambda text: print(f"warning: {name}: {text}", file=sys.stderr)
 
@@ -123,7 +129,7 @@ def _view(options: argparse.Namespace) -> None:
     if output == "-":
         print(text, end="")
         return
-    with open(output, "w", encoding="utf-8", errors="replace") as out:
+    with open(output, "w", encoding="utf-8", errors="replace", opener=_private) as out:
         out.write(text)
     print(f"{output}: {page.requests - page.left_out} of {page.requests} requests, {len(text) >> 10} KiB")
 
@@ -133,5 +139,5 @@ def _export(options: argparse.Namespace) -> None:
         if options.output == "-":
             perfetto(source, sys.stdout, _warn(options.file))
         else:
-            with open(options.output, "w", encoding="utf-8") as out:
+            with open(options.output, "w", encoding="utf-8", opener=_private) as out:
                 perfetto(source, out, _warn(options.file))

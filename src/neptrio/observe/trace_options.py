@@ -137,12 +137,9 @@ def start_values(options: TraceOptions) -> dict[str, Any]:
     return values
 
 
-def directory(options: TraceOptions) -> str:
-    """The folder that trace_file may be set to over the network."""
-    if options.directory is not None:
-        return os.path.realpath(options.directory)
-    start = start_values(options)["trace_file"]
-    return os.path.realpath(os.path.dirname(start) or ".")
+def directory(options: TraceOptions) -> str | None:
+    """The folder that trace_file may be set to over the network; None where it may not."""
+    return None if options.directory is None else os.path.realpath(options.directory)
 
 
 def make_directory(options: TraceOptions) -> None:

@@ -251,7 +251,10 @@ def reply(scope: Scope, spans: SpanOptions | None = None) -> dict[str, Any]:
 def check_file(path: str, folder: str, allowed: bool) -> None:
     """Refuses a path that the network may not choose. Raises Unsupported or InvalidArgument."""
     if not allowed:
-        raise Unsupported("trace file location can not be updated through network protocol")
+        raise Unsupported(
+            "trace file location can not be updated through network protocol: the server was started without "
+            "--trace-dir, or with --allow-trace-file-update=false"
+        )
     real = os.path.realpath(path)
     if os.path.commonpath([real, folder]) != folder or real == folder:
         raise InvalidArgument(f"{INVALID}trace file '{path}' is outside the trace directory '{folder}'")

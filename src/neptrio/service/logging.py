@@ -23,6 +23,7 @@ class LoggingService:
     """The current log settings of this process."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._file = settings.log_file
         self._format = settings.log_format
         self._fallback = LevelFilter(settings)
@@ -48,8 +49,10 @@ class LoggingService:
         """Applies all changes or none; unknown keys are ignored, and over HTTP null is.
 
         Over gRPC None is a setting without a value, which is of the wrong kind. Raises Unsupported for log_file, InvalidArgument for a wrong type or value, and over HTTP
-        Unavailable for an unknown format, as the observed server does.
+        Unavailable for an unknown format, as the observed server does; Denied with --read-only.
         """
+        if changes:
+            self._settings.change("changing log settings")
         checked: dict[str, Any] = {}
         for key, value in changes.items():
             if key == "log_file":

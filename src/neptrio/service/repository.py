@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neptrio.errors import InvalidArgument, Unavailable, Unsupported
+from neptrio.errors import Denied, InvalidArgument, Unavailable, Unsupported
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
@@ -29,9 +29,22 @@ def check_name(name: str) -> None:
 class RepositoryService:
     """Index, load and unload."""
 
-    def __init__(self, settings: Settings, repository: RepositoryManager) -> None:
+    def __init__(self, settings: Settings, repository: RepositoryManager, of_models: bool = False) -> None:
+        """`of_models`: models are the callers, who may do what settings forbid to the network."""
         self._settings = settings
         self._repository = repository
+        self._of_models = of_models
+
+    def _may(self, what: str, parameters: dict[str, Any]) -> None:
+        """Raises Denied for what the network may not do here."""
+        if self._of_models:
+            return
+        self._settings.change(what)
+        if not self._settings.file_overrides and any(key.startswith(override.FILE) for key in parameters):
+            raise Denied(
+                "files in load calls run as code, and the server takes none over the network unless it is started "
+                "with --allow-file-override=true, or listens on loopback addresses only"
+            )
 
     async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
         """The $repository_index_response; `timings` adds when and in what time each version was loaded
@@ -43,10 +56,14 @@ class RepositoryService:
         return await self._repository.progress(name)
 
     async def check(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """A dry run of load(): problems, and the difference to what runs (our extension). Any mode.
+        """A dry run of load(): problems, and the difference to what runs (our extension).
 
-        Raises NotFound, or InvalidArgument for broken parameters.
+        Only where load() is possible: it writes what callers send to disk. Raises Unavailable, Denied,
+        NotFound, or InvalidArgument for broken parameters.
         """
+        if self._settings.model_control_mode != "explicit":
+            raise Unavailable("checking a model needs --model-control-mode=explicit")
+        self._may("checking models", parameters)
         return await dry_run(self._settings, self._repository, name, override.parse(parameters))
 
     def _explicit(self, repository_name: str) -> None:
@@ -57,13 +74,15 @@ class RepositoryService:
 
     async def load(self, name: str, parameters: dict[str, Any], repository_name: str = "") -> None:
         """Loads or reloads; returns when the model serves (at once with `async`). Raises the load's error,
-        or InvalidArgument for a name that no model can have."""
+        InvalidArgument for a name that no model can have, or Denied."""
         self._explicit(repository_name)
         check_name(name)
+        self._may("loading models", parameters)
         await self._repository.load(name, parameters)
 
     async def unload(self, name: str, unload_dependents: bool = False, repository_name: str = "") -> None:
         """Unloads; returns once no new request is accepted. Raises InvalidArgument as load() does."""
         self._explicit(repository_name)
         check_name(name)
+        self._may("unloading models", {})
         await self._repository.unload(name, unload_dependents)

@@ -15,6 +15,7 @@ from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.model import Model
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.scheduling.sequence import SequenceScheduler
+from neptrio.settings import Settings
 
 
 def parse_id(segment: str, query: str = "") -> int | str:
@@ -35,7 +36,8 @@ def parse_id(segment: str, query: str = "") -> int | str:
 class SequencesService:
     """Lists and ends sequences."""
 
-    def __init__(self, repository: RepositoryManager) -> None:
+    def __init__(self, settings: Settings, repository: RepositoryManager) -> None:
+        self._settings = settings
         self._repository = repository
 
     def _scheduler(self, name: str, version: str) -> tuple[Model, SequenceScheduler]:
@@ -68,7 +70,8 @@ class SequencesService:
         }
 
     def end(self, name: str, version: str, sequence_id: int | str) -> dict[str, Any]:
-        """Evicts a live sequence; its accepted requests still run. Raises NotFound if there is none."""
+        """Evicts a live sequence; its accepted requests still run. Raises NotFound if there is none, Denied with --read-only."""
+        self._settings.change("ending sequences")
         model, scheduler = self._scheduler(name, version)
         left = scheduler.end_sequence(sequence_id)
         if left is None:

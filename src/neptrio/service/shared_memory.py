@@ -19,6 +19,7 @@ class SharedMemoryService:
     """Registered regions: `system` in /dev/shm, `cuda` in device memory."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._allowed = settings.allow_client_shm
         self.system = SystemSharedMemory()
         self.cuda = CudaSharedMemory()
@@ -28,13 +29,16 @@ class SharedMemoryService:
         self.system.unregister()
         self.cuda.unregister()
 
-    def check_allowed(self) -> None:
-        """Raises Unsupported when the server does not take regions from clients."""
+    def check_allowed(self, change: bool = False) -> None:
+        """Raises Unsupported when the server does not take regions from clients, Denied for a change of them
+        with --read-only."""
         if not self._allowed:
             raise Unsupported(
                 "shared memory is not enabled; start the server with --allow-client-shm=true to let clients "
                 "register regions"
             )
+        if change:
+            self._settings.change("registering shared memory")
 
     def input_tensor(
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int

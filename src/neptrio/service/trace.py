@@ -27,9 +27,10 @@ class TraceService:
     def __init__(self, settings: Settings, repository: RepositoryManager, tracer: Tracer) -> None:
         self._repository = repository
         self._tracer = tracer
+        self._settings = settings
         self._allow_file = settings.allow_trace_file_update
         make_directory(settings.trace_options())
-        self._folder = directory(settings.trace_options())
+        self._folder = directory(settings.trace_options())  # None: there is none
         self._tell_of_tensors(tracer.table.globals.level)
 
     def settings(self, model: str = "") -> dict[str, Any]:
@@ -40,17 +41,19 @@ class TraceService:
     async def update(
         self, given: Mapping[str, Any], model: str = "", protocol: str = "http"
     ) -> dict[str, Any]:
-        """Applies all changes or none; returns the settings. Raises InvalidArgument, Unsupported.
+        """Applies all changes or none; returns the settings. Raises InvalidArgument, Unsupported, Denied.
 
         What was traced under the old settings is on disk when it returns.
         """
+        if given:
+            self._settings.change("changing trace settings")
         if "trace_file" in given and not self._allow_file:
-            check_file("", self._folder, False)
+            check_file("", "", False)
         self._known(model)
         changes = parse_changes(given, protocol, self._tracer.table.mode)
         file = changes.get("trace_file")
         if file is not None:
-            check_file(file, self._folder, True)
+            check_file(file, self._folder or "", self._folder is not None)
         if changes:
             await self._tracer.update(changes, model)
             self._tell_of_tensors(changes.get("trace_level"))

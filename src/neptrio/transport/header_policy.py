@@ -40,7 +40,7 @@ VERB_CATEGORIES = {
     "generate": "inference",
     "generate_stream": "inference",
     "sequences": "statistics",
-    "sequence_end": "inference",
+    "sequence_end": "model-repository",
     "system_shm_status": "shared-memory",
     "system_shm_register": "shared-memory",
     "system_shm_unregister": "shared-memory",

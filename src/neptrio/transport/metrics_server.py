@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
 from neptrio.loop import open_files
 from neptrio.observe.host import HostSampler
@@ -28,7 +29,7 @@ from neptrio.service import Services
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.http1.connection import HandOver, Http1Connection
-from neptrio.transport.origin_policy import OriginPolicy, is_loopback
+from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.infer import JSON, error_body
 
 log = logging.getLogger("neptrio.metrics")

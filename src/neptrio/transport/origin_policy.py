@@ -39,14 +39,6 @@ SHOWN = 60  # characters of a header in an answer
 MOST_HOSTS = 256  # that are remembered; what others try must not grow memory
 
 
-def is_loopback(address: str) -> bool:
-    """Whether nobody but this machine can reach what listens on `address`, of a socket."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 def host_name(host: bytes) -> str:
     """The name in a Host header or an origin's authority, lower-case, without port and last dot."""
     text = host.decode("latin-1").lower()

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from neptrio.addresses import is_loopback
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.header_policy import http_policy
 from neptrio.transport.http1.connection import HandOver, Http1Connection
-from neptrio.transport.origin_policy import OriginPolicy, is_loopback
+from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
 
 if TYPE_CHECKING:

@@ -79,10 +79,16 @@ def http_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
+def controls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Flags that open the control verbs."""
+    folder = tmp_path_factory.mktemp("traces")
+    return "--model-control-mode=explicit", "--load-model=*", f"--trace-dir={folder}"
+
+
 @pytest.fixture(scope="session")
-def lean_server(http_repository: Path) -> Iterator[ServerProcess]:
+def lean_server(http_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Plain HTTP/1.1 on the lean connection, HTTP/2 on hypercorn."""
-    with ServerProcess(http_repository) as process:
+    with ServerProcess(http_repository, *controls(tmp_path_factory)) as process:
         yield process
         until(lambda: in_flight(process) == 0, "every request is answered")
 
@@ -95,9 +101,11 @@ def impatient_server(http_repository: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def hypercorn_server(http_repository: Path) -> Iterator[ServerProcess]:
+def hypercorn_server(
+    http_repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """hypercorn for everything."""
-    with ServerProcess(http_repository, "--http-lean=false") as process:
+    with ServerProcess(http_repository, "--http-lean=false", *controls(tmp_path_factory)) as process:
         yield process
         until(lambda: in_flight(process) == 0, "every request is answered")
 

@@ -162,6 +162,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         f"--trace-config=triton,file={folder / 't'}",
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=1",
+        f"--trace-dir={folder}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
     )
     with ServerProcess(repository, "--cache-config=local,size=1000000", *flags) as process:
         yield process

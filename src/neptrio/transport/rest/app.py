@@ -255,7 +255,7 @@ class RestApp:
 
     async def _system_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         memory = self._services.shared_memory
-        memory.check_allowed()
+        memory.check_allowed(change=True)
         memory.system.check_named(route.region)
         document = load_json(await self._body(scope, receive))
         memory.system.register(route.region, *system_registration(document))
@@ -263,7 +263,7 @@ class RestApp:
 
     async def _system_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         memory = self._services.shared_memory
-        memory.check_allowed()
+        memory.check_allowed(change=True)
         memory.system.unregister(route.region)
         return 200, JSON, []
 
@@ -274,7 +274,7 @@ class RestApp:
 
     async def _cuda_shm_register(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         memory = self._services.shared_memory
-        memory.check_allowed()
+        memory.check_allowed(change=True)
         memory.cuda.check_named(route.region)
         document = load_json(await self._body(scope, receive))
         raw_handle, device_id, byte_size = cuda_registration(document)
@@ -283,7 +283,7 @@ class RestApp:
 
     async def _cuda_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         memory = self._services.shared_memory
-        memory.check_allowed()
+        memory.check_allowed(change=True)
         memory.cuda.unregister(route.region)
         return 200, JSON, []
 
