@@ -31,6 +31,7 @@ from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.loop import open_files
 from neptrio.loop.doorbells import Doorbells
+from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.poller import Poller
@@ -77,7 +78,15 @@ class Server:
             limiter = RateLimiter(loop_pass, {(r[0], r[1]): r[2] for r in settings.rate_limit_resource})
         timers = Timers(loop_pass)
         cache = parse_config(settings.cache_config) if settings.cache_config else None
-        self.loop = LoopServices(loop_pass, timers, Poller(loop_pass, timers), limiter, cache)
+        lag = LoopLag()
+        self.loop = LoopServices(
+            loop_pass=loop_pass,
+            timers=timers,
+            poller=Poller(loop_pass, timers, lag),
+            lag=lag,
+            rate_limiter=limiter,
+            cache=cache,
+        )
         self.completions = CompletionQueue()
         workers = Workers()
         self.tracer = Tracer(settings.trace_options(), loop_pass, self.completions)
@@ -88,7 +97,7 @@ class Server:
             loop=self.loop,
             admission=self.repository.host.admission,
             metadata=MetadataService(settings, self.repository),
-            statistics=StatisticsService(self.repository),
+            statistics=StatisticsService(self.repository, lag),
             repository=RepositoryService(settings, self.repository),
             sequences=SequencesService(settings, self.repository),
             workers=workers,
@@ -162,6 +171,8 @@ class Server:
                         await fronts.start(front.run)
                     if self.settings.model_control_mode == "poll" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.poll)
+                    # what starts may take its time
+                    self.loop.lag.warning_ns = int(self.settings.loop_lag_warning_ms * 1e6)
                     started()
                     await self.stopping.wait()
                     await self._sequences()

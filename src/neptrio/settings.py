@@ -94,6 +94,8 @@ class Settings:
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
 
+    loop_lag_warning_ms: float = 20  # 0: no warning
+
     log_verbose: int = 0
     log_info: bool = True
     log_warning: bool = True

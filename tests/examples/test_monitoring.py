@@ -12,6 +12,7 @@ from typing import Any
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from neptrio.loop.loop_lag import LoopLag
 from neptrio.observe.custom_metrics import CustomMetrics
 from neptrio.observe.host import GpuSample, HostSample
 from neptrio.observe.metrics import Metrics
@@ -61,7 +62,13 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
             client.infer("m", tensors)
         text = scrape(server)
     gpu = GpuSample("GPU-1", 0.5, 2, 1, 100.0, 300.0, 5.0)
-    services = SimpleNamespace(settings=Settings(), cache=None, trace=None, custom_metrics=CustomMetrics())
+    services = SimpleNamespace(
+        settings=Settings(),
+        cache=None,
+        trace=None,
+        loop=SimpleNamespace(lag=LoopLag()),
+        custom_metrics=CustomMetrics(),
+    )
     metrics = Metrics(lambda: [], services, MetricsConfig())
     metrics.host = HostSample(gpus=(gpu,))
     labels: dict[str, set[str]] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from neptrio.errors import TritonError
 from neptrio.execution.batch import Batch
+from neptrio.loop.loop_lag import LoopLag
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import (
     InferRequest,
@@ -167,7 +168,7 @@ class Bench:
         self.loop_pass = LoopPass()
         self.timers = Timers()
         self.pool = Pool(self, instances)
-        loop: Any = LoopServices(self.loop_pass, self.timers, None)  # type: ignore[arg-type]
+        loop: Any = LoopServices(self.loop_pass, self.timers, None, LoopLag())  # type: ignore[arg-type]
         pool: Any = self.pool
         self.scheduler = self.model.scheduler = DynamicScheduler(self.model, pool, loop, policy)
         self.recorder = Recorder(self)

@@ -31,6 +31,7 @@ log = logging.getLogger("neptrio.grpc")
 
 cdef enum:
     HELD = 32 << 20      # reply bytes nobody took: above this, a connection's requests are parked
+    LARGE_MESSAGE = 64 << 10   # worth a note to the loop's measure
 
 CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
 
@@ -165,6 +166,8 @@ cdef class UnaryCore(GrpcStream):
         self._message = None
         try:
             request = InferRequest.__new__(InferRequest)
+            if len(message) > LARGE_MESSAGE:
+                connection.services.loop.lag.note("decoding a gRPC request", "", len(message))
             decode_request(request, message, connection.shared_memory)
             admission.find(request, GRPC_ONE_RESPONSE)
             request.context = self

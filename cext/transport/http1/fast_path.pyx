@@ -54,6 +54,7 @@ cdef enum:
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # answers up to this size leave as one buffer
     MOST_HEAD = 8 << 10    # of a request in the fast path
+    LARGE_HEAD = 64 << 10  # of an answer: writing so much JSON is worth a note to the loop's measure
     LARGE_BODY = 4 << 10   # decoding more is worth asking first whether there is room for the request
     MOST_ROUTES = 1024     # clients use few paths; what others try must not grow memory
 
@@ -183,6 +184,10 @@ cdef class FastPathExchange(ExchangeCore):
             log.exception("encoding a response of model '%s' failed", request.model_name)
             self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         else:
+            if PyBytes_GET_SIZE(head) > LARGE_HEAD:
+                self.connection.services.loop.lag.note(
+                    "encoding an HTTP answer", request.model_name, PyBytes_GET_SIZE(head),
+                    request.timestamps[<int>SEND_START])
             if request.trace is not None and (<Trace>request.trace).headers:
                 self.connection.reply_with(self, (<Trace>request.trace).headers, head, blobs)
             else:

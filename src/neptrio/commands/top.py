@@ -90,7 +90,8 @@ class Server:
             document: Mapping[str, Any] = json.loads(body)
             if response.status != 200:
                 raise ServerError(f"{self._url} answered {response.status}: {document.get('error', '')}")
-            return Sample(taken, {(m["name"], m.get("version", "")): m for m in document["model_stats"]})
+            models = {(m["name"], m.get("version", "")): m for m in document["model_stats"]}
+            return Sample(taken, models, document.get("loop_lag"))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ServerError(
                 f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "

@@ -41,6 +41,7 @@ from typing import Any
 
 import trio
 
+from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns
@@ -99,8 +100,9 @@ class _Watch:
 class Poller(trio.abc.Instrument):
     """The shared reader."""
 
-    def __init__(self, loop_pass: LoopPass, timers: Timers) -> None:
+    def __init__(self, loop_pass: LoopPass, timers: Timers, lag: LoopLag | None = None) -> None:
         self._loop_pass = loop_pass
+        self.lag = lag or LoopLag()
         self._timers = timers
         self._watches: dict[int, _Watch] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
@@ -137,12 +139,14 @@ class Poller(trio.abc.Instrument):
 
     def _take(self, ready: list[tuple[int, int]]) -> bool:
         """One round over ready sockets; True when trio's own descriptor was among them."""
-        watches, trios = self._watches, False
+        watches, trios, lag = self._watches, False, self.lag
+        lag.woke()
         for fd, _events in ready:
             watch = watches.get(fd)
             if watch is None:
                 trios = trios or (self._inside is not None and fd == self._inside.fd)
                 continue
+            lag.source = watch.receive
             try:
                 if watch.receive():
                     continue
@@ -167,6 +171,8 @@ class Poller(trio.abc.Instrument):
     def _wait(self, timeout: float) -> None:
         epoll, inside, loop_pass, timers = self._epoll, self._inside, self._loop_pass, self._timers
         assert epoll is not None and inside is not None
+        waits = self.lag.waits
+        waits()
         if timeout <= 0:
             self._take(epoll.poll(0, READY_AT_ONCE))
             if timers.fire_due(monotonic_ns()):
@@ -180,6 +186,7 @@ class Poller(trio.abc.Instrument):
                 wait = min(end, timers.next_ns) - now
                 trios = self._take(epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE))
                 if loop_pass.asked and not trios and not inside.runnable:
+                    waits()
                     trios = self._take(epoll.poll(0, READY_AT_ONCE))
                     loop_pass.take_asked()
                 now = monotonic_ns()
@@ -187,6 +194,7 @@ class Poller(trio.abc.Instrument):
                     loop_pass.end()
                 if trios:
                     return
+                waits()
                 if now >= end or inside.runnable or loop_pass.asked or inside.next_deadline() < deadline:
                     self._wake()
                     return
@@ -222,6 +230,9 @@ class Poller(trio.abc.Instrument):
             self._epoll.register(inside.fd, select.EPOLLIN)
             _taken.set(True)
             self._timers.host(True)
+            # compiled methods as they are: a step of a task is as frequent as a request on the slower ways
+            self.before_task_step = self.lag.step_begins  # type: ignore[method-assign]
+            self.after_task_step = self.lag.step_ends  # type: ignore[method-assign]
             trio.lowlevel.add_instrument(self)
             try:
                 await trio.sleep_forever()
@@ -241,3 +252,4 @@ class Poller(trio.abc.Instrument):
                 if not ready:
                     break
                 self._take(ready)
+                self.lag.waits()

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import trio
 
+from neptrio.loop.loop_lag import BOUNDS_NS as LAG_BOUNDS_NS
+from neptrio.loop.loop_lag import LoopLag
 from neptrio.observe.custom_metrics import CustomMetrics
 from neptrio.observe.exposition import Family, pairs
 from neptrio.observe.host import HostSample
@@ -42,11 +44,21 @@ class Traces(Protocol):
     def statistics(self) -> TraceWriterStatistics: ...
 
 
+class Loop(Protocol):
+    """What the loop offers (scheduling.base.LoopServices)."""
+
+    @property
+    def lag(self) -> LoopLag: ...
+
+
 class Sources(Protocol):
     """Where the document's numbers come from, beside the models; service.Services is it."""
 
     @property
     def settings(self) -> PinnedLimit: ...
+
+    @property
+    def loop(self) -> Loop: ...
 
     @property
     def cache(self) -> Cache | None: ...
@@ -91,7 +103,7 @@ class Metrics:
                 begun = monotonic_ns()
         families = [*of_models.families, *self._cache(), *self._machine()]
         if self._detail is not Detail.TRITON:
-            families += [*self._pools(), *self._traces()]
+            families += [*self._pools(), *self._traces(), self._loop_lag()]
         families += self._services.custom_metrics.collect()
         parts: list[bytes] = []
         for family in families:
@@ -100,6 +112,19 @@ class Metrics:
                 await trio.lowlevel.checkpoint()
                 begun = monotonic_ns()
         return parts
+
+    def _loop_lag(self) -> Family:
+        family = Family(
+            "neptrio_loop_lag_seconds",
+            "Passes of the event loop by how long nothing else was looked at",
+            "histogram",
+        )
+        lag = self._services.loop.lag
+        bounds = LAG_BOUNDS_NS if self._detail is Detail.FULL else LAG_BOUNDS_NS[::2]
+        family.histogram(
+            "", tuple(bound / 1e9 for bound in bounds), lag.cumulative(bounds), lag.count, lag.sum_ns / 1e9
+        )
+        return family
 
     def _cache(self) -> list[Family]:
         families: list[Family] = []

@@ -22,6 +22,7 @@ class Sample:
 
     seconds: float
     models: Mapping[tuple[str, str], Mapping[str, Any]]
+    loop_lag: Mapping[str, Any] | None = None  # of the event loop, where the server tells it
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
             cells += [str(live.get(key, "-")) for key in ("queued", "prepared", "executing", "sequences")]
         table.append([*cells, f"{row.failures_per_s:.1f}", str(row.failures)])
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s", ""]
+    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before, now)}", ""]
     for line in table:
         cells = [
             cell.ljust(w) if i < 2 else cell.rjust(w)
@@ -153,6 +154,20 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
         lines += ["", "batches closed in the interval:", *why]
     apart = _processes(before, now)
     return [*lines, "", "processes:", *apart] if apart else lines
+
+
+def _lag(before: Sample, now: Sample) -> str:
+    """Percentiles of the loop's lag in the interval: upper bounds of the buckets they fall in."""
+    if now.loop_lag is None:
+        return ""
+    old = dict(before.loop_lag["cumulative"]) if before.loop_lag is not None else {}
+    grown, below = [], 0
+    for bound, count in now.loop_lag["cumulative"]:
+        passes = count - old.get(bound, 0)
+        grown.append([bound, passes - below])
+        below = passes
+    p50, p99 = _percentiles(grown, [])
+    return f", loop lag p50/p99 {duration(p50)}/{duration(p99)}"
 
 
 def _processes(before: Sample, now: Sample) -> list[str]:

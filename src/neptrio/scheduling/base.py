@@ -17,6 +17,7 @@ from neptrio.errors import Internal, Reason
 from neptrio.execution.backend import LoadContext
 from neptrio.execution.batch import complete
 from neptrio.execution.rate_limiter import RateLimiter
+from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.poller import Poller
 from neptrio.loop.timers import Timers
@@ -55,6 +56,7 @@ class LoopServices:
     loop_pass: LoopPass
     timers: Timers
     poller: Poller  # reads for all connections
+    lag: LoopLag  # of this loop; large work is noted there
     rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
     cache: ResponseCache | None = None  # None: no --cache-config
 

@@ -6,7 +6,8 @@ client can ignore and which are absent unless asked for.
     percentiles=50,90,99.9   "percentiles": stage -> {"count", "max", "p50", ...}, nanoseconds
     histograms=true          "histograms": stage -> [[upper bound in ns, count], ...]
     live=true                "live": what is held now; "accounts": requests since the load and how they
-                             ended; "batches": close reason -> sizes and waits
+                             ended; "batches": close reason -> sizes and waits; beside "model_stats"
+                             "loop_lag": passes of the event loop, "cumulative": [[bound in ns, passes], ...]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument
+from neptrio.loop.loop_lag import BOUNDS_NS, LoopLag
 from neptrio.observe.live import live
 from neptrio.observe.processes import processes
 from neptrio.repository.catalog import not_above_zero, version_number
@@ -72,8 +74,9 @@ NOTHING = Detail()
 class StatisticsService:
     """Per-version statistics as plain values."""
 
-    def __init__(self, repository: RepositoryManager) -> None:
+    def __init__(self, repository: RepositoryManager, lag: LoopLag) -> None:
         self._repository = repository
+        self._lag = lag
 
     def model_statistics(self, name: str, version: str, detail: Detail = NOTHING) -> dict[str, Any]:
         """The $stats_model_response. Raises InvalidArgument for an unknown model or version.
@@ -92,7 +95,16 @@ class StatisticsService:
                 models = [m for m in models if int(m.version) == number]
                 if not models:
                     raise InvalidArgument(f"requested model version is not available for model '{name}'")
-        return {"model_stats": [self._one(model, detail) for model in models]}
+        answer: dict[str, Any] = {"model_stats": [self._one(model, detail) for model in models]}
+        if detail.live:
+            lag = self._lag.statistics()
+            answer["loop_lag"] = {
+                "count": lag.count,
+                "sum_ns": lag.sum_ns,
+                "max_ns": lag.max_ns,
+                "cumulative": [list(pair) for pair in zip(BOUNDS_NS, lag.cumulative, strict=True)],
+            }
+        return answer
 
     def _one(self, model: Any, detail: Detail) -> dict[str, Any]:
         stat = {"name": model.name, "version": model.version, **model.counters.snapshot()}

@@ -66,6 +66,7 @@ class UnaryInfer(UnaryCore, Call):
         services = connection.services
         try:
             request = InferRequest()
+            services.loop.lag.note("decoding a gRPC request", "", len(message))
             decode_request(request, message, services.shared_memory)
             if connection.forward is not None:
                 forward_metadata(connection.forward, self.headers, request)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.grpc")
 
+LARGE_MESSAGE = 64 << 10  # worth a note to the loop's measure
+
 RECV_END = int(Timestamp.RECV_END)
 
 # A stream reads no further while it holds more than this. The counts are far above what a client
@@ -185,6 +187,8 @@ class StreamInfer(Call):
         try:
             if self._draining:
                 raise Unavailable(SHUTTING_DOWN)
+            if len(message) > LARGE_MESSAGE:
+                services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
             decode_request(request, message, services.shared_memory)
             if self._connection.forward is not None:
                 forward_metadata(self._connection.forward, self.headers, request)

@@ -16,7 +16,7 @@ from neptrio.codec.outputs import select
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
-from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp, monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.rest.routes import Route
 
@@ -165,8 +165,10 @@ class HttpInfer:
                 raise InvalidArgument(
                     f"inference header size should be in range (0, {len(body)}), got: {header_length}"
                 )
-        if len(body) > LARGE_BODY and not self._services.admission.tracer.tracing:
-            request.model.scheduler.expect_room()
+        if len(body) > LARGE_BODY:
+            if not self._services.admission.tracer.tracing:
+                request.model.scheduler.expect_room()
+            self._services.loop.lag.note("decoding an HTTP request", request.model_name, len(body))
         self._binary_default = decode_request(request, body, header_length, self._services.shared_memory)
         if self.forwarded is not None:
             request.parameters = {**(request.parameters or {}), **self.forwarded}
@@ -180,6 +182,7 @@ class HttpInfer:
         plain = JSON if request.trace is None else [*JSON, *request.trace.headers]
         if response.error is not None:
             return response.error.code.http, plain, error_body(response.error)
+        begun = int(monotonic_ns())
         try:
             if request.outputs is not None:
                 select(request, response, self._services)
@@ -189,6 +192,8 @@ class HttpInfer:
         except Exception as error:
             log.exception("encoding a response of model '%s' failed", request.model_name)
             return 500, plain, error_body(Internal(f"internal error: {type(error).__name__}: {error}"))
+        if len(head) > LARGE_BODY:
+            self._services.loop.lag.note("encoding an HTTP answer", request.model_name, len(head), begun)
         headers: Headers = plain
         body: list[Any] = [head]
         if binary_bytes:
