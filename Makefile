@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
 
-.PHONY: help build run test mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
+.PHONY: help build run test test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -47,6 +47,9 @@ test: build lint ## Set up, lint, type-check and run every test
 	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(BOUND) $(ARGS)
+
+test-versions: build ## Run the tests of the loop and the transports with the oldest and newest packages and Pythons; ARGS='oldest newest' chooses
+	@$(BIN)/python tools/test_versions.py $(ARGS)
 
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
@@ -92,8 +95,11 @@ bench-scale: build ## Measure instances, connections and 10,000 idle connections
 bench-readme: build ## Put the last results into README.md
 	@$(BIN)/python -m benchmarks.report $(ARGS)
 
-wheel: build ## Build a wheel into dist/
-	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+# auditwheel puts libnghttp2 into the wheel and finds out which systems it fits
+wheel: build ## Build a manylinux wheel into dist/ that installs without a compiler (fits the glibc it is built on, or newer)
+	@$(BIN)/python tools/requirements.py wheel | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+	@rm -rf build/wheel && $(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null 2>&1
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl 2>build/wheel/log || { cat build/wheel/log; exit 1; }
 	@ls -1t dist/*.whl | head -n 1
 
 wheel-test: wheel ## Install the newest wheel into an empty environment and serve a model from there

@@ -1,11 +1,15 @@
-"""Installs the wheel in dist/ into an empty environment and serves a model from there.
+"""Installs the wheel in dist/ into an empty environment, with no compiler in sight, and serves a model from there.
 
 Usage: python tools/wheel_test.py [WHEEL]
+
+On Linux the server must use the libnghttp2 that came with the wheel, not one that this machine has.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +44,18 @@ def request(url: str, body: dict | None = None) -> dict:
         return json.load(answer)
 
 
+def without_compiler(binaries: Path) -> dict[str, str]:
+    """The environment of a process that finds nothing but the environment's own programs."""
+    return {**os.environ, "PATH": str(binaries)}
+
+
+def own_nghttp2(pid: int, folder: Path) -> None:
+    """Exits unless the process has loaded libnghttp2 from the environment in `folder`, and from nowhere else."""
+    loaded = set(re.findall(r"\S*libnghttp2\S*", Path(f"/proc/{pid}/maps").read_text()))
+    if not loaded or any(not path.startswith(str(folder)) for path in loaded):
+        sys.exit(f"expected libnghttp2 of the wheel below {folder}, loaded: {sorted(loaded) or 'none'}")
+
+
 def serve(neptrio: Path, folder: Path) -> None:
     """Runs the installed command on one Python model and asks it something."""
     (folder / "models" / "double" / "1").mkdir(parents=True)
@@ -54,7 +70,10 @@ def serve(neptrio: Path, folder: Path) -> None:
     ]
     with log.open("w") as stderr:
         server = subprocess.Popen(
-            [neptrio, f"--model-repository={folder / 'models'}", *flags], stderr=stderr, cwd=folder
+            [neptrio, f"--model-repository={folder / 'models'}", *flags],
+            stderr=stderr,
+            cwd=folder,
+            env=without_compiler(neptrio.parent),
         )
     try:
         deadline = time.monotonic() + 60
@@ -67,6 +86,8 @@ def serve(neptrio: Path, folder: Path) -> None:
         answer = request(f"{address}/v2/models/double/infer", body)
         if answer["outputs"][0]["data"] != [6, 8]:
             sys.exit(f"wrong answer: {answer}")
+        if sys.platform == "linux":
+            own_nghttp2(server.pid, folder)
         server.terminate()
         if server.wait(30) != 0:
             sys.exit(f"the installed server ended with {server.returncode}")
@@ -85,7 +106,7 @@ def main() -> int:
         venv.create(folder / "venv", with_pip=True)
         binaries = folder / "venv" / "bin"
         pip = [binaries / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, wheel], check=True, cwd=folder)
+        subprocess.run([*pip, wheel], check=True, cwd=folder, env=without_compiler(binaries))
         check = "import triton_python_backend_utils as u, neptrio, pathlib as p; [print(p.Path(m.__file__).with_name('py.typed').stat().st_size) for m in (u, neptrio)]"
         subprocess.run([binaries / "python", "-c", check], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         subprocess.run([binaries / "neptrio", "--version"], check=True, cwd=folder)

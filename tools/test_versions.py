@@ -1,0 +1,129 @@
+"""Runs tests with the oldest and the newest packages and Pythons that the project supports.
+
+    python tools/test_versions.py [NAME ...] [--tests PATH ...]
+
+The ordinary environment has the newest packages on one Python. What reaches furthest into other people's
+internals (the poller replaces trio's, the REST port runs inside hypercorn) can break on either side of that:
+
+    oldest  Python 3.11 with the lower bounds of trio, hypercorn and numpy that pyproject.toml gives
+    middle  Python 3.12 with the newest packages
+    newest  Python 3.13 with the newest packages
+
+Each has an environment in build/versions, kept between runs, and uses this checkout's sources; modules are
+built once per Python, beside the ones that are there. A Python that this machine does not have is named and
+left out; with none found the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "versions"
+NAMES = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}
+PINNED = ("trio", "hypercorn", "numpy")
+TESTS = ("tests/loop", "tests/transport", "tests/client", "tests/test_server.py")
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version: this one, one on PATH, or one of pyenv's."""
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
+        return sys.executable
+    found = shutil.which(f"python{version}")  # pyenv's stand-in for a version that is not chosen fails
+    if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
+        return found
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for folder in sorted((pyenv / "versions").glob(f"{version}.*"), reverse=True):
+        if (folder / "bin" / "python").exists():
+            return str(folder / "bin" / "python")
+    return None
+
+
+def lower_bounds() -> list[str]:
+    """`name==bound` of what is pinned in the oldest environment."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = {}
+    for requirement in project["dependencies"]:
+        found = re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)", requirement)
+        if found and found[1] in PINNED:
+            bounds[found[1]] = found[2]
+    missing = set(PINNED) - set(bounds)
+    if missing:
+        raise SystemExit(f"expected a lower bound (>=) in pyproject.toml of {sorted(missing)}")
+    return [f"{name}=={bound}" for name, bound in bounds.items()]
+
+
+def environment(name: str, python: str) -> Path:
+    """The interpreter of an environment with everything that testing needs, and the modules built for it."""
+    folder = FOLDER / name
+    own = folder / "bin" / "python"
+    if not own.exists():
+        subprocess.run([python, "-m", "venv", folder], check=True)
+    wanted = subprocess.run(
+        [own, ROOT / "tools" / "requirements.py", "test"], check=True, capture_output=True, text=True
+    ).stdout
+    pins = folder / "pins.txt"
+    pins.write_text("\n".join(lower_bounds() if name == "oldest" else []))
+    subprocess.run(
+        [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", pins, "-r", "/dev/stdin"],
+        input=wanted,
+        text=True,
+        check=True,
+    )
+    site = subprocess.run(
+        [own, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    (Path(site) / "neptrio.pth").write_text(f"{ROOT / 'src'}\n")
+    log = folder / "build.log"
+    with log.open("wb") as out:
+        built = subprocess.run([own, "setup.py", "build_ext", "--inplace"], cwd=ROOT, stdout=out, stderr=out)
+    if built.returncode:
+        raise SystemExit(f"{log.read_text()[-3000:]}\nthe modules could not be built for {name}")
+    return own
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=[], help=f"of {', '.join(NAMES)}; all when none is given")
+    parser.add_argument("--tests", nargs="+", default=list(TESTS), help="what pytest is given")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(NAMES)
+    if unknown:
+        parser.error(f"expected names of {', '.join(NAMES)}, got {', '.join(sorted(unknown))}")
+    outcomes: dict[str, str] = {}
+    for name in options.names or NAMES:
+        python = interpreter(NAMES[name])
+        if python is None:
+            outcomes[name] = f"not run: this machine has no Python {NAMES[name]}"
+            continue
+        own = environment(name, python)
+        versions = subprocess.run(
+            [
+                own,
+                "-c",
+                f"import importlib.metadata as m; print(*(p + ' ' + m.version(p) for p in {PINNED}))",
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        print(f"{name}: Python {NAMES[name]}, {versions}", flush=True)
+        run = subprocess.run([own, "-m", "pytest", "-n", "2", "--dist", "loadfile", *options.tests], cwd=ROOT)
+        outcomes[name] = "passed" if run.returncode == 0 else f"failed ({run.returncode})"
+    for name, outcome in outcomes.items():
+        print(f"{name:<8} {outcome}")
+    return int("passed" not in outcomes.values() or any(o.startswith("failed") for o in outcomes.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
