@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
 
+<<<<<<< HEAD
 .PHONY: help build run test test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
+=======
+.PHONY: help build run test test-sanitized fuzz mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
+>>>>>>> 01ead8d (Build compiled code with sanitizers, fuzz what strangers may send, and soak it in wrong requests)
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -28,6 +32,11 @@ $(VENV)/.deps-test: $(VENV)/.deps
 	@$(BIN)/python tools/requirements.py test | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
 	@touch $@
 
+# not every platform has a wheel of the fuzzer: tools/fuzz.py says then what is not run
+$(VENV)/.deps-fuzz: $(VENV)/.built-test pyproject.toml
+	@-$(BIN)/python tools/requirements.py fuzz | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+	@touch $@
+
 $(VENV)/.built: $(VENV)/.deps $(CEXT)
 	@$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
@@ -48,11 +57,22 @@ test: build lint ## Set up, lint, type-check and run every test
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(BOUND) $(ARGS)
 
+<<<<<<< HEAD
 test-versions: build ## Run the tests of the loop and the transports with the oldest and newest packages and Pythons; ARGS='oldest newest' chooses
 	@$(BIN)/python tools/test_versions.py $(ARGS)
 
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, and 20,000 live sequences
 	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
+=======
+test-sanitized: build ## Build the compiled modules with AddressSanitizer and UndefinedBehaviorSanitizer and run what reaches them (15 minutes at most)
+	@$(BIN)/python tools/sanitized.py $(ARGS)
+
+fuzz: $(VENV)/.deps-fuzz ## Fuzz what strangers may send, guided by coverage, 10 minutes for each reader; ARGS='--seconds 60 http1' narrows it
+	@$(BIN)/python tools/fuzz.py $(ARGS)
+
+soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, 20,000 live sequences, and a million wrong requests
+	@NEPTRIO_SOAK_SECONDS=60 NEPTRIO_SOAK_REQUESTS=1000000 $(BIN)/python -m pytest -s tests/soak $(ARGS)
+>>>>>>> 01ead8d (Build compiled code with sanitizers, fuzz what strangers may send, and soak it in wrong requests)
 	@NEPTRIO_MEMORY_CYCLES=200 NEPTRIO_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -s tests/repository/test_memory.py tests/repository/test_hostile.py $(ARGS)
 	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_slot_exploration.py tests/sequences/test_soak.py $(ARGS)
 

@@ -655,6 +655,16 @@ cdef class ChildEnd:
         memory.block = block
         return _frombuffer(memory, dtype).reshape(shape)
 
+    def end(self):
+        """Nobody will return what was lent: lets go of it, for who outlives its end of the rings.
+
+        Without this, an input that was returned as an output holds its message, the message this end, and this end
+        the input; an array has no part in the collector's search for such circles.
+        """
+        self.lent.clear()
+        self.passing.clear()
+        self.heard.clear()
+
     def statistics(self) -> dict:
         """What is held."""
         return {"lent": len(self.lent), "passing": len(self.passing), "used": self.slab.used}

@@ -119,8 +119,11 @@ class Pair:
 
     def close(self) -> None:
         self.server.end()
+        self.child.end()
         del self.child, self.shared
         os.close(self.bell)
+        while self.segments:
+            os.close(self.segments.popitem()[1])
 
     # ------------------------------------------------------------ for tests
 

@@ -20,6 +20,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.python.models import config, python_model
+from tests.support.sanitizer import SANITIZED, no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -112,9 +113,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     python_model(repository, "neighbour", MANY, TEXT)
     two = " instance_group { count: 2 kind: KIND_CPU }"
     python_model(repository, "here", MANY, TEXT + two + parameters(isolation="none"))
-    limited = parameters(
-        MEMORY_LIMIT_BYTES=str(1 << 30), NICE="3", THREADS="3", ENVIRONMENT="SECRET_*,MADE=here"
-    )
+    limit = {} if SANITIZED else {"MEMORY_LIMIT_BYTES": str(1 << 30)}
+    limited = parameters(NICE="3", THREADS="3", ENVIRONMENT="SECRET_*,MADE=here", **limit)
     python_model(repository, "limited", MANY, TEXT + limited)
     python_model(repository, "slow", MANY, TEXT + parameters(EXECUTE_TIMEOUT_SECONDS="1.5"))
     env = {**os.environ, "CLOUD_KEY": "hush", "SECRET_OF_LIMITED": "told"}
@@ -278,6 +278,7 @@ def test_what_a_process_is_given(server: ServerProcess) -> None:
     assert kinds.count("socket") == 1 and not [name for name in found["files"] if "eventpoll" in name]
 
 
+@no_memory_figures
 def test_a_memory_limit(server: ServerProcess) -> None:
     assert call(server, how="allocate", bytes=2 << 30).tolist() == [1]
     with pytest.raises(InferenceServerException, match=r"MemoryError|Unable to allocate"):
@@ -355,6 +356,7 @@ class TritonPythonModel:
 """
 
 
+@no_memory_figures
 def test_instances_share_what_was_preloaded(tmp_path: Path) -> None:
     """Four instances of a model with 200 MB need 200 MB."""
     python_model(tmp_path, "shared", PRELOAD, TEXT + " instance_group { count: 4 kind: KIND_CPU }")

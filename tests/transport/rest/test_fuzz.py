@@ -147,9 +147,8 @@ class Fuzz:
         return self.random.choice(["GET", "POST", "DELETE"]), self.random.choice(paths), b""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    repository: Path = tmp_path_factory.mktemp("fuzz")
+def write_models(repository: Path) -> None:
+    """The models that the requests are for."""
     for name, extra in {"pair": "", "named": CORRID, "cached": "response_cache { enable: true }"}.items():
         write_model(repository, name, identity_config(dims="1", pairs=1, extra=extra))
     labels = identity_config(dims="1", pairs=1).replace(
@@ -157,6 +156,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     )
     write_model(repository, "classes", labels, {"labels.txt": "zero\none\n"})
     python_model(repository, "python", ECHO, config("INPUT0:TYPE_STRING:1", "OUTPUT0:TYPE_STRING:1", 8))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository: Path = tmp_path_factory.mktemp("fuzz")
+    write_models(repository)
     folder = tmp_path_factory.mktemp("fuzz-traces")
     flags = (
         f"--trace-config=triton,file={folder / 't'}",

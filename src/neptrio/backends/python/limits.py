@@ -64,6 +64,7 @@ PASSED = (
         "TRITON_*",
         "TRITONSERVER_*",
         "ASAN_OPTIONS",
+        "UBSAN_OPTIONS",
         "COVERAGE_*",
         "COV_CORE_*",
     ),
