@@ -5,11 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
 
-<<<<<<< HEAD
-.PHONY: help build run test test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
-=======
-.PHONY: help build run test test-sanitized fuzz mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
->>>>>>> 01ead8d (Build compiled code with sanitizers, fuzz what strangers may send, and soak it in wrong requests)
+.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -57,13 +53,9 @@ test: build lint ## Set up, lint, type-check and run every test
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(BOUND) $(ARGS)
 
-<<<<<<< HEAD
 test-versions: build ## Run the tests of the loop and the transports with the oldest and newest packages and Pythons; ARGS='oldest newest' chooses
 	@$(BIN)/python tools/test_versions.py $(ARGS)
 
-soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, and 20,000 live sequences
-	@NEPTRIO_SOAK_SECONDS=60 $(BIN)/python -m pytest -s tests/soak $(ARGS)
-=======
 test-sanitized: build ## Build the compiled modules with AddressSanitizer and UndefinedBehaviorSanitizer and run what reaches them (15 minutes at most)
 	@$(BIN)/python tools/sanitized.py $(ARGS)
 
@@ -72,7 +64,6 @@ fuzz: $(VENV)/.deps-fuzz ## Fuzz what strangers may send, guided by coverage, 10
 
 soak: build ## Run the long load tests: 200 clients for 60 s with cancels and errors, 200 cycles of load and unload, 20,000 live sequences, and a million wrong requests
 	@NEPTRIO_SOAK_SECONDS=60 NEPTRIO_SOAK_REQUESTS=1000000 $(BIN)/python -m pytest -s tests/soak $(ARGS)
->>>>>>> 01ead8d (Build compiled code with sanitizers, fuzz what strangers may send, and soak it in wrong requests)
 	@NEPTRIO_MEMORY_CYCLES=200 NEPTRIO_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -s tests/repository/test_memory.py tests/repository/test_hostile.py $(ARGS)
 	@NEPTRIO_SOAK=1 $(BIN)/python -m pytest -s tests/scheduling/test_slot_exploration.py tests/sequences/test_soak.py $(ARGS)
 
