@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +16,14 @@ from onnx import helper
 
 from neptrio.logs import (
     BURST,
+    HELD_BYTES,
     LONGEST,
     PLACES,
     REFILL_SECONDS,
     FloodFilter,
     LevelFilter,
     LineFormat,
+    LineHandler,
     start_logging,
 )
 from neptrio.settings import Settings
@@ -26,6 +32,7 @@ from tests.support import onnx_models
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 
 def record(level: int) -> logging.LogRecord:
@@ -230,3 +237,110 @@ def test_failing_executions_are_logged_alike_and_not_without_end(tmp_path: Path,
     assert len([line for line in errors if "onnx runtime error" not in line and "Failed to" not in line]) == 0
     own = len(re.findall(r"^I.*\] onnxruntime ", log, re.M))
     assert own == 200 * verbose, "what the library says itself is for those who ask"
+
+
+# ---------------------------------------------------------------- records that cannot be forged
+
+
+def test_what_others_wrote_begins_no_record() -> None:
+    forged = "E1121 00:31:38.123456 4711 x.py:1] the disk is full"
+    for end in ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"):
+        made = logging.LogRecord("neptrio.x", logging.ERROR, "f.py", 1, "%s", (f"oh{end}{forged}",), None)
+        for iso in (False, True):
+            lines = LineFormat(iso).format(made).splitlines()
+            assert not any(line.startswith("E1121 00:31") for line in lines[1:])
+            assert all(line.startswith("    ") for line in lines[1:])
+    terminal = logging.LogRecord("neptrio.x", logging.ERROR, "f.py", 1, "a\x1b[2Jb\tc", (), None)
+    assert LineFormat(False).format(terminal).endswith("] a\\x1b[2Jb\tc")
+
+
+def test_an_exception_begins_no_record() -> None:
+    try:
+        raise ValueError("a\nE1121 00:31:38.123456 4711 x.py:1] forged")
+    except ValueError:
+        made = logging.LogRecord("neptrio.x", logging.ERROR, "f.py", 1, "failed", (), sys.exc_info())
+    first, *others = LineFormat(False).format(made).splitlines()
+    assert first.endswith("] failed")
+    assert "    Traceback (most recent call last):" in others
+    assert all(line.startswith("    ") for line in others)
+
+
+def test_a_long_record_that_lost_its_middle_begins_no_other() -> None:
+    text = "x\n" * LONGEST
+    made = logging.LogRecord("neptrio.x", logging.ERROR, "f.py", 1, "%s", (text,), None)
+    assert all(line.startswith("    ") for line in LineFormat(False).format(made).splitlines()[1:])
+
+
+# ---------------------------------------------------------------- a reader that does not read
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, os.fdopen(read) as reader:
+        handler = LineHandler(stream)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        for i in range(40_000):  # more than pipe and queue hold; a handler that waits never comes to the end
+            handler.emit(logging.LogRecord("n", logging.INFO, "f.py", 1, f"line {i} " + "x" * 60, (), None))
+        held = handler.statistics()
+        assert held.left_out > 0
+        assert 0 < held.bytes <= HELD_BYTES
+        lines = []
+        for line in reader:
+            lines.append(line)
+            if "records were left out" in line:
+                break
+        numbers = [int(line.split()[1]) for line in lines[:-1]]
+        assert numbers == list(
+            range(len(numbers))
+        )  # in order, whole, and none lost before the first that was
+        assert len(numbers) + int(lines[-1].split()[1]) == 40_000
+        handler.settle(60)
+        handler.emit(logging.LogRecord("n", logging.INFO, "f.py", 1, "again", (), None))
+        assert reader.readline() == "again\n"
+
+
+TALKATIVE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for i in range(3000):
+            pb_utils.Logger.log_info("x" * 1000)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def test_a_server_answers_while_nobody_reads_its_log(tmp_path: Path) -> None:
+    python_model(tmp_path, "talkative", TALKATIVE, config("IN:TYPE_INT32:1", "OUT:TYPE_INT32:1"))
+    read, write = os.pipe()
+    flags = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"]
+    command = [sys.executable, "-m", "neptrio", f"--model-repository={tmp_path}", *flags]
+    process = subprocess.Popen(command, stderr=write)
+    os.close(write)
+    with os.fdopen(read) as log:
+        text = ""
+        while not text.endswith("serving\n"):
+            text += log.readline()
+        found = re.search(r"REST +on http://(\S+)", text)
+        assert found is not None
+        inputs = [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}]
+        with Http1(found[1]) as client:  # three megabytes are logged; a pipe holds 64 KiB
+            body = json.dumps({"inputs": inputs}).encode()
+            assert client.request("POST", "/v2/models/talkative/infer", body).status == 200
+            assert client.request("GET", "/v2/health/ready").status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_sighup_opens_the_log_file_again_and_ends_nothing(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "simple", identity_config())
+    log = tmp_path / "log"
+    with ServerProcess(tmp_path / "models", f"--log-file={log}", "--log-verbose=1") as server:
+        log.rename(tmp_path / "old")
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: log.exists() and "was opened again" in log.read_text(), "the log file is there again")
+        with Http1(server.http) as client:
+            assert client.request("GET", "/v2/health/ready").status == 200
+    with ServerProcess(tmp_path / "models") as server:
+        server.process.send_signal(signal.SIGHUP)
+        server.until_logged("SIGHUP: there is nothing to read again")
+        with Http1(server.http) as client:
+            assert client.request("GET", "/v2/health/ready").status == 200

@@ -139,6 +139,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         metavar="API[,API...]:HEADER=VALUE",
         help="endpoints that want this header; APIs: " + ", ".join(flags.RESTRICTED_CATEGORIES)
         + "; may be repeated")  # fmt: skip
+    add("--http-restricted-api-file", type=Path, default=None, metavar="FILE",
+        help="the same, one per line, where no other user can read the secret")  # fmt: skip
     add("--http-lean", type=flags.boolean, default=True, help="false: hypercorn serves plain HTTP/1.1 too")
     add("--http-request-timeout-secs", type=flags.seconds, default=60.0,
         help="how long a request may take to arrive; large bodies earn more")  # fmt: skip
@@ -165,6 +167,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--grpc-restricted-protocol", type=flags.restriction("protocol"), action="append", default=[],
         metavar="API[,API...]:KEY=VALUE",
         help="calls that want the metadata triton-grpc-protocol-KEY; APIs as above; may be repeated")  # fmt: skip
+    add("--grpc-restricted-protocol-file", type=Path, default=None, metavar="FILE",
+        help="the same, one per line, where no other user can read the secret")  # fmt: skip
     add("--grpc-keepalive-time", dest="grpc_keepalive_time_ms", type=flags.positive, default=7_200_000,
         help="ms of silence after which the server sends PING")  # fmt: skip
     add("--grpc-keepalive-timeout", dest="grpc_keepalive_timeout_ms", type=flags.positive, default=20_000,
@@ -298,6 +302,9 @@ def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
         if isinstance(value, list):
             values[name] = tuple(value)
     try:
+        for name, what in (("http_restricted_api", "api"), ("grpc_restricted_protocol", "protocol")):
+            file = values.pop(name + "_file")
+            values[name] += flags.read_restrictions(file, f"NEPTRIO_{name.upper()}", what)
         return Settings(**values), warnings
     except ValueError as error:
         p.error(str(error))
@@ -316,7 +323,7 @@ def main(argv: list[str] | None = None) -> int:
 
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     from neptrio import server
-    from neptrio.logs import start_logging
+    from neptrio.logs import settle, start_logging
     from neptrio.observe import memory
 
     memory.keep_one_arena()
@@ -332,6 +339,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: creating server: {error}", file=sys.stderr)
         return 1
     finally:
+        settle()
         gc.enable()
 
 

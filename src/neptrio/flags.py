@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -215,6 +216,36 @@ def restriction(what: str) -> Callable[[str], Restriction]:
         return Restriction(names, header, value)
 
     return parse
+
+
+def read_restrictions(path: Path | None, variable: str, what: str) -> tuple[Restriction, ...]:
+    """Restrictions that are not on the command line, where every user of the machine could read them.
+
+    One `CATEGORY[,CATEGORY...]:HEADER=VALUE` per line of the file and of the environment variable; empty lines
+    and those that begin with `#` are skipped. The variable is taken out of the environment, so that models
+    do not see it. Raises ValueError, without a secret in its text.
+    """
+    texts = [(f"the environment variable {variable}", os.environ.pop(variable, ""))]
+    if path is not None:
+        try:
+            texts.append((f"'{path}'", path.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise ValueError(f"restrictions cannot be read from '{path}': {reason}") from None
+    parse = restriction(what)
+    found = []
+    for place, text in texts:
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            try:
+                found.append(parse(line.strip()))
+            except argparse.ArgumentTypeError:
+                raise ValueError(
+                    f"{place}, line {number}: expected CATEGORY[,CATEGORY...]:HEADER=VALUE with categories from "
+                    f"{', '.join(RESTRICTED_CATEGORIES)}"
+                ) from None
+    return tuple(found)
 
 
 def check_restrictions(restrictions: tuple[Restriction, ...], what: str) -> None:

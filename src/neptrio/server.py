@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import trio
 
-from neptrio import startup
+from neptrio import logs, startup
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.config import accelerators
 from neptrio.errors import TritonError
@@ -281,12 +281,25 @@ class Server:
 
 
 async def _signals(server: Server) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                _hang_up()
+                continue
             # a second signal is the kernel's: it ends the process even when the loop is stuck
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             server.stop()
+
+
+def _hang_up() -> None:
+    """SIGHUP: what can be read again is; a terminal that goes away ends no server."""
+    try:
+        reopened = logs.reopen()
+    except OSError as error:
+        log.error("SIGHUP: the log file cannot be opened again, the log goes on as it was: %s", error)
+        return
+    log.info("SIGHUP: %s", "the log file was opened again" if reopened else "there is nothing to read again")
 
 
 def run(settings: Settings) -> int:
@@ -331,6 +344,7 @@ def run(settings: Settings) -> int:
 
 def _leave(status: int) -> NoReturn:
     """Ends the process without waiting for its threads; the processes of isolated models end too."""
+    logs.settle()
     processes = sys.modules.get("neptrio.backends.python.process")
     if processes is not None:
         processes.kill_all()

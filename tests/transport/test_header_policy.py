@@ -23,6 +23,7 @@ from neptrio.transport.header_policy import METHOD_CATEGORIES, VERB_CATEGORIES, 
 from neptrio.transport.rest.routes import TABLE
 from tests.backends.python.models import config, python_model
 from tests.support.http import Http1, Http2
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.transport.conftest import SESSIONS
 
@@ -64,12 +65,9 @@ class TritonPythonModel:
                 pb_utils.InferenceResponse([out]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             )
 """
-BODY = json.dumps(
-    {
-        "inputs": [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}],
-        "parameters": {"my-both": "body", "kept": 7},
-    }
-).encode()
+INPUTS = [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}]
+BODY = json.dumps({"inputs": INPUTS, "parameters": {"kept": 7}}).encode()
+BOTH = json.dumps({"inputs": INPUTS, "parameters": {"my-both": "body", "kept": 7}}).encode()
 INFER = "/v2/models/parameters/infer"
 CATEGORIES = "health,metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging"
 FORWARD = (
@@ -151,13 +149,41 @@ def tensor(module: Any) -> Any:
 def test_http_headers_become_parameters(front: str, start: Start) -> None:
     with connect(front, start, FORWARD) as client:
         headers = {"MY-Tenant": "a b", "my-both": "header", "other": "x", "Admin-Key": "a=b:c"}
-        reply = client.request("POST", INFER, BODY, headers)
+        reply = client.request("POST", INFER, BOTH, headers)
         assert reply.status == 200, reply.body
         name = "my-tenant" if front == "http2" else "MY-Tenant"
         assert seen(reply.body) == {"my-both": "header", "kept": 7, name: "a b"}
         # the next request of the connection has headers of its own
         reply = client.request("POST", INFER, BODY, {"Admin-Key": "a=b:c"})
-        assert seen(reply.body) == {"my-both": "body", "kept": 7}
+        assert seen(reply.body) == {"kept": 7}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_body_cannot_bring_what_looks_like_a_header(front: str, start: Start) -> None:
+    admin = {"Admin-Key": "a=b:c"}
+    with connect(front, start, FORWARD) as client:
+        for headers in (admin, {**admin, "my-tenant": "t"}):
+            reply = client.request("POST", INFER, BOTH, headers)
+            assert reply.status == 400
+            assert "parameter 'my-both' has the name of a header" in json.loads(reply.body)["error"]
+        reply = client.request("POST", "/v2/models/parameters/generate", b'{"IN":[1],"My-n":2}', admin)
+        assert reply.status == 400
+        assert "parameter 'My-n'" in json.loads(reply.body)["error"]
+        # what cannot be forwarded cannot be forged either
+        body = json.dumps({"inputs": INPUTS, "parameters": {"priority": 0, "kept": 7}}).encode()
+        assert client.request("POST", INFER, body, admin).status == 200
+
+
+def test_a_grpc_message_cannot_bring_what_looks_like_metadata(forwarding: ServerProcess) -> None:
+    with triton_grpc.InferenceServerClient(forwarding.grpc) as client:
+        with pytest.raises(InferenceServerException, match="parameter 'my-both'") as error:
+            client.infer("parameters", [tensor(triton_grpc)], parameters={"my-both": "body"})
+        assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error))
+        client.async_stream_infer("decoupled", [tensor(triton_grpc)], parameters={"my-both": "body"})
+        assert "parameter 'my-both'" in str(answers.get(timeout=60))
+        client.stop_stream()
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -169,7 +195,7 @@ def test_every_kind_of_python_model_sees_them(model: str, front: str, start: Sta
             "Admin-Key": "a=b:c",
         }
         reply = client.request("POST", f"/v2/models/{model}/infer", BODY, headers)
-        assert seen(reply.body) == {"my-both": "body", "kept": 7, "my-tenant": "é"}
+        assert seen(reply.body) == {"kept": 7, "my-tenant": "é"}
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -200,10 +226,10 @@ def test_the_http_client(forwarding: ServerProcess) -> None:
             "parameters",
             [tensor(triton_http)],
             headers={"my-tenant": "t"},
-            parameters={"my-both": "body"},
+            parameters={"mine": "body"},
             request_compression_algorithm="gzip",
         )
-        assert json.loads(answer.as_numpy("OUT")[0]) == {"my-both": "body", "my-tenant": "t"}
+        assert json.loads(answer.as_numpy("OUT")[0]) == {"mine": "body", "my-tenant": "t"}
 
 
 # ---------------------------------------------------------------- forwarding over gRPC
@@ -308,7 +334,7 @@ def test_long_names_match_as_short_ones(front: str, start: Start) -> None:
     with connect(front, start, FORWARD) as client:
         reply = client.request("POST", INFER, BODY, {LONG: "there", "Admin-Key": "a=b:c"})
         assert reply.status == 200, reply.body
-        assert seen(reply.body) == {"my-both": "body", "kept": 7, LONG: "there"}
+        assert seen(reply.body) == {"kept": 7, LONG: "there"}
 
 
 def test_long_metadata_matches_as_short_metadata(forwarding: ServerProcess) -> None:
@@ -426,3 +452,46 @@ def test_every_endpoint_belongs_to_a_category(repository: Path) -> None:
     assert set(METHOD_CATEGORIES) == methods | health
     served = {path for servicer in servicers(None) for path in servicer.__mapping__()}
     assert {path for path in served if "Reflection" not in path} <= set(METHOD_CATEGORIES)
+
+
+# ---------------------------------------------------------------- secrets that are not on the command line
+
+
+def test_secrets_come_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "simple", identity_config())
+    secrets = tmp_path / "secrets"
+    secrets.write_text("# who may load\n\nmodel-repository:Admin-Key=of a file\n")
+    secrets.chmod(0o600)
+    environment = {**os.environ, "NEPTRIO_GRPC_RESTRICTED_PROTOCOL": "logging:admin-key=of-the-environment"}
+    with ServerProcess(
+        tmp_path / "models", f"--http-restricted-api-file={secrets}", "--log-verbose=0", env=environment
+    ) as server:
+        with Http1(server.http) as client:
+            assert client.request("POST", "/v2/repository/index").status == 403
+            assert (
+                client.request("POST", "/v2/repository/index", b"", {"admin-key": "of a file"}).status == 200
+            )
+        with triton_grpc.InferenceServerClient(server.grpc) as stub:
+            with pytest.raises(InferenceServerException, match="restricted"):
+                stub.get_log_settings()
+            stub.get_log_settings(headers={"triton-grpc-protocol-admin-key": "of-the-environment"})
+            stub.get_model_repository_index()
+        assert b"of a file" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["model-repository", "nothing:secret-key=s3cret", "health:a b=s3cret"])
+def test_a_wrong_line_of_secrets_is_told_without_it(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from neptrio.cli import settings_of
+
+    secrets = tmp_path / "secrets"
+    secrets.write_text("\n" + text)
+    with pytest.raises(SystemExit):
+        settings_of(["--model-repository=m", f"--http-restricted-api-file={secrets}"])
+    told = capsys.readouterr().err
+    assert f"'{secrets}', line 2: expected CATEGORY" in told
+    assert "s3cret" not in told
+    with pytest.raises(SystemExit):
+        settings_of(["--model-repository=m", f"--http-restricted-api-file={secrets}.not"])
+    assert "cannot be read" in capsys.readouterr().err

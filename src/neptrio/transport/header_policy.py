@@ -12,7 +12,9 @@ Rules:
  3. Every header whose name the pattern finds becomes a string parameter of the request, named as
     it came; it wins over a parameter of that name in the body, the last of repeated ones over the
     first (a Triton server hands all of them on as JSON, where readers keep the last).
- 4. Names that mean something in a request's parameters are refused, not forwarded: a header must
+ 4. A parameter of the body whose name the pattern finds is refused unless a header takes its place: models
+    must be able to believe that what is named like a header was one.
+ 5. Names that mean something in a request's parameters are refused, not forwarded: a header must
     not start a sequence by accident.
 Source: docs/protocol/features.md A6, A8 and B4; texts and order as observed on a real server.
 """
@@ -25,6 +27,7 @@ from collections.abc import Iterable
 
 from neptrio.errors import Code, InvalidArgument, TritonError
 from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
+from neptrio.request.infer_request import InferRequest
 from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -106,6 +109,7 @@ class HeaderForward:
 
     def __init__(self, pattern: str) -> None:
         self._pattern = compile_pattern(pattern)
+        self._bodies: dict[str, bool] = {}
         self._known: dict[bytes, str | None] = {}
 
     def _parameter(self, raw: bytes) -> str | None:
@@ -124,6 +128,37 @@ class HeaderForward:
             self._known.clear()
         self._known[raw] = name
         return name
+
+    def into(self, request: InferRequest, found: dict[str, str]) -> None:
+        """Makes `found`, of headers() or metadata(), parameters of the request.
+
+        Raises InvalidArgument for a parameter of the body that could be taken for a header (rule 4).
+        """
+        given = request.parameters
+        if not given:
+            request.parameters = found or None
+            return
+        for name in given:
+            if name not in found and self._named_like_a_header(name):
+                raise InvalidArgument(
+                    f"parameter '{name}' has the name of a header that this server forwards to models, and must come as "
+                    "one"
+                )
+        request.parameters = {**given, **found}
+
+    def _named_like_a_header(self, name: str) -> bool:
+        known = self._bodies.get(name)
+        if known is None:
+            lower = name.lower()
+            known = (
+                self._pattern.search(name) is not None
+                and lower not in RESERVED
+                and not lower.startswith(RESERVED_PREFIX)
+            )
+            if len(self._bodies) >= KNOWN_NAMES:
+                self._bodies.clear()
+            self._bodies[name] = known
+        return known
 
     def headers(self, headers: Pairs) -> dict[str, str]:
         """Parameters from HTTP headers. Raises InvalidArgument for a reserved name."""
@@ -154,6 +189,20 @@ class HeaderForward:
                     raise InvalidArgument(f"the value of metadata '{name}' is not base64") from None
             found[name] = _text(value)
         return found
+
+
+class Forwarded:
+    """Parameters made of one request's headers."""
+
+    __slots__ = ("_forward", "_found")
+
+    def __init__(self, forward: HeaderForward, found: dict[str, str]) -> None:
+        self._forward = forward
+        self._found = found
+
+    def into(self, request: InferRequest) -> None:
+        """Makes them parameters of the request, once it is decoded. Raises InvalidArgument."""
+        self._forward.into(request, self._found)
 
 
 def _text(value: bytes) -> str:
@@ -194,10 +243,14 @@ class HeaderPolicy:
         if gate is not None:
             gate.check(headers)
 
-    def infer(self, headers: Pairs) -> dict[str, str]:
+    def infer(self, headers: Pairs) -> Forwarded | None:
         """For an HTTP inference: checks, and returns the parameters made of headers. Raises TritonError."""
         self.check("infer", headers)
-        return self.forward.headers(headers) if self.forward is not None else {}
+        return self.forwarded(headers)
+
+    def forwarded(self, headers: Pairs) -> Forwarded | None:
+        """The parameters made of HTTP headers, None where none are. Raises InvalidArgument."""
+        return None if self.forward is None else Forwarded(self.forward, self.forward.headers(headers))
 
 
 def _gates(

@@ -291,5 +291,5 @@ def test_and_so_does_the_log(tmp_path: Path) -> None:
     reasons = failing(tmp_path)
     with ServerProcess(tmp_path, "--exit-on-error=false", "--strict-readiness=false") as server:
         for name, reason in reasons.items():
-            told = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: {reason};\n"
-            server.until_logged(told)
+            told = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: {reason};"
+            server.until_logged(told.replace("\n", "\n    ") + "\n")

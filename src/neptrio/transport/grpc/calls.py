@@ -120,9 +120,7 @@ def too_many_connections(session: Http2Session, stream_id: int, headers: Headers
 
 def forward_metadata(forward: Any, headers: Headers, request: InferRequest) -> None:
     """Metadata of the call that models are to see becomes parameters. Raises TritonError."""
-    found = forward.metadata(headers())
-    if found:
-        request.parameters = {**(request.parameters or {}), **found}
+    forward.into(request, forward.metadata(headers()))
 
 
 def framed_size(segments: list[Any]) -> int:

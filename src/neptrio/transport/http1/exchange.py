@@ -110,7 +110,7 @@ class Exchange(ExchangeCore):
                 connection.content_encoding,
                 connection.accept_encoding,
             )
-            if forwarded:
+            if forwarded is not None:
                 infer.forwarded = forwarded
             self.infer = infer
             if connection.services.admission.tracer.trace_headers:

@@ -18,7 +18,7 @@ from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.service.sequences import parse_id
 from neptrio.service.statistics import Detail
-from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
+from neptrio.transport.header_policy import RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.generate import HttpGenerate
@@ -118,11 +118,11 @@ class RestApp:
                 return 200, preflight, []
         if route is None:
             return 404, JSON, [b'{"error":"Not Found"}']
-        forwarded: dict[str, str] = {}
+        forwarded: Forwarded | None = None
         if self._policy is not None:
             self._policy.check(route.verb, scope["headers"])
             if self._policy.forward is not None and route.verb in FORWARDING and route.allowed:
-                forwarded = self._policy.forward.headers(scope.get(RAW_HEADERS) or scope["headers"])
+                forwarded = self._policy.forwarded(scope.get(RAW_HEADERS) or scope["headers"])
         if not route.allowed:
             return 405, JSON, [b'{"error":"Method Not Allowed"}']
         if route.verb == "infer":
@@ -174,10 +174,10 @@ class RestApp:
         return body
 
     async def _infer(
-        self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: dict[str, str]
+        self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: Forwarded | None
     ) -> Answer:
         infer = HttpInfer.from_headers(self._services, route, scope["headers"])
-        infer.forwarded = forwarded or None
+        infer.forwarded = forwarded
         body = await self._body(scope, receive)
         try:
             return await self._answered(infer, body, scope, receive)

@@ -24,6 +24,7 @@ from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
 from neptrio.service import Services
+from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.routes import Route
 
@@ -95,7 +96,9 @@ def _payload(response: InferResponse) -> tuple[bytes, bool]:
 class HttpGenerate:
     """One generate or generate_stream request."""
 
-    def __init__(self, services: Services, route: Route, headers: Headers, forwarded: dict[str, str]) -> None:
+    def __init__(
+        self, services: Services, route: Route, headers: Headers, forwarded: Forwarded | None
+    ) -> None:
         self._services = services
         self._forwarded = forwarded
         self._stream = route.verb == "generate_stream"
@@ -114,8 +117,8 @@ class HttpGenerate:
         """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""
         self._services.admission.received(self.request, self._began_ns)
         generate.decode(self.request, body)
-        if self._forwarded:
-            self.request.parameters = {**(self.request.parameters or {}), **self._forwarded}
+        if self._forwarded is not None:
+            self._forwarded.into(self.request)
         queue = ResponseQueue()
         self.request.responder = queue
         self._services.admission.submit(self.request)

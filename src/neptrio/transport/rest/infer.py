@@ -18,6 +18,7 @@ from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp, monotonic_ns
 from neptrio.service import Services
+from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.routes import Route
 
 log = logging.getLogger("neptrio.rest")
@@ -82,7 +83,7 @@ class HttpInfer:
         accept_encoding: bytes | None,
     ) -> None:
         self._services = services
-        self.forwarded: dict[str, str] | None = None  # parameters made of headers
+        self.forwarded: Forwarded | None = None  # parameters made of headers
         self.request = InferRequest()
         self.request.model_name = route.model
         self.request.model_version = route.version
@@ -171,7 +172,7 @@ class HttpInfer:
             self._services.loop.lag.note("decoding an HTTP request", request.model_name, len(body))
         self._binary_default = decode_request(request, body, header_length, self._services.shared_memory)
         if self.forwarded is not None:
-            request.parameters = {**(request.parameters or {}), **self.forwarded}
+            self.forwarded.into(request)
         request.responder = responder
         self._services.admission.submit(request)
 
