@@ -8,7 +8,8 @@ Rules:
     per-request error touches only that request.
  4. Statistics are written before the responder is called, so a client that has its answer
     finds it counted.
- 5. A request that was cancelled while it executed ends as cancelled, whatever the model answered.
+ 5. A request that was cancelled while it executed ends as cancelled, whatever the model answered, unless
+    somebody still reads its responses (`still_read`: a model that called cancel() and goes on iterating).
  6. A responder that raises fails its own request only: it is given an error instead, and the rest of
     the batch goes on (hand_over).
  7. An execution that failed is logged here, whatever the backend, under its model (neptrio/logs.py
@@ -125,7 +126,8 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     cdef Trace trace
     if request.state == DONE:
         return
-    if final and request.cancelled and (response.error is None or response.error.reason is not CANCELED):
+    if final and request.cancelled and not request.still_read and (
+            response.error is None or response.error.reason is not CANCELED):
         response = InferResponse(None, Cancelled())
     response.model_name = model.name
     response.model_version = model.version

@@ -152,6 +152,7 @@ cdef class InferRequest:
     cdef public bytes cache_key
     cdef public int state              # a RequestState
     cdef public bint cancelled
+    cdef public bint still_read        # cancelled by a model that goes on reading: what is answered reaches it
     cdef public object on_cancel       # set by whoever executes it; called on the trio thread when it is cancelled
     cdef public bint owed              # its batch is back and its instance has yet to answer it
     cdef public int release_flags      # what the model released it with: 2 = to be executed again

@@ -400,10 +400,10 @@ cdef class ChildEnd:
         if ring_must_wake(&self.answers) and write(self.bell, &one, 8) < 0:
             pass  # its counter is full: the server is told already
 
-    def post(self, uint32_t kind, uint64_t id):
+    def post(self, uint32_t kind, uint64_t id, uint64_t length=0):
         """Pushes a descriptor without a message."""
         cdef Entry entry
-        entry.kind, entry.size, entry.id, entry.offset, entry.length = kind, 0, id, 0, 0
+        entry.kind, entry.size, entry.id, entry.offset, entry.length = kind, 0, id, 0, length
         self.push(&entry)
 
     cdef Packer checkout(self):

@@ -25,7 +25,7 @@ cdef enum Kind:
     SEQUENCE_END = 3
     LOOK = 4             # a message for the main thread has come over the socket
     # to the model's process, on the ring of its second thread
-    CANCEL = 8           # id: the request's
+    CANCEL = 8           # id: the request's; length: 1 where its responses are still read
     ACKNOWLEDGE = 9      # id: the request's; length: bytes that were passed on
     CALL_RESPONSE = 10   # id: the call's key
     RETURN = 11          # offset: of a message of the process whose memory is its own again
@@ -34,7 +34,7 @@ cdef enum Kind:
     SEND = 17            # id: the request's
     CALL = 18            # id: the call's key
     TOOK = 19            # id: the call's key
-    CALL_CANCEL = 20     # id: the call's key
+    CALL_CANCEL = 20     # id: the call's key; length: 1 where its responses are not read any more
     DROPPED = 21         # id: the request's
     RELEASE = 22         # offset: of a message of the server that nothing in the process looks at any more
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class _Call:
     """One inference under way: deliver() from any thread, take() or take_async() by the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoupled: bool) -> None:
+        self._decoupled = decoupled
         self._ready = threading.Condition()
         self._responses: deque[InferenceResponse] = deque()
         self._final = False
@@ -30,6 +31,10 @@ class _Call:
         self.handle: Any = None
 
     def deliver(self, response: InferenceResponse | None, final: bool) -> None:
+        if response is None and final and self._decoupled:
+            response = InferenceResponse(
+                []
+            )  # the end that came alone is a response too, as on a Triton server
         with self._ready:
             if response is not None:
                 self._responses.append(response)
@@ -57,13 +62,21 @@ class _Call:
 
     async def take_async(self) -> InferenceResponse | None:
         """take() for coroutines; cancelling it cancels the inference."""
+        await self.arrival()
+        with self._ready:
+            response = self._responses.popleft() if self._responses else None
+        if response is not None:
+            self.handle.took(response)
+        return response
+
+    async def arrival(self) -> None:
+        """Waits until take() would not wait; cancelling it cancels the inference."""
         import asyncio
 
         while True:
             with self._ready:
                 if self._responses or self._final:
-                    response = self._responses.popleft() if self._responses else None
-                    break
+                    return
                 loop = asyncio.get_running_loop()
                 future = loop.create_future()
                 self._waiter = (loop, future)
@@ -72,9 +85,6 @@ class _Call:
             except asyncio.CancelledError:
                 self.handle.cancel()
                 raise
-        if response is not None:
-            self.handle.took(response)
-        return response
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -107,18 +117,18 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Cancels the request; responses that are here already can still be taken."""
+        """Cancels the request. What its model still sends can be taken, to the end."""
         self._call.handle.cancel()
 
     def __del__(self) -> None:
         if not self._call._final:
-            self._call.handle.cancel()
+            self._call.handle.drop()
 
 
 def _start(host: Any, request: InferenceRequest, decoupled: bool, blocking: bool) -> _Call:
     if not request._model_name:
         raise TritonModelException("a request to another model needs a model_name")
-    call = _Call()
+    call = _Call(decoupled)
     call.handle = host.infer(request, decoupled, call.deliver, blocking)
     return call
 
@@ -137,5 +147,16 @@ def execute(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
 
 async def execute_async(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
     """InferenceRequest.async_exec."""
+    import asyncio
+
     call = _start(host, request, decoupled, False)
-    return ResponseIterator(call) if decoupled else _single(await call.take_async())
+    try:
+        if not decoupled:
+            return _single(await call.take_async())
+        # Whoever awaits several calls together iterates over their responses afterwards, often with a plain
+        # `for`, which blocks the event loop: so the first response is waited for here, as on a Triton server.
+        await call.arrival()
+    except asyncio.CancelledError:
+        call.handle.drop()
+        raise
+    return ResponseIterator(call)

@@ -4,8 +4,8 @@ Rules:
  1. After the response with TRITONSERVER_RESPONSE_COMPLETE_FINAL nothing may be sent.
  2. send() blocks while the client is far behind, so that a slow reader costs the model's thread
     and not the server's memory; coroutines await async_send() instead.
- 3. Once the request is cancelled, sending data raises (nobody will read it); errors and the
-    final flag may still be sent.
+ 3. Once the request is cancelled and nobody will read it, sending data raises; errors and the final
+    flag may still be sent. A model that cancels a call and goes on reading is sent everything.
  4. A request whose sender is dropped without the final flag is failed: it never stays open.
 """
 
@@ -44,6 +44,7 @@ class Channel:
         "_post",
         "_room",
         "_single",
+        "_unread",
         "_waiters",
         "closed",
         "taken",
@@ -53,11 +54,13 @@ class Channel:
         self,
         post: Callable[[InferenceResponse | None, bool, int], None],
         cancelled: Callable[[], bool],
+        unread: Callable[[], bool],
         finish: Callable[[], None],
         single: bool,
     ) -> None:
         self._post = post  # post(response, final, size) hands it on; acknowledge(size) answers
         self._cancelled = cancelled
+        self._unread = unread  # it is cancelled, and nobody takes what is sent
         self._finish = finish  # called when the channel is dropped while open
         self._single = single  # exactly one response (the model is not decoupled)
         self._lock = threading.Lock()
@@ -107,9 +110,9 @@ class Channel:
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         final, size, data = self._begin(response, flags)
         with self._room:
-            while data and self._blocked(size) and not self._cancelled():
+            while data and self._blocked(size) and not self._unread():
                 self._room.wait()
-            if data and self._cancelled():
+            if data and self._unread():
                 self._refuse_cancelled()
             self._hand_on(response, final, size)
 
@@ -119,7 +122,7 @@ class Channel:
         final, size, data = self._begin(response, flags)
         while True:
             with self._lock:
-                if data and self._cancelled():
+                if data and self._unread():
                     self._refuse_cancelled()
                 if not data or not self._blocked(size):
                     self._hand_on(response, final, size)

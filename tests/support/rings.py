@@ -67,6 +67,7 @@ class Pair:
         self.finished_batches: list[Batch] = []
         self.answers = Answers()
         self.violations: list[str] = []
+        self.lags = 0  # how often the server's end asked to be called again
         self.calls: list[tuple[int, InferRequest, bool, bool]] = []
         self.segments: dict[int, int] = {}
         self.layout = Layout(area)
@@ -85,7 +86,7 @@ class Pair:
     def took(self, key: int) -> None:
         pass
 
-    def call_cancelled(self, key: int) -> None:
+    def call_cancelled(self, key: int, dropped: bool) -> None:
         pass
 
     def dropped(self, request: InferRequest) -> Any:
@@ -96,6 +97,9 @@ class Pair:
 
     def violated(self, text: str) -> None:
         self.violations.append(text)
+
+    def lag(self) -> None:
+        self.lags += 1
 
     def send_segment(self, *given: Any) -> None:
         if isinstance(given[0], Segment):  # the server's

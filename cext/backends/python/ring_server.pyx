@@ -143,14 +143,15 @@ cdef class OnCancel:
     cdef uint64_t id
 
     def __call__(self):
-        self.end.post(False, CANCEL, self.id, 0, 0)
+        cdef InferRequest request = self.end.find(self.id)
+        self.end.post(False, CANCEL, self.id, 0, request is not None and request.still_read)
 
 
 cdef class ServerEnd:
     """See the module's text.
 
     `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(),
-    send_segment() and violated().
+    send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long.
     """
 
     cdef Segment segment
@@ -220,6 +221,8 @@ cdef class ServerEnd:
                 self.broken("its index of a ring cannot be")
                 return 0
         if not done:
+            if not self.outbox:
+                self.host.lag()  # the ring is full, and a process that sleeps afterwards says nothing
             parcel = Parcel()
             parcel.end = self
             parcel.entry = entry[0]
@@ -251,6 +254,7 @@ cdef class ServerEnd:
                 self.broken("its index of a ring cannot be")
                 return
             if not done:
+                self.host.lag()
                 return
             self.outbox.popleft()
             if ring_must_wake(ring):
@@ -259,7 +263,7 @@ cdef class ServerEnd:
 
     @property
     def lagging(self) -> bool:
-        """Something waits in line: flush() is to be called again before long."""
+        """Something waits in line for room in its ring, or for its bytes."""
         return len(self.outbox) > 0
 
     cdef int send(self, bint work_ring, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1:
@@ -466,7 +470,7 @@ cdef class ServerEnd:
             self.host.took(entry.id)
             return True
         if kind == CALL_CANCEL:
-            self.host.call_cancelled(entry.id)
+            self.host.call_cancelled(entry.id, entry.length != 0)
             return True
         if kind == DROPPED:
             request = self.find(entry.id)

@@ -126,6 +126,7 @@ class InferRequest:
     cache_key: bytes | None
     state: int
     cancelled: bool
+    still_read: bool
     on_cancel: Callable[[], object] | None
     owed: bool
     release_flags: int

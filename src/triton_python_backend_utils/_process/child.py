@@ -74,24 +74,29 @@ class _Back:
     def _make(self) -> Channel:
         child, id, names = self._child, self.id, self.names
         back = weakref.ref(self)
-        known = child.cancelled
+        known, read = child.cancelled, child.still_read
 
         def post(response: InferenceResponse | None, final: bool, size: int) -> None:
             rows: list[dict[str, Any]] = []
             out = None if response is None else response_out(response, names, rows)
             if final:
                 known.discard(id)
+                read.discard(id)
             child.send({"t": "send", "r": id, "a": out, "final": final, "size": size}, rows)
 
         def cancelled() -> bool:
             here = back()
             return here.cancelled if here is not None else id in known
 
+        def unread() -> bool:
+            return cancelled() and id not in read
+
         def finish() -> None:
             known.discard(id)
+            read.discard(id)
             child.finished.put(id)
 
-        channel = Channel(post, cancelled, finish, not child.decoupled)
+        channel = Channel(post, cancelled, unread, finish, not child.decoupled)
         child.channels[id] = channel
         return channel
 
@@ -107,6 +112,7 @@ class Child:
         self.backs: weakref.WeakValueDictionary[int, _Back] = weakref.WeakValueDictionary()
         self.channels: weakref.WeakValueDictionary[int, Channel] = weakref.WeakValueDictionary()
         self.cancelled: set[int] = set()
+        self.still_read: set[int] = set()  # of the cancelled ones, those whose responses still have a reader
         self._checking = threading.Lock()  # held while the model is asked is_ready
         self.calls: dict[int, Any] = {}
         self.asked: dict[int, Any] = {}
@@ -150,7 +156,7 @@ class Child:
             elif kind == "ack":
                 self._acknowledge(message)
             elif kind == "cancel":
-                self._cancel(message["r"])
+                self._cancel(message["r"], message["read"])
             elif kind == "message_segment":
                 self.descriptors_came(message)
             elif kind == "is_ready":
@@ -181,7 +187,8 @@ class Child:
         )
         deliver(response, final)
 
-    def _cancel(self, id: int) -> None:
+    def _cancel(self, id: int, read: bool) -> None:
+        (self.still_read.add if read else self.still_read.discard)(id)
         self.cancelled.add(id)
         back = self.backs.get(id)
         if back is not None:
@@ -191,6 +198,7 @@ class Child:
             channel.wake()
         elif back is None:
             self.cancelled.discard(id)
+            self.still_read.discard(id)
 
     def _is_ready(self, id: int) -> None:
         if not self._checking.acquire(blocking=False):  # the last question is not answered yet

@@ -26,7 +26,10 @@ class _Handle:
         self._child.send({"t": "took", "k": self._id}, [])
 
     def cancel(self) -> None:
-        self._child.send({"t": "call_cancel", "k": self._id}, [])
+        self._child.send({"t": "call_cancel", "k": self._id, "dropped": False}, [])
+
+    def drop(self) -> None:
+        self._child.send({"t": "call_cancel", "k": self._id, "dropped": True}, [])
 
 
 class ChildHost(_host.Host):

@@ -88,7 +88,7 @@ class _Back:
 
     def _make(self) -> Channel:
         child, id, names = self.child, self.id, self.names
-        known = child.cancelled
+        known, read = child.cancelled, child.still_read
         known_here = child.open_ids
         known_here.add(id)
 
@@ -96,17 +96,22 @@ class _Back:
             child.end.respond(id, response, names, final, size)
             if final:
                 known.discard(id)
+                read.discard(id)
                 known_here.discard(id)
 
         def cancelled() -> bool:  # under the channel's lock, which hear() may want
             return id in known
 
+        def unread() -> bool:
+            return id in known and id not in read
+
         def finish() -> None:
             known.discard(id)
+            read.discard(id)
             known_here.discard(id)
             child.dropped.put(id)
 
-        channel = Channel(post, cancelled, finish, not child.decoupled)
+        channel = Channel(post, cancelled, unread, finish, not child.decoupled)
         child.channels[id] = channel
         return channel
 
@@ -125,6 +130,9 @@ class _Handle:
 
     def cancel(self) -> None:
         self._child.end.post(ends.K_CALL_CANCEL, self._key)
+
+    def drop(self) -> None:
+        self._child.end.post(ends.K_CALL_CANCEL, self._key, 1)
 
 
 class RingHost(ChildHost):
@@ -234,7 +242,7 @@ class RingChild(Child):
                 return
             kind, id, message, length = taken
             if kind == ends.K_CANCEL:
-                self._ring_cancel(id)
+                self._ring_cancel(id, bool(length))
             elif kind == ends.K_ACKNOWLEDGE:
                 self._ring_acknowledge(id, length)
             elif kind == ends.K_CALL_RESPONSE:
@@ -246,13 +254,14 @@ class RingChild(Child):
             self.end.wait_control()
             self.hear()
 
-    def _ring_cancel(self, id: int) -> None:
+    def _ring_cancel(self, id: int, read: bool) -> None:
         number, place = id >> 20, id & 0xFFFFF
         early = number > self.taken  # read first: its batch may be taken, by the other thread, at any moment
         backs = self.under_way.get(number)
         if backs is not None and place < len(backs):
             backs[place].cancelled = True
         if early or backs is not None or id in self.open_ids:
+            (self.still_read.add if read else self.still_read.discard)(id)
             self.cancelled.add(id)
         channel = self.channels.get(id)
         if channel is not None:
@@ -366,6 +375,7 @@ class RingChild(Child):
         for back in self.under_way.pop(number, ()):
             if back.id not in self.open_ids:
                 self.cancelled.discard(back.id)
+                self.still_read.discard(back.id)
 
     def _execute_ring(self, number: int, message: Any) -> None:
         began = made = executed = time.monotonic_ns()

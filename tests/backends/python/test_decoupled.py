@@ -188,11 +188,13 @@ class TritonPythonModel:
             values.append(99)
         elif how == "exec":
             for response in inner.exec(decoupled=True):
-                values.extend(response.output_tensors()[0].as_numpy())
+                for tensor in response.output_tensors():  # the last response has none
+                    values.extend(tensor.as_numpy())
         else:
             async def collect():
                 async for response in await inner.async_exec(decoupled=True):
-                    values.extend(response.output_tensors()[0].as_numpy())
+                    for tensor in response.output_tensors():
+                        values.extend(tensor.as_numpy())
             asyncio.run(collect())
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(values, np.float32))])]
 """
@@ -257,7 +259,8 @@ class Stream:
         tensor = grpcclient.InferInput("IN", [len(values)], "FP32")
         tensor.set_data_from_numpy(np.array(values, np.float32))
         more.setdefault("enable_empty_final_response", True)
-        self.client.async_stream_infer(model, [tensor], parameters={"how": how}, **more)
+        more.setdefault("parameters", {"how": how})
+        self.client.async_stream_infer(model, [tensor], **more)
 
     def next(self) -> tuple[Any, bool]:
         """The next answer: its values or its error text, and whether it is final."""

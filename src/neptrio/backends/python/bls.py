@@ -142,7 +142,7 @@ class Call(Responder):
         def on_cancel() -> None:
             if before is not None:
                 before()
-            self._services.admission.cancel(self._request)
+            self._drop()
 
         parent.on_cancel = on_cancel
 
@@ -165,10 +165,14 @@ class Call(Responder):
             self._deliver(self.receive(InferResponse(None, Internal(str(error)))), final)
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
-        if self._ahead <= AHEAD_BYTES or request.cancelled:
+        if self._ahead <= AHEAD_BYTES or self._unread:
             return False
         self._room.append(callback)
         return True
+
+    @property
+    def _unread(self) -> bool:
+        return bool(self._request.cancelled and not self._request.still_read)
 
     def took(self, response: Any) -> None:
         """The model has taken the oldest response that waits. Any thread."""
@@ -182,18 +186,37 @@ class Call(Responder):
 
     def _less(self, size: int) -> None:
         self._ahead -= size
-        if self._ahead <= AHEAD_BYTES or self._request.cancelled:
+        if self._ahead <= AHEAD_BYTES or self._unread:
             room, self._room = self._room, []
             for callback in room:
                 callback()
 
     def cancel(self) -> None:
-        """Gives the request up. Any thread."""
+        """Cancels the request; a model that asked for all its responses goes on reading them. Any thread."""
         self._services.completions.post(OnLoop(self._cancel))
 
+    def drop(self) -> None:
+        """Cancels the request, of which nobody reads anything any more. Any thread."""
+        self._services.completions.post(OnLoop(self._drop))
+
     def _cancel(self) -> None:
-        if self._request.model is not None:
-            self._services.admission.cancel(self._request)
+        request = self._request
+        if not request.cancelled:
+            request.still_read = self._decoupled
+            if request.model is not None:
+                self._services.admission.cancel(request)
+        self._less(0)
+
+    def _drop(self) -> None:
+        request = self._request
+        if (
+            request.still_read
+        ):  # it was cancelled: its model is told once more, that its senders go nowhere now
+            request.still_read = False
+            if request.on_cancel is not None:
+                request.on_cancel()
+        elif request.model is not None:
+            self._services.admission.cancel(request)
         self._less(0)
 
 

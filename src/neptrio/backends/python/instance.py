@@ -160,7 +160,10 @@ class Back:
             if request.state != DONE:
                 completions.post(Post(request, InferResponse(None, dropped(request)), True, None))
 
-        made = Channel(post, cancelled, finish, single)
+        def unread() -> bool:
+            return bool(request.cancelled and not request.still_read)
+
+        made = Channel(post, cancelled, unread, finish, single)
         channel: Any = weakref.ref(made)
         return made
 

@@ -191,7 +191,7 @@ class IsolatedInstance(BackendInstance):
         for request in requests.values():
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in calls:
-            call.cancel()
+            call.drop()
         for answer in asked.values():
             answer(False)
         if not self._stopping.is_set():
@@ -295,9 +295,10 @@ class IsolatedInstance(BackendInstance):
             return
         cancelled = []
         for id, request in zip(ids, batch.requests, strict=True):
-            request.on_cancel = lambda id=id: process.post_message({"t": "cancel", "r": id})
+            on_cancel = self._on_cancel(process, id, request)
+            request.on_cancel = on_cancel
             if request.cancelled:
-                cancelled.append(id)
+                cancelled.append(on_cancel)
         process.send(
             {
                 "t": "execute",
@@ -308,8 +309,11 @@ class IsolatedInstance(BackendInstance):
             },
             rows,
         )
-        for id in cancelled:
-            process.send({"t": "cancel", "r": id}, [])
+        for on_cancel in cancelled:
+            on_cancel()
+
+    def _on_cancel(self, process: Process, id: int, request: InferRequest) -> Callable[[], None]:
+        return lambda: process.post_message({"t": "cancel", "r": id, "read": request.still_read})
 
     def _request_row(self, id: int, request: InferRequest, rows: list[dict[str, Any]]) -> dict[str, Any]:
         wanted = wanted_names(request)

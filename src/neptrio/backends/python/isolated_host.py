@@ -51,8 +51,12 @@ class IsolatedHost:
             if message["k"] in self._calls:
                 self._calls[message["k"]].took(None)
         elif kind == "call_cancel":
-            if message["k"] in self._calls:
-                self._calls[message["k"]].cancel()
+            call = self._calls.get(message["k"])
+            if call is not None:
+                if message["dropped"]:
+                    call.drop()
+                else:
+                    call.cancel()
         elif kind == "ask":
             self._ask(process, message)
         elif kind == "forget":

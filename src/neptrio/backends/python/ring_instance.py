@@ -34,6 +34,7 @@ log = logging.getLogger("neptrio.python")
 LOOKS = 8  # at a running batch, within its time limit
 AREA_BYTES = 64 << 20  # for messages each way; pages that were never touched take no memory
 SPIN_NS = 0
+FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two looks at a ring that was full
 
 __all__ = ["SUPPORTED", "RingInstance"]
 
@@ -55,6 +56,8 @@ class Life:
         self.memory = memory
         self.end = ServerEnd(segment, layout, self, decoupled)
         self.registered = False
+        self._lagging = False
+        self._pause_ns = FIRST_LOOK_NS
 
     def register(self) -> None:
         """The bell is heard from now on."""
@@ -69,6 +72,25 @@ class Life:
         if self.bell >= 0:
             os.close(self.bell)
             self.bell = -1
+
+    # ------------------------------------------------------------ a ring that was full
+
+    def lag(self) -> None:
+        """Something waits for room in a ring. The process rings no bell for taking, so it is looked at
+        again after a while, for as long as that lasts."""
+        if not self._lagging:
+            self._lagging = True
+            self._completions.post(OnLoop(self._wait_for_room))
+
+    def _wait_for_room(self) -> None:
+        self._services.timers.at(monotonic_ns() + self._pause_ns, self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        self._lagging = False
+        self._pause_ns = min(self._pause_ns * 2, LAST_LOOK_NS)
+        self.end.flush()
+        if not self._lagging:
+            self._pause_ns = FIRST_LOOK_NS
 
     # ------------------------------------------------------------ what the ring's end tells
 
@@ -96,11 +118,14 @@ class Life:
         if call is not None:
             call.took_here()
 
-    def call_cancelled(self, key: int) -> None:
-        """It gives a call up."""
+    def call_cancelled(self, key: int, dropped: bool) -> None:
+        """It cancels a call; `dropped`: and reads no more of its responses."""
         call = self.calls.get(key)
         if call is not None:
-            call.cancel()
+            if dropped:
+                call.drop()
+            else:
+                call.cancel()
 
     def dropped(self, request: InferRequest) -> Any:
         """The error of a request whose sender was dropped."""
@@ -214,7 +239,7 @@ class RingInstance(IsolatedInstance):
         for request in requests:
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in list(life.calls.values()):
-            call.cancel()
+            call.drop()
 
     def _send_finalize(self, process: Process) -> None:
         super()._send_finalize(process)
