@@ -61,6 +61,13 @@ def check_none(responses: Any, instance: str) -> None:
         )
 
 
+def said_ready(answer: Any) -> bool:
+    """What a model's is_ready() returned, of which only True is a yes. Raises AnswerError for what is no bool."""
+    if not isinstance(answer, bool):
+        raise AnswerError(f"is_ready() must return a bool, got {type(answer).__name__}")
+    return answer
+
+
 def check_class(module: Any, path: str) -> Any:
     """The TritonPythonModel class of a loaded model file. Raises TritonModelException."""
     model_class = getattr(module, "TritonPythonModel", None)

@@ -135,9 +135,9 @@ class BackendInstance(ABC):
         return Internal(_failure_text(error), reason=Reason.BACKEND)
 
     def is_ready(self) -> bool:
-        """True when the instance can serve. Called on a thread of its own, at any time; may raise.
+        """True when the instance can serve. Called on a thread of its own, one call at a time; may raise.
 
-        An answer that takes longer than ready_seconds counts as no.
+        An answer that takes longer than ready_seconds counts as no to those who wait for it; the call goes on.
         """
         return True
 

@@ -34,6 +34,14 @@ from neptrio.scheduling.choose import make_scheduler
 log = logging.getLogger("neptrio.model")
 
 
+class _Question:
+    """A model's is_ready() under way, and those who wait for it."""
+
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.ready = False
+
+
 class Model(ServedModel):
     """One version of one model."""
 
@@ -61,7 +69,7 @@ class Model(ServedModel):
         self.state_outputs = ()
         self.counters = ModelCounters()
         self.told_of_outputs = False  # that it makes outputs which its configuration does not have
-        self._asking: trio.CapacityLimiter | None = None  # threads in is_ready()
+        self._question: _Question | None = None  # is_ready(), while the instances are asked
         self.load_duration_secs = 0.0
         self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
         self._cpu_bytes = 0
@@ -207,7 +215,8 @@ class Model(ServedModel):
     async def is_ready(self) -> bool:
         """Asks the instances themselves; those that do not answer in time are not ready.
 
-        One thread asks at a time: a model that hangs must not take a thread with every question.
+        Whoever asks while an answer is under way waits for that one, also where the one who asked first has given up:
+        a model that hangs must not take a thread with every question.
         """
         if not self.ready:
             return False
@@ -217,6 +226,15 @@ class Model(ServedModel):
         if not asked:
             return True
 
+        if self._question is None:
+            self._question = _Question()
+            trio.lowlevel.spawn_system_task(self._ask, self._question, asked)
+        question = self._question
+        with trio.move_on_after(max(backend.ready_seconds for backend in asked)):
+            await question.answered.wait()
+        return question.ready
+
+    async def _ask(self, question: _Question, asked: list[BackendInstance]) -> None:
         def ask() -> bool:
             try:
                 return all(backend.is_ready() for backend in asked)
@@ -224,11 +242,13 @@ class Model(ServedModel):
                 log.exception("is_ready of model '%s' failed", self.name)
                 return False
 
-        if self._asking is None:
-            self._asking = trio.CapacityLimiter(1)
-        with trio.move_on_after(max(backend.ready_seconds for backend in asked)):
-            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=self._asking)
-        return False
+        try:
+            question.ready = await trio.to_thread.run_sync(
+                ask, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+            )
+        finally:
+            self._question = None
+            question.answered.set()
 
     def abort(self) -> None:
         """Nobody waits for the start any longer; stop() follows."""

@@ -23,7 +23,7 @@ from typing import Any
 from .. import _host
 from .._config import ModelConfig
 from .._errors import TritonError, TritonModelException
-from .._execute import check_class, check_count, check_none, described, failure_text
+from .._execute import check_class, check_count, check_none, described, failure_text, said_ready
 from .._request import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
@@ -209,9 +209,12 @@ class Child:
             if check is None:
                 ready = self.model is not None
             elif self.loop is not None:
-                ready = bool(asyncio.run_coroutine_threadsafe(_awaited(check), self.loop).result(5))
+                ready = said_ready(asyncio.run_coroutine_threadsafe(_awaited(check), self.loop).result())
             else:
-                ready = bool(check())
+                answer = check()
+                ready = said_ready(
+                    asyncio.run(_awaited(lambda: answer)) if inspect.isawaitable(answer) else answer
+                )
         except Exception as error:
             print(f"is_ready failed: {error!r}", file=sys.stderr)
             ready = False

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from neptrio.execution.backend import READY_SECONDS
@@ -316,3 +319,104 @@ class TritonPythonModel:
     python_model(tmp_path, "several", code, config(extra="instance_group { count: 3 kind: KIND_CPU }"))
     with ServerProcess(tmp_path) as server:
         assert [infer(server, "several", np.zeros(1, np.float32)) for _ in range(4)] == [[1]] * 4
+
+
+SAYS = """
+import json
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.answer = eval(json.loads(args["model_config"])["parameters"]["answer"]["string_value"])
+
+    {ready} is_ready(self):
+        return self.answer
+
+    {execute} execute(self, requests):
+        raise RuntimeError("not here")
+"""
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_only_true_is_ready(tmp_path: Path, isolation: str) -> None:
+    answers = {"yes": "True", "no": "False", "one": "1", "text": "'ready'", "nothing": "None"}
+    for name, answer in answers.items():
+        extra = f'parameters {{ key: "answer" value: {{ string_value: "{answer}" }} }}'
+        for way, ready, execute in (
+            ("plain", "def", "def"),
+            ("coroutine", "async def", "def"),
+            ("loop", "async def", "async def"),
+        ):
+            code = SAYS.format(ready=ready, execute=execute)
+            python_model(tmp_path, f"{name}_{way}", code, config(extra=extra))
+    with ServerProcess(tmp_path, f"--backend-config=python,isolation={isolation}") as server:
+        with (
+            httpclient.InferenceServerClient(server.http) as http,
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+        ):
+            models = [directory.name for directory in tmp_path.iterdir()]
+            for client in (http, grpc):
+                assert sorted(filter(client.is_model_ready, models)) == [
+                    "yes_coroutine",
+                    "yes_loop",
+                    "yes_plain",
+                ]
+        server.until_logged("is_ready() must return a bool, got str")
+
+
+SLOW = """
+import asyncio, pathlib
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+
+    def asked(self):
+        pb_utils.Logger.log_info("is_ready begins")
+        with (self.folder / "pipe").open() as pipe:  # until somebody writes
+            return pipe.read() == "yes"
+{ways}
+"""
+PLAIN = """
+    def is_ready(self):
+        return self.asked()
+
+    def execute(self, requests):
+        raise RuntimeError("not here")
+"""
+ON_LOOP = """
+    async def is_ready(self):
+        return await asyncio.to_thread(self.asked)
+
+    async def execute(self, requests):
+        raise RuntimeError("not here")
+"""
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("ways", [PLAIN, ON_LOOP])
+def test_who_asks_while_an_answer_is_under_way_waits_for_that_one(
+    tmp_path: Path, isolation: str, ways: str
+) -> None:
+    folder = python_model(tmp_path, "slow", SLOW.format(ways=ways))
+    os.mkfifo(folder / "pipe")
+    flags = (
+        f"--backend-config=python,isolation={isolation}",
+        "--backend-config=python,is-ready-timeout-seconds=60",
+    )
+    request = service_pb2.ModelReadyRequest(name="slow")
+    with (
+        ServerProcess(tmp_path, *flags) as server,
+        ThreadPoolExecutor(1) as thread,
+        httpclient.InferenceServerClient(server.http, network_timeout=60) as http,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        first = thread.submit(http.is_model_ready, "slow")
+        server.until_logged("is_ready begins")
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        others = [stub.ModelReady.future(request) for _ in range(5)]
+        for _ in range(3):  # behind them on the same connection: when these are answered, those are waiting
+            assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
+        with (folder / "pipe").open("w") as pipe:
+            pipe.write("yes")
+        assert first.result(60) and all(other.result(60).ready for other in others)
+        assert server.log().count("is_ready begins") == 1

@@ -28,16 +28,19 @@ from neptrio.observe import current_span
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, monotonic_ns
 from triton_python_backend_utils import _host
 from triton_python_backend_utils._execute import (
+    AnswerError,
     check_class,
     check_count,
     check_none,
     described,
     failure_text,
+    said_ready,
 )
 from triton_python_backend_utils._sender import Channel
 
 if TYPE_CHECKING:
     import asyncio  # imported by the first model that needs it: it takes 20 ms
+    import concurrent.futures
     from collections.abc import Coroutine
 
 log = logging.getLogger("neptrio.python")
@@ -285,6 +288,10 @@ class ModelRunner:
         return Internal(failure_text(self.name, error, OWN_FILES), reason=Reason.BACKEND)
 
 
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
 class InProcessInstance(BackendInstance):
     """See the module's text."""
 
@@ -298,6 +305,7 @@ class InProcessInstance(BackendInstance):
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._hooks: set[asyncio.Task[None]] = set()
+        self._checking: concurrent.futures.Future[Any] | None = None  # is_ready()
 
     def initialize(self) -> None:
         _host.enter(self._runner.host)
@@ -336,8 +344,29 @@ class InProcessInstance(BackendInstance):
         if check is None:
             return model is not None
         if self._loop is not None:
-            return bool(self._on_loop(self._call(check), self.ready_seconds))
-        return bool(check())
+            answer = self._ready_on_loop(check)
+        else:
+            answer = check()
+            if inspect.isawaitable(answer):
+                import asyncio
+
+                answer = asyncio.run(_awaited(answer))
+        try:
+            return said_ready(answer)
+        except AnswerError as error:
+            log.error("%s: %s", self._runner.name, error)
+            return False
+
+    def _ready_on_loop(self, check: Callable[[], Any]) -> Any:
+        import asyncio
+        import concurrent.futures
+
+        assert self._loop is not None
+        self._checking = asyncio.run_coroutine_threadsafe(self._call(check), self._loop)
+        try:
+            return self._checking.result()
+        except concurrent.futures.CancelledError:  # the instance ends
+            return False
 
     def execute(self, batch: Batch) -> None:
         runner = self._runner
@@ -384,12 +413,12 @@ class InProcessInstance(BackendInstance):
         self.overlapping = True
         self.wants_sequence_end = self._runner.wants_sequence_end
 
-    def _on_loop(self, coroutine: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+    def _on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine on the loop and waits for its result. Any other thread."""
         import asyncio
 
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         hook = self._runner.model.on_sequence_end
@@ -444,6 +473,8 @@ class InProcessInstance(BackendInstance):
 
     def _end_loop(self) -> None:
         assert self._loop is not None and self._thread is not None
+        if self._checking is not None:  # who waits for it would wait for ever
+            self._checking.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop = None

@@ -241,13 +241,12 @@ class IsolatedInstance(BackendInstance):
             return False
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
         id = next(self._numbers)
-        self._asked[id] = answer.put
+        with self._lock:
+            if self._process is not process:  # it has ended: nobody would answer
+                return False
+            self._asked[id] = answer.put
         process.send({"t": "is_ready", "k": id}, [])
-        try:
-            return answer.get(timeout=self.ready_seconds)
-        except queue.Empty:
-            self._asked.pop(id, None)
-            return False
+        return answer.get()  # the process's answer, or False from its end
 
     # ------------------------------------------------------------ execution
 
