@@ -114,6 +114,13 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="REST and gRPC connections together, 0 = as many as there are descriptors")  # fmt: skip
     add("--max-connections-per-address", type=flags.not_negative, default=0,
         help="of those, how many one client address may have, 0 = no limit of its own")  # fmt: skip
+    add("--max-requests-per-second-per-address", type=flags.not_negative, default=0,
+        help="requests of one client address over REST and gRPC, 0 = no limit; probes are free")  # fmt: skip
+    add("--max-concurrent-requests-per-address", type=flags.not_negative, default=0,
+        help="requests that one client address may have under way, 0 = no limit; probes are free")  # fmt: skip
+    add("--max-held-bytes", type=flags.not_negative, default=0,
+        help="bytes of large requests, what they are inflated to, and unread answers, REST and gRPC together, "
+        "0 = half of the machine's memory")  # fmt: skip
 
     add = p.add_argument_group("web pages").add_argument
     add("--cors-allow-origin", type=flags.origin, action="append", default=[], metavar="ORIGIN",

@@ -32,6 +32,7 @@ class Code(Enum):
     )  # the server's own limit, not the client's
     RESOURCE_EXHAUSTED = ("Resource exhausted", 413, Status.RESOURCE_EXHAUSTED)
     FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)  # a Triton server's code for restricted endpoints
+    TOO_MANY = ("Too many requests", 429, Status.RESOURCE_EXHAUSTED)
     DENIED = ("Permission denied", 403, Status.PERMISSION_DENIED)
 
     def __init__(self, title: str, http: int, grpc: Status) -> None:
@@ -93,6 +94,19 @@ class Unavailable(TritonError):
     """Not now: not ready, queue full, timed out, shutting down."""
 
     code = Code.UNAVAILABLE
+
+
+class Overloaded(Unavailable):
+    """Too much is under way; the answer says when to try again."""
+
+    headers = ((b"retry-after", b"5"),)
+
+
+class TooManyRequests(TritonError):
+    """Of this client, in this second or at once; others are served."""
+
+    code = Code.TOO_MANY
+    headers = ((b"retry-after", b"1"),)
 
 
 class Unsupported(TritonError):

@@ -48,9 +48,11 @@ from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.response_cache import parse_config
 from neptrio.service import Services
 from neptrio.service.connections import Connections
+from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.logging import LoggingService
 from neptrio.service.metadata import MetadataService
 from neptrio.service.repository import RepositoryService
+from neptrio.service.request_limits import RequestLimits
 from neptrio.service.sequences import SequencesService
 from neptrio.service.shared_memory import SharedMemoryService
 from neptrio.service.statistics import StatisticsService
@@ -89,6 +91,7 @@ class Server:
         )
         self.completions = CompletionQueue()
         workers = Workers()
+        inflating = InflateBudget(workers)
         self.tracer = Tracer(settings.trace_options(), loop_pass, self.completions)
         self.shared_memory = SharedMemoryService(settings)
         self.repository = RepositoryManager(settings, self.loop, self.completions, self._host)
@@ -101,7 +104,11 @@ class Server:
             repository=RepositoryService(settings, self.repository),
             sequences=SequencesService(settings, self.repository),
             workers=workers,
-            inflating=InflateBudget(workers),
+            inflating=inflating,
+            request_limits=RequestLimits(
+                settings.max_requests_per_second_per_address, settings.max_concurrent_requests_per_address
+            ),
+            held=HeldBytes(settings.max_held_bytes),
             connections=Connections(
                 settings.max_connections, settings.max_connections_per_address, open_files.limit()
             ),
@@ -112,6 +119,7 @@ class Server:
             cache=cache,
             custom_metrics=self.repository.host.custom_metrics,
         )
+        self.services.held.add(lambda: inflating.held)
         self.stopping = trio.Event()
         self.fronts: list[Any] = []
         self.http_listener: socket.socket | None = None

@@ -45,6 +45,9 @@ class Settings:
 
     max_connections: int = 0  # of REST and gRPC together, 0 = as many as there are descriptors
     max_connections_per_address: int = 0  # 0 = no limit of its own
+    max_requests_per_second_per_address: int = 0  # 0 = no limit
+    max_concurrent_requests_per_address: int = 0  # 0 = no limit
+    max_held_bytes: int = 0  # by requests and answers, 0 = half of the machine's memory
 
     cors_allow_origin: tuple[str, ...] = ()  # web pages that may use REST; "*" = all
     allowed_host: tuple[str, ...] = ()  # names of this server in Host headers

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from neptrio.scheduling.base import LoopServices
     from neptrio.scheduling.response_cache import ResponseCache
     from neptrio.service.connections import Connections
+    from neptrio.service.held_bytes import HeldBytes
     from neptrio.service.logging import LoggingService
     from neptrio.service.metadata import MetadataService
     from neptrio.service.repository import RepositoryService
+    from neptrio.service.request_limits import RequestLimits
     from neptrio.service.sequences import SequencesService
     from neptrio.service.shared_memory import SharedMemoryService
     from neptrio.service.statistics import StatisticsService
@@ -38,6 +40,8 @@ class Services:
     workers: Workers
     inflating: InflateBudget
     connections: Connections
+    request_limits: RequestLimits
+    held: HeldBytes
     completions: CompletionQueue
     shared_memory: SharedMemoryService
     trace: TraceService

@@ -68,12 +68,16 @@ class RestServer:
         self._starting = 0  # connections whose task has not begun
         self._handed_over = 0  # connections that are hypercorn's
         self._by_hypercorn = settings.http_tls_cert is not None or not settings.http_lean
+        services.held.add(self._held_bytes)
         self._front: HypercornFront | None = self._make_front() if self._by_hypercorn else None
 
     def _make_front(self) -> HypercornFront:
         from neptrio.transport.hypercorn.front import HypercornFront
 
-        return HypercornFront(self._services.settings, self._app)
+        return HypercornFront(self._services, self._app)
+
+    def _held_bytes(self) -> int:
+        return sum(connection.held_bytes() for connection in self._connections)
 
     def statistics(self) -> RestStatistics:
         """What the front holds now."""
@@ -123,11 +127,19 @@ class RestServer:
         self._starting -= 1
         try:
             if self._by_hypercorn:
-                await self._hypercorn(sock, b"", turned_away)
+                await self._hypercorn(sock, b"", turned_away, address)
                 return
             connection = Http1Connection(
-                sock, self._services, self._app, nursery, self._policy, turned_away, self._origins
+                sock,
+                self._services,
+                self._app,
+                nursery,
+                self._policy,
+                turned_away,
+                self._origins,
+                client=address,
             )
+            self._services.request_limits.join(address, connection.open_requests)
             self._connections.add(connection)
             if self._draining:
                 connection.drain()
@@ -135,8 +147,9 @@ class RestServer:
                 await connection.run()
             except HandOver as hand_over:
                 self._connections.discard(connection)
-                await self._hypercorn(sock, hand_over.data, turned_away)
+                await self._hypercorn(sock, hand_over.data, turned_away, address)
             finally:
+                self._services.request_limits.leave(address, connection.open_requests)
                 self._connections.discard(connection)
                 self._changed.set()
         except Exception:
@@ -148,7 +161,7 @@ class RestServer:
             else:
                 self._services.connections.leave(address)
 
-    async def _hypercorn(self, sock: socket.socket, prefix: bytes, turned_away: str) -> None:
+    async def _hypercorn(self, sock: socket.socket, prefix: bytes, turned_away: str, address: str) -> None:
         self._handed_over += 1
         try:
             if self._front is None:
@@ -158,7 +171,7 @@ class RestServer:
                     self._front = made
                     if self._draining:
                         await made.drain()
-            await self._front.serve(sock, prefix, turned_away)
+            await self._front.serve(sock, prefix, turned_away, address)
         finally:
             self._handed_over -= 1
             self._changed.set()

@@ -29,6 +29,7 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
     Code.DEADLINE: utils.TritonError.UNAVAILABLE,
     Code.RESOURCE_EXHAUSTED: utils.TritonError.UNAVAILABLE,
     Code.FORBIDDEN: utils.TritonError.UNAVAILABLE,
+    Code.TOO_MANY: utils.TritonError.UNAVAILABLE,
     Code.DENIED: utils.TritonError.UNAVAILABLE,
 }
 GPU = int(MemoryKind.GPU_MEMORY)

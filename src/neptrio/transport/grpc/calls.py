@@ -103,7 +103,7 @@ def no_grpc_call(session: Http2Session, stream_id: int, headers: Headers) -> Ref
 
 
 def restricted(session: Http2Session, stream_id: int, headers: Headers, error: TritonError) -> RefusedCall:
-    """The answer to a call that lacks the metadata of a restriction."""
+    """The answer to a call that lacks the metadata of a restriction, or comes over a limit."""
     return RefusedCall(session, stream_id, headers, error_trailers(error))
 
 

@@ -37,7 +37,7 @@ from typing import Any
 import trio
 from grpclib.const import Status
 
-from neptrio.errors import TritonError
+from neptrio.errors import Overloaded, TritonError
 from neptrio.loop.socket_writer import SocketWriter, Writer
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES
 from neptrio.loop.timers import Timer
@@ -58,7 +58,7 @@ from neptrio.transport.grpc.stream_infer import StreamInfer
 from neptrio.transport.header_policy import METHOD_CATEGORIES, grpc_policy
 from neptrio.transport.http2 import limits as limits
 from neptrio.transport.http2.session import Headers, Http2Session, OpenStream, session_class
-from neptrio.transport.http2.stream import GrpcStream, input_bytes
+from neptrio.transport.http2.stream import GrpcStream, input_bytes, output_bytes
 from neptrio.transport.tls import SecureSocketWriter, server_context
 
 log = logging.getLogger("neptrio.grpc")
@@ -142,6 +142,10 @@ class GrpcConnection(GrpcFastPath):
         super().__init__(sock, SocketWriter(sock, nursery), server.services)
         self.nursery = nursery
         self.peer = sock.getpeername()
+        self._address = str(self.peer[0]) if self.peer else ""
+        limits = server.services.request_limits
+        self._limits = limits if limits.on else None
+        self._held = server.services.held
         self.inflating = server.inflating
         self.forward = None if server.policy is None else server.policy.forward
         self._policy = server.policy
@@ -175,6 +179,10 @@ class GrpcConnection(GrpcFastPath):
         if self._turned_away and path not in PROBES:
             self._at("turned away", 0, self.start_drain)
             return too_many_connections(session, stream_id, headers, self._turned_away)
+        if (self._limits is not None or self._held.full) and path not in PROBES:
+            problem = self._over_limits()
+            if problem is not None:
+                return restricted(session, stream_id, headers, problem)
         if self._policy is not None:
             try:
                 self._policy.check(path.decode("latin-1"), headers())
@@ -192,6 +200,23 @@ class GrpcConnection(GrpcFastPath):
         if headers.has_timeout:
             call.set_deadline(headers.get(b"grpc-timeout") or b"")
         return call
+
+    def _over_limits(self) -> TritonError | None:
+        """Why no further call is taken now."""
+        if self._held.full:
+            return Overloaded(
+                "requests and answers hold as many bytes as they may in all (--max-held-bytes); send the request "
+                "again later"
+            )
+        return self.limit(1)
+
+    def limit(self, itself: int = 0) -> TritonError | None:
+        """Why the client's next request is refused, None when it is not; it is counted then."""
+        return None if self._limits is None else self._limits.problem(self._address, self.now(), itself)
+
+    def open_requests(self) -> int:
+        """How many calls are under way."""
+        return len(self.session.streams)
 
     def park(self, call: UnaryInfer) -> None:
         """Starts the call when the client has read some of its answers."""
@@ -464,6 +489,7 @@ class GrpcServer:
         self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
         self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
         self.inflating = services.inflating
+        services.held.add(lambda: input_bytes() + output_bytes())
         self.tls: ssl.SSLContext | None = None
         if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
             assert settings.grpc_server_cert is not None and settings.grpc_server_key is not None
@@ -499,6 +525,7 @@ class GrpcServer:
         """Ends idle connections while others are turned away."""
         while True:
             await trio.sleep(1.0)
+            self.services.held.look()
             if self.services.connections.pressed:
                 for connection in list(self._connections):
                     connection.press(int(PRESSED_IDLE_SECONDS * 1e9))
@@ -527,6 +554,7 @@ class GrpcServer:
             return True
         self._accepted += 1
         self._connections.add(connection)
+        self.services.request_limits.join(address, connection.open_requests)
         self._nursery.start_soon(self._serve, connection, address, turned_away)
         if self._draining:
             connection.start_drain()
@@ -545,6 +573,7 @@ class GrpcServer:
             log.exception("a gRPC connection failed")
         finally:
             self._connections.discard(connection)
+            self.services.request_limits.leave(address, connection.open_requests)
             self._leave(connection.sock, address, turned_away)
             if self._one_gone is not None:
                 self._one_gone.set()

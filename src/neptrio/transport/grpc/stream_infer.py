@@ -187,6 +187,9 @@ class StreamInfer(Call):
         try:
             if self._draining:
                 raise Unavailable(SHUTTING_DOWN)
+            refused = self._connection.limit()
+            if refused is not None:
+                raise refused
             if len(message) > LARGE_MESSAGE:
                 services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
             decode_request(request, message, services.shared_memory)

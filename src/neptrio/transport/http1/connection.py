@@ -45,6 +45,7 @@ from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import TritonError, Unavailable
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW
+from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER, TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import HeaderPolicy
@@ -61,6 +62,7 @@ from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
 log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
+CHUNKED_STEP = 1 << 20  # in which the bytes of chunked bodies are asked for
 MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # parsed at once: they cannot hold many pipelined requests
 PIECE_BYTES = 4 << 10  # in which the end of a head is looked for
@@ -121,10 +123,12 @@ class Http1Connection(Http1FastPath):
         turned_away: str = "",
         origins: OriginPolicy | None = None,
         only_app: bool = False,
+        client: str = "",
     ) -> None:
         """`turned_away`: why there is no room for this connection; it is told so, and answered probes.
 
-        `only_app`: every request is the app's, whatever its path: another port than that of inference.
+        `only_app`: every request is the app's, whatever its path: another port than that of inference. `client`: the address that counts for --max-requests-per-second-per-address
+        and its kin.
         """
         writer = SocketWriter(sock, nursery)
         super().__init__(sock, writer, services)
@@ -132,7 +136,12 @@ class Http1Connection(Http1FastPath):
         self.app = app
         self.head_limit = MAX_HEAD_BYTES
         # headers that are forwarded or restrict are looked at by the general path
-        self.fast_path = policy is None and not turned_away and not only_app
+        limits = services.request_limits
+        self._limits = limits if limits.on and not only_app else None
+        self.fast_path = policy is None and not turned_away and not only_app and self._limits is None
+        self._client = client
+        self._held = services.held
+        self._let_in = 0  # bytes of the message under way that the budget has given
         self._only_app = only_app
         self.draining = bool(turned_away)
         self._turned_away = turned_away
@@ -153,6 +162,15 @@ class Http1Connection(Http1FastPath):
     def statistics(self) -> Http1Statistics:
         """What the connection holds now."""
         return Http1Statistics(len(self.exchanges), self.held, self.writer.pending, bool(self.in_message))
+
+    def open_requests(self) -> int:
+        """How many requests are under way."""
+        return len(self.exchanges)
+
+    def held_bytes(self) -> int:
+        """Bytes of requests that are not answered, of the one that is coming, and of answers not read."""
+        coming = len(self._body) if self.direct is None else len(self.direct)
+        return self.held + coming + int(self.writer.pending)
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -177,6 +195,10 @@ class Http1Connection(Http1FastPath):
             self._only_chunked()
         if self.content_length > self.max_body:
             raise Refusal(too_large(self.max_body))
+        self._let_in = DIRECT_BYTES
+        if self.content_length > DIRECT_BYTES:
+            self._let_in = self.content_length
+            self._take(self.content_length)
         expect = self.expect
         self.expect = None
         if (
@@ -197,9 +219,19 @@ class Http1Connection(Http1FastPath):
                 TritonError(f"malformed HTTP request: Transfer-Encoding must be chunked, got '{text}'")
             )
 
+    def _take(self, size: int) -> None:
+        """Asks the budget of all connections for a body's bytes."""
+        try:
+            self._held.take(size)
+        except TritonError as error:
+            raise Refusal(error) from None
+
     def on_body(self, data: bytes) -> None:
         self.expect = None
         self._received += len(data)
+        while self._received > self._let_in:  # of a chunked body, which announces nothing
+            self._let_in += CHUNKED_STEP
+            self._take(CHUNKED_STEP)
         if self._received > self.max_body:
             raise Refusal(too_large(self.max_body))
         if not self._body:
@@ -232,6 +264,11 @@ class Http1Connection(Http1FastPath):
         self.held += exchange.held
         self.exchanges.append(exchange)
         route = None if self._only_app else routes.match(method, exchange.path)
+        if self._limits is not None and (route is None or route.verb not in routes.PROBES):
+            problem = self._limits.problem(self._client, monotonic_ns())
+            if problem is not None:
+                exchange.refuse(problem)
+                return
         if route is not None and route.verb == "infer" and route.allowed:
             exchange.submit(route, body)
             return

@@ -32,6 +32,7 @@ REASONS = {
     408: b"Request Timeout",
     413: b"Payload Too Large",
     415: b"Unsupported Media Type",
+    429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     501: b"Not Implemented",

@@ -18,12 +18,12 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
+from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.settings import Settings
 from neptrio.transport.header_policy import RAW_HEADERS
 from neptrio.transport.http1.connection import MAX_HEAD_BYTES
 from neptrio.transport.hypercorn.server import App, HypercornConnection
-from neptrio.transport.rest.app import TurnAway
+from neptrio.transport.rest.app import Bounded, TurnAway
 
 log = logging.getLogger("neptrio.rest")
 
@@ -31,7 +31,11 @@ log = logging.getLogger("neptrio.rest")
 class HypercornFront:
     """Serves connections with hypercorn's protocols. Raises OSError, ssl.SSLError for a bad certificate."""
 
-    def __init__(self, settings: Settings, app: App) -> None:
+    def __init__(self, services: Services, app: App) -> None:
+        settings = services.settings
+        self._services = services
+        self._held = 0  # bytes of bodies whose requests are not answered
+        services.held.add(lambda: self._held)
         self._plain_app = app
         self._timeout = settings.http_request_timeout_secs
         self._grace = settings.grace_secs
@@ -55,17 +59,22 @@ class HypercornFront:
         self._context = WorkerContext(None)
         self.connections: set[HypercornConnection] = set()
 
-    async def serve(self, sock: socket.socket, prefix: bytes, turned_away: str = "") -> None:
+    async def serve(
+        self, sock: socket.socket, prefix: bytes, turned_away: str = "", address: str = ""
+    ) -> None:
         """Serves a connection to its end; `prefix` was read from it already.
 
-        `turned_away`: why there is no room for it.
+        `turned_away`: why there is no room for it. `address`: the client's.
         """
         app, config, timeout = self._app, self._config, self._timeout
         if turned_away:
             app, config, timeout = TurnAway(app, turned_away), copy(config), TURNED_AWAY_SECONDS
             config.keep_alive_max_requests = 0
+        bounded = Bounded(app, self._services, address, self._count)
+        limits = self._services.request_limits
+        limits.join(address, bounded.open_requests)
         connection = HypercornConnection(
-            sock, prefix, self._tls, app, config, self._context, timeout, self._grace, bool(turned_away)
+            sock, prefix, self._tls, bounded, config, self._context, timeout, self._grace, bool(turned_away)
         )
         self.connections.add(connection)
         try:
@@ -80,7 +89,11 @@ class HypercornFront:
         except Exception as error:
             log.info("an HTTP/2 or TLS connection ended: %r", error)
         finally:
+            limits.leave(address, bounded.open_requests)
             self.connections.discard(connection)
+
+    def _count(self, size: int) -> None:
+        self._held += size
 
     async def _show_raw(self, scope: Any, receive: Any, send: Any) -> None:
         """The app, with the headers' names in their own case beside the lower-case ones."""

@@ -13,7 +13,7 @@ from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
-from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
+from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.service.sequences import parse_id
@@ -31,6 +31,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # of a body
+FREE_BYTES = 32 << 10  # of a body, which nobody is asked for
+BODY_STEP = 1 << 20  # in which the bytes of larger bodies are asked for
 FORWARDING = ("infer", "generate", "generate_stream")
 TRACE = "neptrio.trace"  # key of an ASGI scope: the trace that is to hear when its answer is sent
 
@@ -378,6 +380,87 @@ class TurnAway:
         headers = [*JSON, (b"retry-after", RETRY_AFTER), (b"content-length", b"%d" % length)]
         await send({"type": "http.response.start", "status": 503, "headers": headers})
         await send({"type": "http.response.body", "body": b"".join(self._body)})
+
+
+class Bounded:
+    """The app as a connection of hypercorn's sees it: with the limits of its client, and the budget of bytes.
+
+    On the lean connection both are the connection's.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Any, Receive, Send], Awaitable[None]],
+        services: Services,
+        address: str,
+        count: Callable[[int], None],
+    ) -> None:
+        """`count` hears of bytes that bodies hold from now on, and of those that they do not any more (< 0)."""
+        self._app = app
+        self._limits = services.request_limits
+        self._budget = services.held
+        self._address = address
+        self._count = count
+        self._open = 0
+
+    def open_requests(self) -> int:
+        """How many requests are under way."""
+        return self._open
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        held = 0
+        let_in = FREE_BYTES
+
+        async def bounded() -> dict[str, Any]:
+            nonlocal held, let_in
+            event = await receive()
+            size = len(event.get("body", b""))
+            if size:
+                held += size
+                self._count(size)
+                while held > let_in:
+                    let_in += BODY_STEP
+                    self._budget.take(BODY_STEP)
+            return event
+
+        answered = False
+
+        def over() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._open -= 1
+
+        async def sending(event: dict[str, Any]) -> None:
+            if event["type"] == "http.response.body" and not event.get("more_body", False):
+                over()  # whoever has read the answer may ask again at once
+            await send(event)
+
+        self._open += 1
+        try:
+            if self._limits.on:
+                route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+                if route is None or route.verb not in routes.PROBES:
+                    problem = self._limits.problem(self._address, monotonic_ns())
+                    if problem is not None:
+                        await refuse(problem, sending)
+                        return
+            await self._app(scope, bounded, sending)
+        finally:
+            over()
+            self._count(-held)
+
+
+async def refuse(error: TritonError, send: Send) -> None:
+    """Sends an error as the whole answer."""
+    parts = error_body(error)
+    length = sum(len(part) for part in parts)
+    headers = [*JSON, *error.headers, (b"content-length", b"%d" % length)]
+    await send({"type": "http.response.start", "status": error.code.http, "headers": headers})
+    await send({"type": "http.response.body", "body": b"".join(parts)})
 
 
 def members(document: Any) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""Bytes that requests and answers hold, over both fronts, and whether there is room for more.
+
+The problem: each connection is bounded, and each request, but not their product: a few thousand connections that
+each send one large body and do not read their answers hold more than the machine has. The choice: one budget for all
+of it. Everybody who holds bytes can say how many; adding them up is left for moments when a large body is about to come.
+
+Rules:
+ 1. A source is a function that says what its owner holds now: bodies that are not complete or not answered, what
+    they were inflated to, answers that clients have not read.
+ 2. A total is good for GOOD_NS; what was let in since is added to it.
+ 3. A body that does not fit is refused before it is read. Small requests are not asked for: a few KiB each,
+    they are bounded by connections, and looking would cost them more than it saves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from neptrio.errors import Overloaded
+from neptrio.request.infer_request import monotonic_ns
+
+GOOD_NS = 10_000_000
+LEAST = 1 << 30
+
+
+def default_limit() -> int:
+    """Half of the machine's memory, but never less than a GiB."""
+    return max(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2, LEAST)
+
+
+class HeldBytes:
+    """The budget. Trio thread only."""
+
+    def __init__(self, limit: int = 0) -> None:
+        """`limit` 0: default_limit()."""
+        self.limit = limit or default_limit()
+        self.full = False  # as of the last look
+        self._sources: list[Callable[[], int]] = []
+        self._total = 0
+        self._looked_ns = -2 * GOOD_NS
+
+    def add(self, source: Callable[[], int]) -> None:
+        """Somebody who holds bytes, until the end of the server."""
+        self._sources.append(source)
+
+    def look(self, now_ns: int | None = None) -> int:
+        """What is held now."""
+        self._total = sum(source() for source in self._sources)
+        self._looked_ns = monotonic_ns() if now_ns is None else now_ns
+        self.full = self._total > self.limit
+        return self._total
+
+    def take(self, size: int, now_ns: int | None = None) -> None:
+        """A body of `size` bytes is about to come. Raises Overloaded when there is no room for it."""
+        now = monotonic_ns() if now_ns is None else now_ns
+        if now - self._looked_ns > GOOD_NS:
+            self.look(now)
+        if self._total + size > self.limit:
+            raise Overloaded(
+                f"requests and answers hold {self._total} bytes, of {self.limit} that they may hold in all "
+                f"(--max-held-bytes): there is no room for another {size}; send the request again later"
+            )
+        self._total += size

@@ -1,0 +1,78 @@
+"""How many requests one client address may make: per second, and at once.
+
+Rules:
+ 1. Off unless a limit is set: then a front asks problem() for every request that is no health probe. Those of one
+    address over all its connections, REST and gRPC, count together; of IPv6 a /64 is one address.
+ 2. Every connection joins with a function that says how many requests it has under way, so that none has to be
+    counted off when it ends, however it ends.
+ 3. The rate is a bucket that holds one second of requests: who was silent may send so many at once.
+ 4. A client cannot have its bucket forgotten: only full ones are, or the oldest of MOST_BUCKETS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from neptrio.errors import TooManyRequests
+from neptrio.service.connections import client_of
+
+MOST_BUCKETS = 8192
+NS = 10**9
+
+
+class RequestLimits:
+    """The limits and who is near them. Trio thread only; the time is an argument."""
+
+    def __init__(self, per_second: int, at_once: int) -> None:
+        """0: no limit of that kind."""
+        self._per_second = per_second
+        self._at_once = at_once
+        self._clients: dict[str, set[Callable[[], int]]] = {}
+        self._buckets: dict[str, tuple[float, int]] = {}  # requests it may make now, and when that was
+
+    @property
+    def on(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self._per_second or self._at_once)
+
+    def join(self, address: str, open_requests: Callable[[], int]) -> None:
+        """A connection of `address` began; leave() is owed."""
+        self._clients.setdefault(client_of(address), set()).add(open_requests)
+
+    def leave(self, address: str, open_requests: Callable[[], int]) -> None:
+        """The connection has ended."""
+        client = client_of(address)
+        left = self._clients[client]
+        left.discard(open_requests)
+        if not left:
+            del self._clients[client]
+
+    def problem(self, address: str, now_ns: int, itself: int = 0) -> TooManyRequests | None:
+        """Why a request of `address` is refused now, None when it is not; it is counted then.
+
+        `itself`: 1 where the connection does not count the request yet.
+        """
+        client = client_of(address)
+        if self._at_once:
+            open_now = sum(count() for count in self._clients.get(client, ())) + itself
+            if open_now > self._at_once:
+                return TooManyRequests(
+                    f"this client address has {self._at_once} requests under way, which is what it may have "
+                    "(--max-concurrent-requests-per-address); send the request again when others are answered"
+                )
+        if self._per_second and not self._spend(client, now_ns):
+            return TooManyRequests(
+                f"this client address may make {self._per_second} requests per second "
+                "(--max-requests-per-second-per-address); send the request again in a second"
+            )
+        return None
+
+    def _spend(self, client: str, now_ns: int) -> bool:
+        most = float(self._per_second)
+        left, then = self._buckets.pop(client, (most, now_ns))
+        left = min(most, left + (now_ns - then) * most / NS)
+        passes = left >= 1
+        if len(self._buckets) >= MOST_BUCKETS:
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[client] = (left - 1 if passes else left, now_ns)
+        return passes
