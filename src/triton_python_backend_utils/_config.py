@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
+from collections.abc import Iterable
 from typing import Any
 
-_INPUT_KEYS = {
+from ._types import DATA_TYPES as _DATA_TYPES
+
+_INPUT_KEYS = (
     "name",
     "data_type",
     "dims",
@@ -16,8 +20,8 @@ _INPUT_KEYS = {
     "reshape",
     "is_shape_tensor",
     "is_non_linear_format_io",
-}
-_OUTPUT_KEYS = {
+)
+_OUTPUT_KEYS = (
     "name",
     "data_type",
     "dims",
@@ -25,7 +29,7 @@ _OUTPUT_KEYS = {
     "label_filename",
     "is_shape_tensor",
     "is_non_linear_format_io",
-}
+)
 
 
 def _named(model_config: Any, kind: str, name: str) -> dict[str, Any] | None:
@@ -55,6 +59,38 @@ def using_decoupled_model_transaction_policy(model_config: Any) -> bool:
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
+def _checked(kind: str, row: Any, allowed: tuple[str, ...], model: str) -> list[int]:
+    """The dims of an input or output that a model adds. Raises ValueError for what is missing, wrong or unknown."""
+    where = f"in auto-complete-config function for model '{model}'"
+    if not isinstance(row, dict):
+        raise ValueError(f"{kind} {where} must be a dict, got {type(row).__name__}")
+    who = f"{kind} '{row['name']}'" if "name" in row else kind
+    unknown = sorted(set(map(str, row)) - set(allowed))
+    if unknown:
+        known = ", ".join(f"'{key}'" for key in allowed)
+        raise ValueError(f"{who} {where} contains property other than {known}: '{unknown[0]}'")
+    for key in ("name", "data_type", "dims"):
+        if key not in row:
+            raise ValueError(f"{who} {where} is missing '{key}' property.")
+    for key in ("name", "data_type"):
+        if not isinstance(row[key], str) or not row[key]:
+            raise ValueError(f"{who} {where} has a '{key}' property that is no text: {row[key]!r}")
+    if row["data_type"] not in _DATA_TYPES:
+        raise ValueError(
+            f"{who} {where} has a 'data_type' property that is no datatype: {row['data_type']!r}, expected one of "
+            f"{', '.join(_DATA_TYPES)}"
+        )
+    dims = row["dims"]
+    if isinstance(dims, (str, bytes)) or not isinstance(dims, Iterable):
+        raise ValueError(f"{who} {where} has a 'dims' property that is no list of integers: {dims!r}")
+    try:
+        return [int(d) if isinstance(d, str) else operator.index(d) for d in dims]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{who} {where} has a 'dims' property that is no list of integers: {dims!r}"
+        ) from None
+
+
 class ModelConfig:
     """What auto_complete_config is given and returns: the configuration, to be completed.
 
@@ -75,11 +111,14 @@ class ModelConfig:
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Sets max_batch_size. Raises ValueError when the configuration file asks for more."""
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 0:
-            raise ValueError(f"max_batch_size must be an integer >= 0, got {max_batch_size!r}")
+            raise ValueError(
+                f"max_batch_size in auto-complete-config function for model '{self._config.get('name', '')}' must be an "
+                f"integer >= 0, got {max_batch_size!r}"
+            )
         stated = self._config.get("max_batch_size", 0)
         if stated > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {stated}, but in auto_complete_config function for model "
+                f"configuration specified max_batch_size {stated}, but in auto-complete-config function for model "
                 f"'{self._config.get('name', '')}' specified max_batch_size {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size
@@ -96,17 +135,21 @@ class ModelConfig:
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
         """Sets {"decoupled": bool}. Raises ValueError for other keys or a contradiction."""
-        unknown = set(transaction_policy_dict) - {"decoupled"}
+        where = f"in auto-complete-config function for model '{self._config.get('name', '')}'"
+        if not isinstance(transaction_policy_dict, dict):
+            raise ValueError(
+                f"model transaction property {where} must be a dict, got {type(transaction_policy_dict).__name__}"
+            )
+        unknown = sorted(set(map(str, transaction_policy_dict)) - {"decoupled"})
         if unknown:
             raise ValueError(
-                f"model transaction policy property in auto_complete_config function for model "
-                f"'{self._config.get('name', '')}' contains property other than 'decoupled': {sorted(unknown)}"
+                f"model transaction property {where} contains property other than 'decoupled': '{unknown[0]}'"
             )
         wanted = bool(transaction_policy_dict.get("decoupled", False))
         stated = self._config.get("model_transaction_policy")
         if stated is not None and bool(stated.get("decoupled", False)) and not wanted:
             raise ValueError(
-                "trying to change decoupled property in auto_complete_config for model "
+                "trying to change decoupled property in auto-complete-config for model "
                 f"'{self._config.get('name', '')}', which is already set to 'True'."
             )
         self._config["model_transaction_policy"] = {"decoupled": wanted}
@@ -119,20 +162,9 @@ class ModelConfig:
         """Adds an output, or checks it against the one of that name. Raises ValueError."""
         self._add("output", output, _OUTPUT_KEYS)
 
-    def _add(self, kind: str, row: dict[str, Any], allowed: set[str]) -> None:
+    def _add(self, kind: str, row: dict[str, Any], allowed: tuple[str, ...]) -> None:
         model = self._config.get("name", "")
-        missing = {"name", "data_type", "dims"} - set(row)
-        if missing:
-            raise ValueError(
-                f"{kind} in auto_complete_config function for model '{model}' is missing {sorted(missing)}"
-            )
-        unknown = set(row) - allowed
-        if unknown:
-            raise ValueError(
-                f"{kind} '{row['name']}' in auto_complete_config function for model '{model}' contains unknown "
-                f"properties {sorted(unknown)}"
-            )
-        row = dict(row, dims=[int(d) for d in row["dims"]])
+        row = dict(row, dims=_checked(kind, row, allowed, model))
         rows = self._config.setdefault(kind, [])
         for stated in rows:
             if stated["name"] != row["name"]:

@@ -6,6 +6,7 @@ import os
 import traceback
 from typing import Any
 
+from ._config import ModelConfig
 from ._errors import TritonModelException
 
 _OWN = (
@@ -17,7 +18,7 @@ hidden: list[str] = []  # prefixes of more files that say nothing to a model's a
 
 
 class AnswerError(TritonModelException):
-    """What execute() returned cannot be used. Its text is told as it stands."""
+    """What a model's function returned cannot be used. Its text is told as it stands."""
 
 
 def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
@@ -25,6 +26,8 @@ def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
 
     `own` are prefixes of files that say nothing to a model's author.
     """
+    if isinstance(error, AnswerError):
+        return str(error)
     own = (*own, *hidden, *_OWN, "<frozen", "<string>")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
     at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-5:]))
@@ -59,6 +62,16 @@ def check_none(responses: Any, instance: str) -> None:
         raise AnswerError(
             f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
         )
+
+
+def check_completed(returned: Any, model: str) -> dict[str, Any]:
+    """The configuration that auto_complete_config returned. Raises AnswerError."""
+    if not isinstance(returned, ModelConfig):
+        raise AnswerError(
+            f"auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object, "
+            f"got {type(returned).__name__}"
+        )
+    return returned.as_dict()
 
 
 def said_ready(answer: Any) -> bool:

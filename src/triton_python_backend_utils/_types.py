@@ -35,6 +35,7 @@ try:
 except ImportError:  # an execution environment without it: BF16 tensors are refused when looked at
     pass
 
+DATA_TYPES = (*(row[0] for number, row in _TABLE.items() if number != BF16), "TYPE_BF16")
 _NUMPY = {number: np.dtype(row[1]) for number, row in _TABLE.items()}
 _NUMBER = {np.dtype(row[1]): number for number, row in _TABLE.items()}
 _BY_NAME = {row[0]: row[1] for row in _TABLE.values()}

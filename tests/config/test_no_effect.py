@@ -48,7 +48,11 @@ def named(text: str, backend: str = "identity") -> list[tuple[str, str]]:
         ),
         ('instance_group [ { }, { profile: "p" } ]', "instance_group.1.profile", "TensorRT"),
         ('instance_group { host_policy: "p" }', "instance_group.0.host_policy", "no host policies"),
-        ('runtime: "libx.so"', "runtime", "has no effect"),
+        (
+            'platform: "onnxruntime_onnx"',
+            "platform",
+            "'onnxruntime_onnx' is a platform of backend 'onnxruntime': backend 'identity' serves the model",
+        ),
     ],
 )
 def test_each_field(text: str, field: str, why: str) -> None:

@@ -19,7 +19,7 @@ from neptrio.config.model_config import ConfigSource, parse_text
 from neptrio.errors import TritonError
 from neptrio.repository import lifecycle
 from neptrio.repository.lifecycle import State
-from neptrio.repository.loader import Found
+from neptrio.repository.loader import Found, PollFailure
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.override import LoadParameters
 from neptrio.settings import Settings
@@ -177,3 +177,30 @@ def test_a_long_random_history(tmp_path: Path) -> None:
     chance = random.Random(7)
     operations = [chance.choice(OPERATIONS) for _ in range(500)]
     trio.run(play, tmp_path, True, operations, chance)
+
+
+@pytest.mark.parametrize(
+    "failure", [PollFailure("no such folder"), TritonError("broken"), RuntimeError("a defect")], ids=repr
+)
+def test_a_load_that_fails_at_the_moment_it_is_outdated_says_that_it_is(
+    tmp_path: Path, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        settings = Settings(model_repository=(tmp_path,), model_control_mode="explicit")
+        manager = RepositoryManager(settings, None, None, lambda _: None)  # type: ignore[arg-type]
+
+        class Failing(FakeLoader):
+            async def find(self, name: str, parameters: LoadParameters) -> Found:
+                manager.withdrawal.unload(name, False)
+                raise failure
+
+        manager.loading.loader = Failing(random.Random(0))  # type: ignore[assignment]
+        async with trio.open_nursery() as core:
+            await core.start(manager.run)
+            with pytest.raises(TritonError) as outcome:
+                await manager.load("a", {})
+            assert str(outcome.value) == lifecycle.OUTDATED
+            core.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not caplog.records

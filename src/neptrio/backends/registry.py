@@ -22,10 +22,31 @@ BUILT_IN = {
 
 
 def find_for(config: Any, settings: Settings) -> type[Backend]:
-    """The backend class of a configuration; ensembles have one of their own."""
+    """The backend class of a configuration; ensembles have one of their own. Raises InvalidArgument."""
     if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
         return EnsembleBackend
     return find(config.backend, settings)
+
+
+def check_runtime(config: Any) -> None:
+    """Raises InvalidArgument for a field `runtime` that does not fit the configuration's backend.
+
+    It may name the backend's file as a Triton server would have it. There is but one: any other file, and any
+    path, would promise code that is not run.
+    """
+    runtime, name = config.runtime, config.name
+    fits = f"libtriton_{config.backend}.so" if config.backend in BUILT_IN else "model.py"
+    if runtime in ("", fits) or not config.backend:
+        return
+    if "/" in runtime or runtime in ("..", "."):
+        raise InvalidArgument(
+            f"runtime '{runtime}' of model '{name}' must be the name of a file in the folder of backend "
+            f"'{config.backend}', not a path; leave it out, or say '{fits}'"
+        )
+    raise InvalidArgument(
+        f"unable to find backend library '{runtime}' for model '{name}': backend '{config.backend}' has '{fits}'; "
+        "leave runtime out, or say that"
+    )
 
 
 def find(name: str, settings: Settings) -> type[Backend]:

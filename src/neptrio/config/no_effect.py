@@ -13,6 +13,14 @@ from neptrio.config.locate import Path
 
 ONNX = "onnxruntime"
 KERNEL = "kernel"
+# Platforms that Triton's own backends have. Beside another backend they are a mistake that a Triton server takes.
+OWNERS = {
+    "onnxruntime_onnx": ONNX,
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "pytorch_libtorch": "pytorch",
+    "tensorrt_plan": "tensorrt",
+}
 
 
 def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
@@ -47,6 +55,8 @@ def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
         if group.host_policy:
             why = "has no effect: this server has no host policies"
             found.append((("instance_group", i, "host_policy"), why))
-    if config.runtime:
-        found.append((("runtime",), "has no effect: backends are built in or Python-based"))
+    owner = OWNERS.get(config.platform)
+    if owner is not None and owner != backend:
+        why = f"'{config.platform}' is a platform of backend '{owner}': backend '{backend}' serves the model nevertheless"
+        found.append((("platform",), why))
     return found

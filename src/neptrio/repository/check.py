@@ -191,6 +191,11 @@ class Checker:
             near = difflib.get_close_matches(source.config.backend, registry.BUILT_IN, 1, 0.5)
             meant = f" (did you mean '{near[0]}'?)" if near else ""
             checked.report(source.problem(("backend",), f"{error}{meant}"))
+        else:
+            try:
+                registry.check_runtime(source.config)
+            except InvalidArgument as error:
+                checked.report(source.problem(("runtime",), str(error)))
         for version in checked.versions or ([0] if backend is not None else []):
             self._version(checked, version, source, backend, lost)
 

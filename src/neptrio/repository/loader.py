@@ -206,6 +206,7 @@ class Loader:
 
         def limits() -> tuple[type[Backend], float | None]:
             backend_class = registry.find_for(own, self._settings)
+            registry.check_runtime(own)
             return backend_class, backend_class.time_limit(context)
 
         def read() -> Backend:

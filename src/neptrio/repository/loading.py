@@ -76,11 +76,12 @@ class Loading:
         except TritonError as error:
             operation.error = error
         except Exception as error:
-            log.exception("loading model '%s' failed", record.name)
+            if operation.stopped_by is None:
+                log.exception("loading model '%s' failed", record.name)
             operation.error = Internal(f"failed to load '{record.name}': {type(error).__name__}: {error}")
         finally:
-            if not loaded and operation.error is None:
-                operation.error = operation.stopped_by or Unavailable(EXITING)
+            if not loaded:  # who was outdated is told so, also where the load failed at that moment
+                operation.error = operation.stopped_by or operation.error or Unavailable(EXITING)
             self._abandon(operation)
             operation.release()
             if operation.error is not None:

@@ -23,7 +23,15 @@ from typing import Any
 from .. import _host
 from .._config import ModelConfig
 from .._errors import TritonError, TritonModelException
-from .._execute import check_class, check_count, check_none, described, failure_text, said_ready
+from .._execute import (
+    check_class,
+    check_completed,
+    check_count,
+    check_none,
+    described,
+    failure_text,
+    said_ready,
+)
 from .._request import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
@@ -307,11 +315,7 @@ class Child:
         if complete is None:
             return {"t": "completed", "config": None}
         returned = complete(ModelConfig(message["config"]))
-        if not isinstance(returned, ModelConfig):
-            raise TritonModelException(
-                f"auto_complete_config must return the ModelConfig it was given, got {type(returned).__name__}"
-            )
-        return {"t": "completed", "config": returned.as_dict()}
+        return {"t": "completed", "config": check_completed(returned, message["name"])}
 
     def _initialize(self, message: dict[str, Any]) -> Any:
         self.name = message["name"]

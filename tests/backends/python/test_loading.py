@@ -16,6 +16,7 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from neptrio import cli
 from neptrio.execution.backend import READY_SECONDS
 from tests.backends.python.models import HEAD, config, python_model
 from tests.support.repository import write_model
@@ -420,3 +421,122 @@ def test_who_asks_while_an_answer_is_under_way_waits_for_that_one(
             pipe.write("yes")
         assert first.result(60) and all(other.result(60).ready for other in others)
         assert server.log().count("is_ready begins") == 1
+
+
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        good = {{"name": "T", "data_type": "TYPE_FP32", "dims": [-1]}}
+        config.{call}
+        return {returned}
+
+    def execute(self, requests):
+        raise RuntimeError("not here")
+"""
+WHERE = "in auto-complete-config function for model 'm'"
+WRONG = {
+    'add_input({"data_type": "TYPE_FP32", "dims": [1]})': f"input {WHERE} is missing 'name' property.",
+    'add_input({"name": "T", "dims": [1]})': f"input 'T' {WHERE} is missing 'data_type' property.",
+    'add_output({"name": "T", "data_type": "TYPE_FP32"})': f"output 'T' {WHERE} is missing 'dims' property.",
+    "add_input(dict(good, size=1))": f"input 'T' {WHERE} contains property other than 'name', 'data_type', 'dims', ",
+    "add_output(dict(good, optional=True))": f"output 'T' {WHERE} contains property other than 'name', 'data_type', ",
+    'add_input(dict(good, data_type="TYPE_FP99"))': f"input 'T' {WHERE} has a 'data_type' property that is no datatype",
+    "add_output(dict(good, dims=4))": f"output 'T' {WHERE} has a 'dims' property that is no list of integers: 4",
+    "add_input(dict(good, dims=[1.5]))": f"input 'T' {WHERE} has a 'dims' property that is no list of integers: [1.5]",
+    "add_input(dict(good, name=3))": f"input '3' {WHERE} has a 'name' property that is no text: 3",
+    "add_input(None)": f"input {WHERE} must be a dict, got NoneType",
+    'set_model_transaction_policy({"x": 1})': f"model transaction property {WHERE} contains property other than 'decou",
+    "set_max_batch_size(True)": f"max_batch_size {WHERE} must be an integer >= 0, got True",
+}
+NO_CONFIG = "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object, got "
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_wrong_completions_name_property_tensor_and_model(tmp_path: Path, isolation: str) -> None:
+    cases = [(call, "config", f"ValueError: {reason}") for call, reason in WRONG.items()]
+    cases += [
+        ("add_input(good)", value, NO_CONFIG + kind) for value, kind in (("None", "NoneType"), ("{}", "dict"))
+    ]
+    flags = ("--model-control-mode=explicit", f"--backend-config=python,isolation={isolation}")
+    with ServerProcess(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
+        for call, returned, reason in cases:
+            python_model(tmp_path, "m", COMPLETES.format(call=call, returned=returned), 'backend: "python"')
+            with pytest.raises(InferenceServerException) as failure:
+                client.load_model("m")
+            assert f"version 1 is at UNAVAILABLE state: Internal: {reason}" in failure.value.message()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "reason"),
+    [
+        (
+            "../python/libtriton_python.so",
+            "must be the name of a file in the folder of backend 'python', not a path",
+        ),
+        (
+            "/lib/libtriton_python.so",
+            "must be the name of a file in the folder of backend 'python', not a path",
+        ),
+        (
+            "libnope.so",
+            "unable to find backend library 'libnope.so' for model 'm': backend 'python' has 'libtriton_py",
+        ),
+        ("libtriton_python.so", ""),
+    ],
+)
+def test_a_runtime_that_is_not_the_backends_is_refused(
+    tmp_path: Path, runtime: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    python_model(tmp_path, "m", model, config(extra=f'runtime: "{runtime}"'))
+    with ServerProcess(tmp_path, "--model-control-mode=explicit") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            if not reason:
+                client.load_model("m")
+                return
+            with pytest.raises(InferenceServerException) as failure:
+                client.load_model("m")
+    assert "version 1 is at UNAVAILABLE state: Invalid argument: " in failure.value.message()
+    assert reason in failure.value.message()
+    assert cli.main(["check", str(tmp_path)]) == 1 and reason in capsys.readouterr().out
+
+
+# each opens its end of a pipe, which waits for the other: only loads that run side by side get past it
+MEETS = """
+import json, os
+
+def meet(config):
+    with open(os.environ["MEETING"], "w" if config["name"] == "one" else "r"):
+        pass
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        {complete}
+        return config
+
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        raise RuntimeError("not here")
+"""
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("where", ["auto_complete_config", "initialize"])
+def test_two_models_load_side_by_side(tmp_path: Path, isolation: str, where: str) -> None:
+    code = MEETS.format(
+        complete="meet(config.as_dict())" if where == "auto_complete_config" else "pass",
+        initialize='meet(json.loads(args["model_config"]))' if where == "initialize" else "pass",
+    )
+    repository = tmp_path / "models"
+    for name in ("one", "two"):
+        python_model(repository, name, code)
+    os.mkfifo(tmp_path / "pipe")
+    flags = (f"--backend-config=python,isolation={isolation}", "--backend-config=python,environment=MEETING")
+    environment = dict(os.environ, MEETING=str(tmp_path / "pipe"))
+    with ServerProcess(repository, *flags, env=environment) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert client.is_model_ready("one") and client.is_model_ready("two")

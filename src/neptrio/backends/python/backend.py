@@ -26,7 +26,7 @@ from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import isolated, parameter, sees_devices
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, LoadContext
-from triton_python_backend_utils._execute import described
+from triton_python_backend_utils._execute import check_completed, described
 
 log = logging.getLogger("neptrio.python")
 
@@ -151,7 +151,11 @@ class PythonBackend(Backend):
         try:
             model_class = getattr(source.load(), "TritonPythonModel", None)
             complete = getattr(model_class, "auto_complete_config", None)
-            after = before if complete is None else _completed(context, complete(utils.ModelConfig(before)))
+            after = (
+                before
+                if complete is None
+                else json.dumps(check_completed(complete(utils.ModelConfig(before)), context.name))
+            )
         except TritonError:
             raise
         except Exception as error:
@@ -272,15 +276,6 @@ class PythonBackend(Backend):
             "model_version": str(context.version),
             "model_name": context.name,
         }
-
-
-def _completed(context: LoadContext, returned: Any) -> str:
-    if not isinstance(returned, utils.ModelConfig):
-        raise Internal(
-            f"auto_complete_config of model '{context.name}' must return the ModelConfig it was given, "
-            f"got {type(returned).__name__}"
-        )
-    return json.dumps(returned.as_dict())
 
 
 def apply_completed(context: LoadContext, text: str) -> None:
