@@ -145,16 +145,17 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
     """Somebody else in the process took them all: connections are closed, samples fail, then all is well."""
     with ServerProcess(repository, "--metrics-interval-ms=20") as server:
         pid = server.process.pid
-        # what there is before the first client comes, and not only for a moment
-        used = set.intersection(*(descriptors(pid) for _ in range(100)))
-        most = next(number for number in range(len(used) + 1) if number not in used)
         with RawClient(server.grpc) as raw:  # its call needs modules: they are imported when it is answered
             assert raw.call(1, b"", LIVE).status == 0
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
-        server.until_logged("sampling the machine failed, its gauges stay as they are", 3)
+
+        def samples_fail() -> bool:
+            take_all_descriptors(pid)  # again and again: what was in use for a moment is free in the next
+            return server.log().count("sampling the machine failed, its gauges stay as they are") >= 3
+
+        until(samples_fail, "no sample can be taken")
         for address in (server.http, server.grpc, server.metrics):
-            until(lambda address=address: closed_at_once(address), "a connection is closed as it comes")
+            until(lambda address=address: closed_at_once(pid, address), "a connection is closed as it comes")
         server.until_logged("connections are closed as they come")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         until(lambda: infer_or_refused(server) == 200, "connections are taken again")
@@ -163,14 +164,22 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         until(lambda: value(scrape(server), "nv_cpu_utilization") != first, "samples are taken again")
 
 
-def closed_at_once(address: str) -> bool:
-    """Whether the server closes a new connection. One may be served: the sampler's thread can take the
-    descriptor that is given up for closing, and what it then lets go is free for the next connection."""
+def take_all_descriptors(pid: int) -> None:
+    """Lets the process have no descriptor more than it has: its limit is the first number that is free."""
+    used = descriptors(pid)
+    free = next(number for number in range(len(used) + 1) if number not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+
+
+def closed_at_once(pid: int, address: str) -> bool:
+    """Whether the server closes a new connection. One is served where a descriptor that was in use when the
+    limit was set is free again, a sampler's file perhaps: then there is one number less from now on."""
     with Http1(address) as client:
         client.sock.settimeout(2)
         try:
             return client.closed()
         except TimeoutError:
+            take_all_descriptors(pid)
             return False
 
 
