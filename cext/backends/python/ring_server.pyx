@@ -66,6 +66,8 @@ cdef enum:
     DONE_ENTRIES = 1024
     DRAIN_AT_ONCE = 512      # descriptors, before other events have their turn
     MOST_DIMENSIONS = 64
+    MOST_OWN_PART = 268435456    # bytes of a message beside its tensors: texts and shapes
+    MOST_SEGMENTS = 1088     # that have come for messages still to come: as many as descriptors, and a few threads more
     COPY_ON_LOOP = 1048576   # bytes; what is more is copied by the instance's thread
 
 cdef object _loads = json.loads
@@ -515,10 +517,12 @@ cdef class ServerEnd:
                 message.owner = lease
         if entry.size > length:
             raise Violation(f"{entry.size} bytes of a message of {length}")
+        if entry.size > MOST_OWN_PART:
+            raise Violation(f"a message with {entry.size} bytes beside its tensors")
         if entry.size > self.scratch_room:
             grown = <char*>realloc(self.scratch, entry.size)
             if grown == NULL:
-                raise MemoryError
+                raise Violation(f"a message of {entry.size} bytes, for which there is no memory")
             self.scratch = grown
             self.scratch_room = entry.size
         memcpy(self.scratch, base, entry.size)
@@ -679,7 +683,10 @@ cdef class ServerEnd:
 
     def segment_came(self, uint64_t number, segment):
         """A segment of the process, None for one that cannot be used. drain() may go on."""
-        self.segments[number] = segment
+        if len(self.segments) >= MOST_SEGMENTS:
+            self.broken(f"more than {MOST_SEGMENTS} segments without their messages")
+        elif not self.closed:
+            self.segments[number] = segment
 
     def end(self):
         """The process is gone: what it had under way, as (batches, requests that senders had)."""
@@ -796,9 +803,7 @@ cdef class Message:
         shape = []
         for i in range(dimensions):
             n = read_u64(reader)
-            if n > <uint64_t>1 << 40 or (elements and n > (<uint64_t>1 << 48) // elements):
-                raise Violation("a tensor with more elements than there can be")
-            elements *= n
+            elements = times_checked(elements, n)
             shape.append(n)
         place = read_u32(reader)
         offset = read_u64(reader)
@@ -864,6 +869,33 @@ cdef int leave_out(InferRequest request, InferResponse response) except -1:
                 response.outputs = known(request, response.outputs)
                 break
     return 0
+
+
+def check_tensor(Tensor tensor not None):
+    """Raises Violation where a tensor that came over the socket does not have the bytes that its datatype and shape
+    say. Strings must lie in memory that the process cannot write to."""
+    cdef uint64_t elements = 1, n
+    cdef uint64_t nbytes = <uint64_t>tensor.nbytes
+    if tensor.dtype <= 0 or tensor.dtype > 14:
+        raise Violation(f"a tensor of datatype {tensor.dtype}")
+    if len(tensor.shape) > MOST_DIMENSIONS:
+        raise Violation(f"a tensor of {len(tensor.shape)} dimensions")
+    for dimension in tensor.shape:
+        if type(dimension) is not int or dimension < 0:
+            raise Violation("a tensor of a shape that cannot be")
+        n = min(dimension, 1 << 62)
+        elements = times_checked(elements, n)
+    if tensor.dtype == DT_BYTES:
+        check_strings(tensor.ptr, nbytes, elements)
+    elif nbytes != elements * <uint64_t>element_size(tensor.dtype):
+        raise Violation(f"a tensor of {elements} elements of datatype {tensor.dtype} in {nbytes} bytes")
+
+
+cdef uint64_t times_checked(uint64_t elements, uint64_t n) except? 0xFFFFFFFFFFFFFFFF:
+    """Their product, as far as a tensor may have so many."""
+    if n > <uint64_t>1 << 40 or (elements and n > (<uint64_t>1 << 48) // elements):
+        raise Violation("a tensor with more elements than there can be")
+    return elements * n
 
 
 cdef int check_strings(const char* data, uint64_t nbytes, uint64_t elements) except -1:

@@ -13,10 +13,13 @@ Rules:
  4. Freed segments are kept for reuse up to IDLE_BYTES; beyond that they are dropped on both sides.
  5. send() may be called from any thread; receive() by one. Finalizers never block: what they free
     is announced by whoever holds the lock.
+ 6. The other side is believed in nothing: a segment must have the size that is said and be sealed against
+    shrinking, or whoever reads it dies of it; a tensor lies in its segment. What cannot be raises Broken.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -34,17 +37,41 @@ INLINE_BYTES = 32 << 10  # tensors up to this size travel in the frame
 SMALLEST_SEGMENT = 64 << 10
 IDLE_BYTES = 64 << 20
 FRAME = struct.Struct("<II")
+MOST_SEGMENTS = 4096  # of the other side's that are mapped: each holds a descriptor
+MOST_DESCRIPTORS = 64  # that have come and that no message has taken yet
+SEALS = (
+    getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
+)
+SEALED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
+class Broken(ValueError):
+    """The other side has sent what cannot be."""
 
 
 def _memory(size: int) -> int:
     """A descriptor of `size` bytes of anonymous shared memory."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC)
+    if SEALED:
+        fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     else:
         fd, path = tempfile.mkstemp()
         os.unlink(path)
-    os.ftruncate(fd, size)
+        os.ftruncate(fd, size)
     return fd
+
+
+def _check(fd: int, size: int) -> None:
+    """Raises Broken for memory of the other side that may be shorter than `size`, now or later."""
+    try:
+        kept = not SEALED or bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        kept = False
+    if not kept:
+        raise Broken("a segment that is not sealed")
+    if type(size) is not int or not 0 < size <= os.fstat(fd).st_size:
+        raise Broken(f"a segment that does not have {size} bytes")
 
 
 class Segment:
@@ -175,7 +202,10 @@ class Wire:
     # ------------------------------------------------------------ receiving
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, with its tensors' memory in row["buffer"]; None at the end."""
+        """The next message, its small tensors' memory in message["blob"]; None at the end.
+
+        Raises Broken, or whatever text that is no message makes Python raise (ValueError, KeyError and the like).
+        """
         while True:
             head = self._read(FRAME.size)
             if head is None:
@@ -186,12 +216,17 @@ class Wire:
             if text is None or blob is None:
                 return None
             message: dict[str, Any] = json.loads(bytes(text))
+            if type(message) is not dict:
+                raise Broken("a message that is no object")
             for id in message.pop("free", ()):
                 self._reuse(id)
             kind = message["t"]
             if kind == "segment":
-                fd = self._fds.popleft()
+                fd = self._descriptor()
                 try:
+                    _check(fd, message["size"])
+                    if len(self._theirs) >= MOST_SEGMENTS:
+                        raise Broken(f"more than {MOST_SEGMENTS} segments")
                     self._theirs[message["id"]] = Segment(message["id"], fd, message["size"])
                 finally:
                     os.close(fd)
@@ -199,9 +234,16 @@ class Wire:
                 self._theirs.pop(message["id"], None)
             elif kind != "free":
                 if "fds" in message:
+                    if not 0 <= message["fds"] <= len(self._fds):
+                        raise Broken(f"{message['fds']} descriptors that have not come")
                     message["descriptors"] = [self._fds.popleft() for _ in range(message["fds"])]
                 message["blob"] = blob
                 return message
+
+    def _descriptor(self) -> int:
+        if not self._fds:
+            raise Broken("a descriptor that has not come")
+        return self._fds.popleft()
 
     def _read(self, size: int) -> bytearray | None:
         buffer = bytearray(size)
@@ -214,6 +256,8 @@ class Wire:
             for _, _, data in ancillary:
                 for i in range(0, len(data) - 3, 4):
                     self._fds.append(int.from_bytes(data[i : i + 4], "little"))
+            if len(self._fds) > MOST_DESCRIPTORS:
+                raise Broken("descriptors without messages")
             if n == 0:
                 return None
             have += n
@@ -243,8 +287,13 @@ class Wire:
         """A received tensor's memory: a Lease, or a writable memoryview of its own bytes."""
         if "seg" in row:
             id, size = row["seg"]
-            return Lease(self, self._theirs[id], size)
+            segment = self._theirs.get(id)
+            if segment is None or not 0 <= size <= segment.size:
+                raise Broken(f"a tensor of {size} bytes outside of its segment")
+            return Lease(self, segment, size)
         at, size = row["at"]
+        if not (0 <= at <= len(blob) and 0 <= size <= len(blob) - at):
+            raise Broken(f"a tensor of {size} bytes outside of its message")
         return memoryview(blob)[at : at + size]
 
     def statistics(self) -> dict[str, int]:

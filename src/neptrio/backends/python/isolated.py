@@ -30,6 +30,7 @@ from neptrio.backends.python.convert import CODES, known, wanted_names
 from neptrio.backends.python.instance import ASYNC_CAPACITY, Post, Reschedule, dropped
 from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
 from neptrio.backends.python.process import Process
+from neptrio.backends.python.ring_server import Violation
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.backend import Abandonment, BackendInstance
 from neptrio.execution.batch import Batch
@@ -361,42 +362,59 @@ class IsolatedInstance(BackendInstance):
         return InferResponse(made, None, row["p"])
 
     def _result(self, process: Process, message: dict[str, Any]) -> None:
+        """A batch's answers. All of them are read before the first is used: one that cannot be fails the whole."""
         with self._lock:
-            batch, ids = self._batches.pop(message["batch"], (None, []))
+            batch, ids = self._batches.get(message["batch"], (None, []))
         if batch is None:
             return
-        times = message["times"]
-        batch.compute_start, batch.input_end, batch.output_start = times[:3]
-        requests: list[InferRequest] = []
-        responses: list[InferResponse | None] = []
+        read: list[InferResponse | str] = []
+        if "error" not in message:
+            for request, answer in zip(batch.requests, message["answers"], strict=True):
+                if answer in ("open", "reschedule"):
+                    read.append(answer)
+                else:
+                    read.append(self._response(process, request, answer, message["blob"]))
+        elif not isinstance(message["error"], str):
+            raise Violation("an error that is no text")
+        began, made, executed = message["times"][:3]
+        floor, now = 0, monotonic_ns()
+        times = [floor := min(max(int(time_ns), floor), now) for time_ns in (began, made, executed)]
+        with self._lock:
+            self._batches.pop(message["batch"], None)
+        batch.compute_start, batch.input_end, batch.output_start = times
         if "error" in message:
             batch.error = Internal(message["error"], reason=Reason.BACKEND)
             with self._lock:
                 for id in ids:
                     self._requests.pop(id, None)
         else:
-            for id, request, answer in zip(ids, batch.requests, message["answers"], strict=True):
-                if answer == "open":
-                    if not self._decoupled:
-                        continue
-                    response = None
-                else:
-                    self._requests.pop(id, None)
-                    if answer == "reschedule":
-                        self._completions.post(Reschedule(request))
-                        continue
-                    response = self._response(process, request, answer, message["blob"])
-                requests.append(request)
-                responses.append(response)
-            if len(requests) != len(batch.requests):
-                batch.requests = requests
-            batch.responses = responses
+            self._answered(batch, ids, read)
         batch.compute_end = monotonic_ns()
         self._completions.post(batch)
 
+    def _answered(self, batch: Batch, ids: list[int], read: list[InferResponse | str]) -> None:
+        requests: list[InferRequest] = []
+        responses: list[InferResponse | None] = []
+        for id, request, answer in zip(ids, batch.requests, read, strict=True):
+            response: InferResponse | None = None
+            if answer == "open":
+                if not self._decoupled:
+                    continue
+            else:
+                self._requests.pop(id, None)
+                if isinstance(answer, str):
+                    self._completions.post(Reschedule(request))
+                    continue
+                response = answer
+            requests.append(request)
+            responses.append(response)
+        if len(requests) != len(batch.requests):
+            batch.requests = requests
+        batch.responses = responses
+
     def _sent(self, process: Process, message: dict[str, Any]) -> None:
         id, final, size = message["r"], message["final"], message["size"]
-        request = self._requests.pop(id, None) if final else self._requests.get(id)
+        request = self._requests.get(id)
         if request is None:
             process.post_message({"t": "ack", "r": id, "size": size})
             return
@@ -405,9 +423,11 @@ class IsolatedInstance(BackendInstance):
             made.null = True
         else:
             made = self._response(process, request, message["a"], message["blob"])
+        if final:
+            self._requests.pop(id, None)
         made.produced_ns = monotonic_ns()
         ack = {"t": "ack", "r": id, "size": size}
-        self._completions.post(Post(request, made, final, lambda: process.post_message(ack)))
+        self._completions.post(Post(request, made, bool(final), lambda: process.post_message(ack)))
 
     def _call(self, process: Process, message: dict[str, Any]) -> None:
         batch = self._batches.get(message["batch"], (None, []))[0]

@@ -20,9 +20,14 @@ import numpy as np
 from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
 from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.process import Process
+from neptrio.backends.python.ring_server import Violation, check_tensor
 from neptrio.execution.model_host import ModelHost
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from triton_python_backend_utils._process.wire import Lease, tensor_row
+from triton_python_backend_utils._types import BYTES
+
+# what a model may do with a metric of its own
+CHANGES = ("increment", "set", "observe", "value")
 
 
 class IsolatedCall(Call):
@@ -135,6 +140,8 @@ class IsolatedHost:
         if op == "ready":
             return self._host.is_model_ready(message["name"], message["version"])
         if op == "change":
+            if message["method"] not in CHANGES:
+                raise Violation(f"a metric has no '{message['method']}'")
             return getattr(self._metrics[message["id"]], message["method"])(*message["args"])
         if op == "family":
             made = self._host.metric_family(*message["args"])
@@ -152,9 +159,18 @@ def row_of(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def received(process: Process, row: dict[str, Any], blob: bytearray) -> Tensor:
-    """A tensor that was received; it keeps its memory, which is `blob` or a lease of the child's."""
+    """A tensor that was received; it keeps its memory, which is `blob` or a lease of the child's.
+
+    Raises Violation for one that cannot be. Strings have a structure, so they are copied before it is looked at.
+    """
     memory = process.wire.memory(row, blob)
+    name, dtype, shape = row["n"], row["d"], tuple(row["s"])
+    made: Tensor
     if isinstance(memory, Lease):
-        made: Tensor = tensor_at(row["n"], row["d"], tuple(row["s"]), memory.address, memory.nbytes, memory)
-        return made
-    return Tensor(row["n"], row["d"], tuple(row["s"]), memory, True)
+        made = tensor_at(name, dtype, shape, memory.address, memory.nbytes, memory)
+        if dtype == BYTES:
+            made = Tensor(name, dtype, shape, made.tobytes())
+    else:
+        made = Tensor(name, dtype, shape, memory, True)
+    check_tensor(made)
+    return made

@@ -156,14 +156,16 @@ class Process:
                 self._log.exception("could not be sent")
 
     def _read(self) -> None:
-        while True:
-            message = self.wire.receive()
-            if message is None:
-                break
-            try:
+        try:
+            while (message := self.wire.receive()) is not None:
                 self._on_message(self, message)
-            except Exception:
-                self._log.exception("a message of the model's process could not be used")
+        except Exception as error:
+            # no correct process sends such a message, and what it was about would wait for ever
+            self._log.error("its process sent what cannot be used: %s: %s", type(error).__name__, error)
+            self.killed_for = (
+                self.killed_for or f"it sent what cannot be used: {type(error).__name__}: {error}"
+            )
+            self.kill()
         try:
             self._child.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:  # it closed the socket but lives
