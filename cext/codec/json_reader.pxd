@@ -1,5 +1,6 @@
 # A cursor over JSON text with rapidjson's errors.
 #   A Reader borrows the text: whoever holds it keeps the buffer alive.
+#   What is nogil may be called with the interpreter's lock or without: only errors take it.
 #   Every function that reads starts at the value's first character and ends behind its last.
 cimport cython
 from libc.stdint cimport uint64_t
@@ -45,32 +46,39 @@ cdef class Reader:
     cdef const unsigned char* name
     cdef Py_ssize_t name_length
     cdef bint name_escaped
+    cdef bint large                                    # long parts are read without the interpreter's lock
+    cdef const int* stop                               # not 0: nobody waits for the value any more; may be NULL
+    cdef int steps                                     # since breathe() has let others run
     cdef list repeated                                 # names that the root object has again, None: nobody asks
 
-    cdef int fail(self, str reason, Py_ssize_t at) except -1
-    cdef inline void space(self) noexcept:
+    cdef int fail(self, const char* reason, Py_ssize_t at) except -1 nogil
+    cdef int breathe(self) except -1                   # lets other threads run now and then
+    cdef int stopped(self) except -1 nogil
+    cdef int too_deep(self) except -1 nogil
+    cdef inline void space(self) noexcept nogil:
         cdef unsigned char c
         while self.at < self.end:
             c = self.text[self.at]
             if c > 32 or (c != 32 and c != 10 and c != 13 and c != 9):
                 return
             self.at += 1
-    cdef inline int peek(self) noexcept:               # the character at the cursor, -1 at the end
+    cdef inline int peek(self) noexcept nogil:               # the character at the cursor, -1 at the end
         return self.text[self.at] if self.at < self.end else -1
     cdef int begin(self) except -1                     # to the root value
     cdef int finish(self) except -1                    # only space may follow the root value
-    cdef bint first_member(self) except -1             # enters an object; False when it is empty
-    cdef bint next_member(self) except -1              # after a member's value; False at the object's end
-    cdef bint first_element(self) except -1
-    cdef bint next_element(self) except -1
+    cdef bint first_member(self) except -1 nogil             # enters an object; False when it is empty
+    cdef bint next_member(self) except -1 nogil              # after a member's value; False at the object's end
+    cdef bint first_element(self) except -1 nogil
+    cdef bint next_element(self) except -1 nogil
     cdef bint named(self, const char* name, Py_ssize_t n) noexcept
     cdef str name_text(self)
-    cdef int skip(self, int depth) except -1           # any value
-    cdef int _member(self) except -1
-    cdef int _word(self, const char* word, Py_ssize_t n) except -1
-    cdef int skip_string(self, bint* escaped) except -1
+    cdef int skip(self, int depth) except -1 nogil           # any value
+    cdef int skip_value(self, int depth) except -1     # skip(), where it may be long
+    cdef int _member(self) except -1 nogil
+    cdef int _word(self, const char* word, Py_ssize_t n) except -1 nogil
+    cdef int skip_string(self, bint* escaped) except -1 nogil
     cdef str string(self)
-    cdef int number(self, Number* out) except -1
+    cdef int number(self, Number* out) except -1 nogil
     cdef object value(self, int depth)                 # any value as Python objects
     # values of a known kind; InvalidArgument when another comes, naming `key`
     cdef str string_at(self, Py_ssize_t at, str key)   # at < 0: the member is missing
@@ -78,4 +86,4 @@ cdef class Reader:
     cdef uint64_t unsigned(self, str key, str verb=*) except? 0xFFFFFFFFFFFFFFFF
     cdef bint boolean(self, str key) except -1
 
-cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept
+cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept nogil

@@ -29,7 +29,12 @@ from neptrio.codec.number_text cimport (
     parse_number,
 )
 
-from neptrio.errors import InvalidArgument
+from neptrio.errors import Cancelled, InvalidArgument
+
+
+cdef enum:
+    LONG_BYTES = 64 << 10    # reading more takes longer than waiting for the interpreter's lock
+    STEPS = 256              # inputs or parameters: a fraction of a millisecond
 
 
 class SyntaxRefused(InvalidArgument):
@@ -47,7 +52,7 @@ def missing(str key):
         f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
 
 
-cdef int _hex(const unsigned char* p) noexcept:
+cdef int _hex(const unsigned char* p) noexcept nogil:
     """Four hex digits as a number, -1 when they are not."""
     cdef int value = 0, i
     cdef unsigned char c
@@ -64,7 +69,7 @@ cdef int _hex(const unsigned char* p) noexcept:
     return value
 
 
-cdef inline bint _enter(Reader s, int close) noexcept:
+cdef inline bint _enter(Reader s, int close) noexcept nogil:
     """Past the opening bracket; False, and past `close` as well, when nothing is between them."""
     s.at += 1
     s.space()
@@ -74,7 +79,7 @@ cdef inline bint _enter(Reader s, int close) noexcept:
     return True
 
 
-cdef inline bint _more(Reader s, int close, str missing_comma) except -1:
+cdef inline bint _more(Reader s, int close, const char* missing_comma) except -1 nogil:
     """To what follows a comma; False, and past `close`, when that comes instead."""
     cdef int c
     s.space()
@@ -92,8 +97,28 @@ cdef inline bint _more(Reader s, int close, str missing_comma) except -1:
 cdef class Reader:
     """See json_reader.pxd."""
 
-    cdef int fail(self, str reason, Py_ssize_t at) except -1:
-        raise SyntaxRefused(f"failed to parse the request JSON buffer: {reason} at {at}")
+    cdef int fail(self, const char* reason, Py_ssize_t at) except -1 nogil:
+        with gil:
+            text = (<bytes>reason).decode("ascii")
+            raise SyntaxRefused(f"failed to parse the request JSON buffer: {text} at {at}")
+
+    cdef int breathe(self) except -1:
+        if self.stop != NULL and self.stop[0]:
+            return self.stopped()
+        self.steps += 1
+        if self.steps >= STEPS:
+            self.steps = 0
+            with nogil:
+                pass
+        return 0
+
+    cdef int stopped(self) except -1 nogil:
+        with gil:
+            raise Cancelled()
+
+    cdef int too_deep(self) except -1 nogil:
+        with gil:
+            return self.fail(f"Nesting deeper than {MAX_DEPTH} levels.".encode(), self.at)
 
     cdef int begin(self) except -1:
         if self.end >= 3 and memcmp(self.text, b"\xef\xbb\xbf", 3) == 0:
@@ -109,7 +134,7 @@ cdef class Reader:
             self.fail("The document root must not be followed by other values.", self.at)
         return 0
 
-    cdef int _member(self) except -1:
+    cdef int _member(self) except -1 nogil:
         cdef Py_ssize_t start = self.at + 1
         if self.peek() != b'"':
             self.fail("Missing a name for object member.", self.at)
@@ -123,22 +148,22 @@ cdef class Reader:
         self.space()
         return 0
 
-    cdef bint first_member(self) except -1:
+    cdef bint first_member(self) except -1 nogil:
         if not _enter(self, b"}"):
             return False
         self._member()
         return True
 
-    cdef bint next_member(self) except -1:
+    cdef bint next_member(self) except -1 nogil:
         if not _more(self, b"}", "Missing a comma or '}' after an object member."):
             return False
         self._member()
         return True
 
-    cdef bint first_element(self) except -1:
+    cdef bint first_element(self) except -1 nogil:
         return _enter(self, b"]")
 
-    cdef bint next_element(self) except -1:
+    cdef bint next_element(self) except -1 nogil:
         return _more(self, b"]", "Missing a comma or ']' after an array element.")
 
     cdef bint named(self, const char* name, Py_ssize_t n) noexcept:
@@ -149,7 +174,7 @@ cdef class Reader:
     cdef str name_text(self):
         return _decode(self.name, self.name_length, self.name_escaped)
 
-    cdef int skip(self, int depth) except -1:
+    cdef int skip(self, int depth) except -1 nogil:
         cdef int c = self.peek()
         cdef bint escaped
         cdef Number number
@@ -157,7 +182,7 @@ cdef class Reader:
             return self.skip_string(&escaped)
         if c == b"{" or c == b"[":
             if depth >= MAX_DEPTH:
-                self.fail(f"Nesting deeper than {MAX_DEPTH} levels.", self.at)
+                self.too_deep()
             if c == b"{":
                 if self.first_member():
                     self.skip(depth + 1)
@@ -176,7 +201,15 @@ cdef class Reader:
             return self._word(b"null", 4)
         return self.number(&number)
 
-    cdef int _word(self, const char* word, Py_ssize_t n) except -1:
+    cdef int skip_value(self, int depth) except -1:
+        cdef int c = self.peek()
+        if self.large and self.end - self.at > LONG_BYTES and (c == b"[" or c == b"{"):
+            with nogil:
+                self.skip(depth)
+            return 0
+        return self.skip(depth)
+
+    cdef int _word(self, const char* word, Py_ssize_t n) except -1 nogil:
         cdef Py_ssize_t i
         for i in range(n):
             if self.peek() != word[i]:
@@ -184,7 +217,7 @@ cdef class Reader:
             self.at += 1
         return 0
 
-    cdef int number(self, Number* out) except -1:
+    cdef int number(self, Number* out) except -1 nogil:
         cdef const unsigned char* start = self.text + self.at
         cdef const unsigned char* stop = parse_number(start, self.text + self.end, out)
         if out.error != NUMBER_OK:
@@ -198,7 +231,7 @@ cdef class Reader:
         self.at = stop - self.text
         return 0
 
-    cdef int skip_string(self, bint* escaped) except -1:
+    cdef int skip_string(self, bint* escaped) except -1 nogil:
         cdef Py_ssize_t at = self.at + 1, escape
         cdef unsigned char c
         cdef int code
@@ -257,7 +290,7 @@ cdef class Reader:
             return self.string()
         if c == b"{" or c == b"[":
             if depth >= MAX_DEPTH:
-                self.fail(f"Nesting deeper than {MAX_DEPTH} levels.", self.at)
+                self.too_deep()
             if c == b"{":
                 members = {}
                 if self.first_member():
@@ -349,7 +382,7 @@ cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
     return PyUnicode_DecodeUTF8(PyBytes_AS_STRING(plain), n, b"surrogateescape")
 
 
-cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept:
+cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept nogil:
     """Resolves the escapes of a string that skip_string accepted; the result is never longer."""
     cdef const unsigned char* end = p + n
     cdef char* start = out

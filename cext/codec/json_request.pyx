@@ -8,6 +8,8 @@ Rules:
     outputs; per input: its data source, name, datatype, shape, elements), so the error a client
     sees does not depend on the order of keys. Errors may be slow, requests may not.
  2. Binary tensors are views into the body; nothing is copied.
+ 3. A large text is read by a thread of its own (loop/workers): elements and what is skipped without the
+    interpreter's lock, and the lock is let go between inputs. A Stop ends that; then the request is nobody's.
 Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -27,7 +29,7 @@ from neptrio.request.infer_request cimport (
 
 from neptrio.codec.json_reader import kind_error, missing
 from neptrio.datatypes import NUMBER
-from neptrio.errors import InvalidArgument, TritonError, Unsupported
+from neptrio.errors import Cancelled, InvalidArgument, TritonError, Unsupported
 
 cdef dict _NUMBER = NUMBER
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
@@ -62,7 +64,7 @@ cdef class _Decoder:
                     if self.eager:
                         self.inputs(inputs_at)
                     else:
-                        s.skip(1)
+                        s.skip_value(1)
                 elif s.named(b"outputs", 7) and outputs_at < 0:
                     outputs_at = s.at
                     if self.eager:
@@ -82,7 +84,7 @@ cdef class _Decoder:
                     else:
                         s.skip(1)
                 else:
-                    s.skip(1)
+                    s.skip_value(1)
                 if not s.next_member():
                     break
         s.finish()
@@ -131,6 +133,8 @@ cdef class _Decoder:
                 if key not in seen:
                     seen[key] = value
                     self.parameter(key, value)
+                if s.large:
+                    s.breathe()
             if not s.next_member():
                 return 0
 
@@ -179,6 +183,8 @@ cdef class _Decoder:
         if s.first_element():
             while True:
                 self.r.inputs.append(self.input())
+                if s.large:
+                    s.breathe()
                 if not s.next_element():
                     break
         return 0
@@ -209,9 +215,9 @@ cdef class _Decoder:
                     if self.eager and name_at >= 0 and type_at >= 0 and shape_at >= 0:
                         made = self.filled(name_at, type_at, shape_at, data_at)
                     else:
-                        s.skip(3)
+                        s.skip_value(3)
                 else:
-                    s.skip(3)
+                    s.skip_value(3)
                 if not s.next_member():
                     break
         after = s.at
@@ -310,6 +316,8 @@ cdef class _Decoder:
         if s.first_element():
             while True:
                 made.append(self.output())
+                if s.large:
+                    s.breathe()
                 if not s.next_element():
                     break
         if made:
@@ -431,11 +439,22 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
     return 0
 
 
-def decode_request(InferRequest r, body, header_length=None, shared_memory=None):
+cdef class Stop:
+    """Ends a decoding on another thread."""
+
+    cdef int asked
+
+    def ask(self):
+        """Nobody waits for the request any more."""
+        self.asked = 1
+
+
+def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None):
     """Fills `r` from an infer body; returns whether outputs are binary unless they say otherwise.
 
     `header_length` is the value of Inference-Header-Content-Length, None when absent; it lies
-    within the body. `r.model` is set. Raises InvalidArgument (or Unsupported).
+    within the body. `r.model` is set. With `stop` it is called on a thread of its own, and shared_memory may
+    be, too. Raises InvalidArgument (or Unsupported); Cancelled once `stop` was asked to.
     """
     cdef Tensor holder = Tensor.__new__(Tensor)
     cdef Py_ssize_t n
@@ -455,17 +474,22 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None)
     d.s = Reader.__new__(Reader)
     d.s.text = <const unsigned char*>holder.ptr
     d.s.end = n
+    if stop is not None:
+        d.s.large = True
+        d.s.stop = &stop.asked
     d.binary_at = n
     d.eager = True
     try:
         d.document()
         return d.binary_default
+    except Cancelled:
+        raise
     except TritonError:
         pass
     # refused: say what is wrong first in the canonical order (rule 1)
     d.s.at = 0
     d.s.begin()
-    d.s.skip(0)
+    d.s.skip_value(0)
     d.s.finish()
     d.s.at = 0
     d.binary_at = n

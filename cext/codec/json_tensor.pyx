@@ -64,6 +64,11 @@ from neptrio.errors import InvalidArgument
 cdef dict _NAME = NAME
 
 
+cdef enum:
+    STRETCH = 64 << 10         # numbers that are read between two looks at whether to stop
+    LONG_BYTES = 64 << 10      # of text: reading less takes no longer than waiting for the interpreter's lock
+
+
 cdef _mismatch():
     return InvalidArgument("Unable to parse 'data': Shape does not match true shape of 'data' field")
 
@@ -96,7 +101,7 @@ cdef _out_of_range(Reader s, Py_ssize_t start, int dtype, str name):
 
 
 cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bint* negative,
-                  uint64_t* magnitude) except -1:
+                  uint64_t* magnitude) except -1 nogil:
     """An integer whose magnitude is at most `limit` (one more when negative)."""
     cdef const unsigned char* p = s.text + s.at
     cdef const unsigned char* end = s.text + s.end
@@ -122,29 +127,32 @@ cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bi
         if p - start < 19 and c != b"." and c != b"e" and c != b"E":
             s.at = p - s.text
             if m > limit + (1 if minus else 0):
-                raise _out_of_range(s, at, dtype, name)
+                with gil:
+                    raise _out_of_range(s, at, dtype, name)
             if minus and not signed:
-                raise _bad_element(dtype)
+                with gil:
+                    raise _bad_element(dtype)
             negative[0] = minus
             magnitude[0] = m
             return 0
     c = s.text[at] if at < s.end else 0
     if not (c == b"-" or 48 <= c <= 57):
-        raise _bad_element(dtype)
+        with gil:
+            raise _bad_element(dtype)
     s.number(&n)
-    if n.kind == NUMBER_REAL:
-        raise _bad_element(dtype)
-    if n.kind == NUMBER_INTEGER and n.negative and n.magnitude and not signed:
-        raise _bad_element(dtype)
+    if n.kind == NUMBER_REAL or (n.kind == NUMBER_INTEGER and n.negative and n.magnitude and not signed):
+        with gil:
+            raise _bad_element(dtype)
     if n.kind == NUMBER_HUGE or (n.magnitude > limit and not (
             n.negative and signed and n.magnitude == limit + 1)):
-        raise _out_of_range(s, at, dtype, name)
+        with gil:
+            raise _out_of_range(s, at, dtype, name)
     negative[0] = n.negative
     magnitude[0] = n.magnitude
     return 0
 
 
-cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) except -1:
+cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) except -1 nogil:
     """Reads one scalar into `out` (BYTES: appends it to `strings`)."""
     cdef Number n
     cdef bint negative = False, escaped = False
@@ -159,7 +167,8 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
     if dtype == DT_FP32 or dtype == DT_FP64:
         c = s.peek()
         if not (c == b"-" or 48 <= c <= 57 or c == b"N" or c == b"I"):
-            raise _bad_element(dtype)
+            with gil:
+                raise _bad_element(dtype)
         s.number(&n)
         if n.kind == NUMBER_INTEGER:
             value = <double>n.magnitude
@@ -175,7 +184,8 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
         return 0
     if dtype == DT_BYTES:
         if s.peek() != b'"':
-            raise _bad_element(dtype)
+            with gil:
+                raise _bad_element(dtype)
         start = s.at + 1
         s.skip_string(&escaped)
         length = s.at - 1 - start
@@ -191,7 +201,8 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
     if dtype == DT_BOOL:
         c = s.peek()
         if c != b"t" and c != b"f":
-            raise _bad_element(dtype)
+            with gil:
+                raise _bad_element(dtype)
         s.skip(0)
         out[0] = 1 if c == b"t" else 0
         return 0
@@ -286,21 +297,24 @@ cdef void _quick(Reader s, int dtype, int size, char* out, int64_t* n, int64_t c
 
 
 cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t count, int depth, str name,
-               Writer strings) except -1:
+               Writer strings) except -1 nogil:
     """Reads the array at the cursor, flattened."""
     if depth > MAX_DEPTH:
-        s.fail(f"Nesting deeper than {MAX_DEPTH} levels.", s.at)
+        s.too_deep()
     if not s.first_element():
         return 0
     while True:
         if dtype != DT_BYTES and dtype != DT_BOOL:
-            _quick(s, dtype, size, out, n, count)
+            _quick(s, dtype, size, out, n, min(count, n[0] + STRETCH))
             s.space()
         if s.peek() == b"[":
             _fill(s, dtype, size, out, n, count, depth + 1, name, strings)
         else:
             if n[0] >= count:
-                raise _mismatch()
+                with gil:
+                    raise _mismatch()
+            if s.stop != NULL and s.stop[0]:
+                return s.stopped()
             _element(s, dtype, out + n[0] * size, name, strings)
             n[0] += 1
         if s.at + 1 < s.end and s.text[s.at] == b"," and s.text[s.at + 1] > 32:
@@ -337,7 +351,11 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
     else:
         memory = PyBytes_FromStringAndSize(NULL, count * size)
         out = PyBytes_AS_STRING(memory)
-    _fill(s, dtype, size, out, &n, count, 4, name, strings)
+    if s.large and s.end - at > LONG_BYTES:
+        with nogil:
+            _fill(s, dtype, size, out, &n, count, 4, name, strings)
+    else:
+        _fill(s, dtype, size, out, &n, count, 4, name, strings)
     if n != count:
         raise _mismatch()
     return Tensor(name, dtype, shape, strings.take() if dtype == DT_BYTES else memory)

@@ -9,7 +9,7 @@ cdef class Writer:
     cdef char* p
     cdef Py_ssize_t used
     cdef Py_ssize_t room
-    cdef char* need(self, Py_ssize_t n) except NULL    # room for n more; the place to write at
+    cdef char* need(self, Py_ssize_t n) except NULL nogil    # room for n more; the place to write at
     cdef int raw(self, const char* p, Py_ssize_t n) except -1
     cdef int quoted(self, const char* p, Py_ssize_t n) except -1
     cdef int text(self, str s) except -1               # quoted and escaped

@@ -46,9 +46,10 @@ cdef class Writer:
     def __dealloc__(self):
         Py_XDECREF(self.buffer)
 
-    cdef char* need(self, Py_ssize_t n) except NULL:
+    cdef char* need(self, Py_ssize_t n) except NULL nogil:
         if self.used + n > self.room:
-            self._resize(max(self.used + n, self.room * 2))
+            with gil:
+                self._resize(max(self.used + n, self.room * 2))
         return self.p + self.used
 
     cdef int _resize(self, Py_ssize_t room) except -1:

@@ -55,7 +55,7 @@ cdef struct Number:
     uint64_t magnitude
     double real
 
-cdef const unsigned char* parse_number(const unsigned char* p, const unsigned char* end, Number* out) except NULL
+cdef const unsigned char* parse_number(const unsigned char* p, const unsigned char* end, Number* out) except NULL nogil
 cdef const unsigned char* quick_double(
     const unsigned char* p, const unsigned char* end, double* out
 ) noexcept nogil

@@ -109,9 +109,12 @@ cdef bint eisel_lemire(uint64_t w, int q, double* out) noexcept nogil:
     return True
 
 
-cdef double exact(const unsigned char* start, const unsigned char* end) except? -1.0:
+cdef double exact(const unsigned char* start, const unsigned char* end) except? -1.0 nogil:
     """CPython's conversion of the number between the pointers; infinite when it overflows."""
-    return float(PyBytes_FromStringAndSize(<const char*>start, end - start))
+    cdef double found
+    with gil:  # numbers that 128 bits do not decide are rare
+        found = float(PyBytes_FromStringAndSize(<const char*>start, end - start))
+    return found
 
 
 cdef inline bint is_digit(unsigned char c) noexcept nogil:
@@ -120,7 +123,7 @@ cdef inline bint is_digit(unsigned char c) noexcept nogil:
 
 cdef const unsigned char* parse_number(
     const unsigned char* p, const unsigned char* end, Number* out
-) except NULL:
+) except NULL nogil:
     """Reads a JSON number (or NaN, Inf, Infinity) at `p`; returns where it or its error ends."""
     cdef const unsigned char* start = p
     cdef const unsigned char* mark
@@ -293,26 +296,23 @@ cdef const unsigned char* quick_double(
     return p
 
 
-cdef const unsigned char* parse_name(const unsigned char* p, const unsigned char* end, Number* out) noexcept:
+cdef const unsigned char* parse_name(const unsigned char* p, const unsigned char* end, Number* out) noexcept nogil:
     """NaN, Inf or Infinity, letter by letter, so that the error is where rapidjson sees it."""
-    cdef unsigned char c
+    cdef const char* word = "NaN" if p[0] == b"N" else "Inf"
+    cdef int i
     out.kind = NUMBER_REAL
-    if p[0] == b"N":
-        for c in b"NaN":
-            if p >= end or p[0] != c:
-                out.error = NUMBER_INVALID
-                return p
-            p += 1
-        out.real = NAN
-        return p
-    for c in b"Inf":
-        if p >= end or p[0] != c:
+    for i in range(3):
+        if p >= end or p[0] != <unsigned char>word[i]:
             out.error = NUMBER_INVALID
             return p
         p += 1
+    if word[0] == b"N":
+        out.real = NAN
+        return p
     if p < end and p[0] == b"i":
-        for c in b"inity":
-            if p >= end or p[0] != c:
+        word = "inity"
+        for i in range(5):
+            if p >= end or p[0] != <unsigned char>word[i]:
                 out.error = NUMBER_INVALID
                 return p
             p += 1

@@ -28,6 +28,7 @@ cdef class Http1FastPath(RequestHead):
     cdef Admission admission
     cdef object shared_memory
     cdef public bytes known_host     # the last Host that was taken: most clients name the same one for ever
+    cdef public bint paused          # a request is being decoded elsewhere: none may overtake it
     cdef public bint fast_path            # plain infer requests may be taken past the parser
     cdef public bint closing
     cdef public bint draining        # the next answer is the last

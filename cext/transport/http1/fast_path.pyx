@@ -300,7 +300,7 @@ cdef class Http1FastPath(RequestHead):
     cpdef bint has_room(self) except -1:
         """Whether another request may be read."""
         cdef Py_ssize_t n = len(self.exchanges)
-        return n < MOST_EXCHANGES and (self.held <= self.max_body or n == 0) and not self.writer.congested_now()
+        return not self.paused and n < MOST_EXCHANGES and (self.held <= self.max_body or n == 0) and not self.writer.congested_now()
 
     # ------------------------------------------------------------ input
 

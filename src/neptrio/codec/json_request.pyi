@@ -10,6 +10,14 @@ from neptrio.request.infer_request import InferRequest
 
 def no_shared_memory() -> InvalidArgument: ...
 def add_parameter(r: InferRequest, key: str, value: Any) -> None: ...
+
+class Stop:
+    def ask(self) -> None: ...
+
 def decode_request(
-    r: InferRequest, body: Buffer, header_length: int | None = None, shared_memory: SharedMemory | None = None
+    r: InferRequest,
+    body: Buffer,
+    header_length: int | None = None,
+    shared_memory: SharedMemory | None = None,
+    stop: Stop | None = None,
 ) -> bool: ...

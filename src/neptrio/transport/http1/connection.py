@@ -63,6 +63,7 @@ log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
 CHUNKED_STEP = 1 << 20  # in which the bytes of chunked bodies are asked for
+DIRECT_READ, DIRECT_READS = 256 << 10, 4  # of such a body at once: copied in a fraction of a millisecond
 MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # parsed at once: they cannot hold many pipelined requests
 PIECE_BYTES = 4 << 10  # in which the end of a head is looked for
@@ -413,8 +414,8 @@ class Http1Connection(Http1FastPath):
         buffer, at = self.direct, self._direct_at
         length = len(buffer)
         try:
-            for _ in range(16):  # then the other connections have their turn
-                n = self.sock.recv_into(buffer[at:])
+            for _ in range(DIRECT_READS):  # then the other connections have their turn
+                n = self.sock.recv_into(buffer[at : at + DIRECT_READ])
                 if n == 0:
                     self.end_of_input()
                     return
@@ -429,6 +430,27 @@ class Http1Connection(Http1FastPath):
             self.in_message = False
             self._parser = self._new_parser()
             self._request(method, version, keep_alive, buffer)
+
+    async def notice_end(self, scope: trio.CancelScope) -> None:
+        """While nothing is read (`paused`), notices that the peer ends its side, unless it sent more before."""
+        if self.closing or self.ended:
+            return  # last_answers() looks
+        try:
+            with scope:
+                await trio.lowlevel.wait_readable(self.sock)
+                if not self.sock.recv(1, socket.MSG_PEEK):
+                    self.end_of_input()
+                    self.loop_pass.end()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, trio.ClosedResourceError):
+            self.end_of_input()
+
+    def resume(self) -> None:
+        """Requests are looked at again."""
+        self.paused = False
+        if self.room is not None and self.has_room():
+            self.room.set()
 
     def feed(self, data: Any) -> None:
         """Parses bytes as far as there is room for the requests in them; the rest waits in `later`."""

@@ -117,9 +117,10 @@ class Exchange(ExchangeCore):
             if connection.services.admission.tracer.trace_headers:
                 infer.request.asked = asked(connection.headers)
             plain = infer.plain(body)
-            if plain is None:
+            if plain is None or infer.is_large(plain):
                 self._inflating = trio.CancelScope()
-                connection.nursery.start_soon(self._submit_later, infer, connection.receive_start)
+                connection.paused = True
+                connection.nursery.start_soon(self._submit_later, infer, plain, connection.receive_start)
             else:
                 infer.submit(plain, self, connection.receive_start)
         except TritonError as error:
@@ -127,25 +128,41 @@ class Exchange(ExchangeCore):
         except Exception as error:
             self._fail(error)
 
-    async def _submit_later(self, infer: HttpInfer, receive_start: int) -> None:
-        """The same once the workers have inflated the body; a peer that leaves before ends that."""
+    async def _submit_later(self, infer: HttpInfer, body: Any, receive_start: int) -> None:
+        """The same by the workers: inflates a `body` of None, decodes a large one.
+
+        No later request of the connection is looked at meanwhile: it would overtake this one, and a client has
+        one share of the workers per connection. A peer that leaves ends the work.
+        """
         connection = self.connection
         assert self._inflating is not None
+        watching = trio.CancelScope()
+        connection.nursery.start_soon(connection.notice_end, watching)
+        binary: bool | None = None
         try:
             with self._inflating:
-                body = await infer.inflate_later()
-                self.held += infer.inflated
-                connection.held += infer.inflated
+                if body is None:
+                    body = await infer.inflate_later()
+                    self.held += infer.inflated
+                    connection.held += infer.inflated
+                if infer.is_large(body):
+                    binary = await infer.decode_later(body, receive_start)
             if self._inflating.cancelled_caught:
                 raise Cancelled
             self._inflating = None
-            infer.submit(body, self, receive_start)
+            if binary is None:
+                infer.submit(body, self, receive_start)
+            else:
+                infer.submit_decoded(binary, self)
             if connection.ended:
                 self.disconnect(connection.services)
         except TritonError as error:
             self.refuse(error)
         except Exception as error:
             self._fail(error)
+        finally:
+            watching.cancel()
+            connection.resume()
         connection.loop_pass.end()
 
     def _fail(self, error: Exception) -> None:

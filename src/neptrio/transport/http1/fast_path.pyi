@@ -39,6 +39,7 @@ class Http1FastPath(RequestHead):
     @property
     def services(self) -> Services: ...
     known_host: bytes | None
+    paused: bool
     fast_path: bool
     draining: bool
     closing: bool

@@ -192,7 +192,10 @@ class RestApp:
             plain = await unless_gone(receive, infer.inflate_later)
         waiter = _Waiter()
         try:
-            infer.submit(plain, waiter)
+            if infer.is_large(plain):
+                infer.submit_decoded(await unless_gone(receive, infer.decode_later, plain), waiter)
+            else:
+                infer.submit(plain, waiter)
             self._services.loop.loop_pass.end()
             await wait_or_cancel(self._services, infer.request, waiter.event, receive)
         except TritonError as error:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
+
+import trio
 
 from neptrio.codec.compression import deflater, inflater, negotiate, refusal
 from neptrio.codec.http_json import HEADER_LENGTH, decode_request, dump_json, encode_response
 from neptrio.codec.inflate import Inflater, TooLong, Undecodable
+from neptrio.codec.json_request import Stop
 from neptrio.codec.outputs import select
+from neptrio.codec.shared_memory import SharedMemory
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
@@ -29,7 +33,19 @@ BINARY = (b"content-type", b"application/octet-stream")
 SEND_START = int(Timestamp.SEND_START)
 LARGE_BODY = 4 << 10  # decoding more is worth asking first whether there is room for the request
 ON_LOOP_BYTES = 64 << 10  # compressing more takes milliseconds, which belong on a thread; inflating too
+DECODED_LATER = 256 << 10  # of JSON: reading more takes longer than a quarter of a millisecond (docs/loop.md)
 ON_LOOP_CALLS = 32  # of zlib, for a body of many members
+
+
+class AskedFromThread:
+    """The shared memory service, for a worker's thread: it is asked on the loop."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    def input_tensor(self, *arguments: Any) -> Any:
+        """As the service's; the thread waits for it."""
+        return trio.from_thread.run_sync(self._memory.input_tensor, *arguments)
 
 
 def error_body(error: TritonError) -> list[bytes]:
@@ -157,6 +173,37 @@ class HttpInfer:
 
     def submit(self, body: Any, responder: Responder, receive_start: int = 0) -> None:
         """Decodes the plain body and submits the request."""
+        header_length = self._begin(body, receive_start)
+        if len(body) > LARGE_BODY:
+            self._services.loop.lag.note("decoding an HTTP request", self.request.model_name, len(body))
+        memory = self._services.shared_memory
+        self.submit_decoded(decode_request(self.request, body, header_length, memory), responder)
+
+    def is_large(self, body: Any) -> bool:
+        """Whether decoding the plain body is not for the loop (decode_later)."""
+        if len(body) <= DECODED_LATER:
+            return False
+        return self._header_length is None or leading_int(self._header_length) > DECODED_LATER
+
+    async def decode_later(self, body: Any, receive_start: int = 0) -> bool:
+        """Decodes a large body by the workers; submit_decoded() takes what it returns.
+
+        Cancellation: ends the decoding at the worker's next stretch. Raises TritonError.
+        """
+        header_length = self._begin(body, receive_start)
+        stop = Stop()
+        request = self.request
+        memory = cast(SharedMemory, AskedFromThread(self._services.shared_memory))
+        try:
+            return await self._services.workers.run(
+                lambda: decode_request(request, body, header_length, memory, stop)
+            )
+        except BaseException:
+            stop.ask()
+            raise
+
+    def _begin(self, body: Any, receive_start: int) -> int | None:
+        """What precedes decoding; the length of the JSON, None where all is."""
         request = self.request
         self._services.admission.received(request, receive_start)
         header_length = None
@@ -166,11 +213,14 @@ class HttpInfer:
                 raise InvalidArgument(
                     f"inference header size should be in range (0, {len(body)}), got: {header_length}"
                 )
-        if len(body) > LARGE_BODY:
-            if not self._services.admission.tracer.tracing:
-                request.model.scheduler.expect_room()
-            self._services.loop.lag.note("decoding an HTTP request", request.model_name, len(body))
-        self._binary_default = decode_request(request, body, header_length, self._services.shared_memory)
+        if len(body) > LARGE_BODY and not self._services.admission.tracer.tracing:
+            request.model.scheduler.expect_room()
+        return header_length
+
+    def submit_decoded(self, binary_default: bool, responder: Responder) -> None:
+        """Submits the request that was decoded."""
+        request = self.request
+        self._binary_default = binary_default
         if self.forwarded is not None:
             self.forwarded.into(request)
         request.responder = responder

@@ -1,0 +1,153 @@
+"""Large JSON bodies are decoded by workers: order, fairness, and clients that leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import tritonclient.http as httpclient
+import tritonclient.utils.shared_memory as shm
+
+from neptrio.loop.workers import Workers
+from tests.support.embedded import EmbeddedServer
+from tests.support.http import Http1
+from tests.support.repository import write_model
+
+N = 200_000
+CONFIG = """backend: "identity"
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+TWO = """backend: "identity"
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "INPUT1" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ -1 ] } ]
+"""
+
+
+class Gate:
+    """Stands before the workers: holds what they are asked until it is opened. For the server's thread."""
+
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.asked = 0
+        self.left = 0
+        self.done = 0
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    made = Gate()
+    run = Workers.run
+
+    async def gated(self: Workers, step: Any) -> Any:
+        made.asked += 1
+        try:
+            await made.open.wait()
+            answer = await run(self, step)
+        except trio.Cancelled:
+            made.left += 1
+            raise
+        made.done += 1
+        return answer
+
+    monkeypatch.setattr(Workers, "run", gated)
+    return made
+
+
+@pytest.fixture(params=[True, False], ids=["lean", "hypercorn"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    write_model(tmp_path, "m", CONFIG)
+    write_model(tmp_path, "two", TWO)
+    with EmbeddedServer(tmp_path, http_lean=request.param, allow_client_shm=True) as made:
+        yield made
+
+
+def body(count: int, first: int = 0) -> bytes:
+    tensor = {
+        "name": "INPUT0",
+        "shape": [count],
+        "datatype": "INT32",
+        "data": [first] + [1234567] * (count - 1),
+    }
+    return json.dumps(
+        {"inputs": [tensor], "id": str(first), "parameters": {"binary_data_output": True}}
+    ).encode()
+
+
+def post(content: bytes, path: str = "/v2/models/m/infer") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def test_a_large_body_is_answered(server: EmbeddedServer, gate: Gate) -> None:
+    server.ask(gate.open.set)
+    with httpclient.InferenceServerClient(server.http) as client:
+        tensor = httpclient.InferInput("INPUT0", [N], "INT32")
+        data = np.arange(N, dtype=np.int32)
+        tensor.set_data_from_numpy(data, binary_data=False)
+        assert np.array_equal(client.infer("m", [tensor]).as_numpy("OUTPUT0"), data)
+    assert gate.done == 1
+    with Http1(server.http) as client:
+        refused = client.request("POST", "/v2/models/m/infer", body(N)[:-9])
+    assert refused.status == 400 and b"failed to parse the request JSON buffer" in refused.body
+    assert gate.asked == 2
+
+
+def test_a_region_is_asked_on_the_loop(server: EmbeddedServer) -> None:
+    """One input is large JSON, the other lies in shared memory."""
+    data = np.arange(N, dtype=np.int32)
+    handle = shm.create_shared_memory_region("large", "/neptrio_large_bodies", data.nbytes)
+    try:
+        shm.set_shared_memory_region(handle, [data])
+        with httpclient.InferenceServerClient(server.http) as client:
+            client.register_system_shared_memory("large", "/neptrio_large_bodies", data.nbytes)
+            tensors = [httpclient.InferInput(f"INPUT{i}", [N], "INT32") for i in range(2)]
+            tensors[0].set_data_from_numpy(data + 1, binary_data=False)
+            tensors[1].set_shared_memory("large", data.nbytes)
+            result = client.infer("two", tensors)
+            assert np.array_equal(result.as_numpy("OUTPUT0"), data + 1)
+            assert np.array_equal(result.as_numpy("OUTPUT1"), data)
+            client.unregister_system_shared_memory()
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("server", [True], indirect=True)
+def test_nothing_overtakes_a_large_body(server: EmbeddedServer, gate: Gate) -> None:
+    (model,) = [model for model in server.server.repository.ready_models() if model.name == "m"]
+    with Http1(server.http) as client:
+        client.send(post(body(N, 1)) + post(body(1, 2)) + post(body(N, 3)) + post(body(1, 4)))
+        server.until(lambda: gate.asked == 1, "the first is with the workers")
+        with Http1(server.http) as other:
+            assert other.request("POST", "/v2/models/m/infer", body(1, 5)).status == 200
+        assert server.ask(model.counters.accounts)["accepted"] == 1, "the other connection's only"
+        server.ask(gate.open.set)
+        for i in range(1, 5):
+            reply = client.read()
+            assert reply.status == 200
+            head = reply.body[: int(reply.headers["inference-header-content-length"])]
+            assert json.loads(head)["id"] == str(i)
+    assert gate.done == 2
+
+
+def test_a_client_that_leaves_ends_the_work(server: EmbeddedServer, gate: Gate) -> None:
+    with Http1(server.http) as client:
+        client.send(post(body(N)))
+        server.until(lambda: gate.asked == 1, "it is with the workers")
+    server.until(lambda: gate.left == 1, "the work is given up")
+    server.ask(gate.open.set)
+    (model,) = [model for model in server.server.repository.ready_models() if model.name == "m"]
+    assert server.ask(model.counters.accounts)["accepted"] == 0
+
+
+def test_the_exit_timeout_holds(tmp_path: Path, gate: Gate) -> None:
+    """A request that is never decoded holds up the end no longer than any other."""
+    write_model(tmp_path, "m", CONFIG)
+    with EmbeddedServer(tmp_path, exit_timeout_secs=1.0) as server, Http1(server.http) as client:
+        client.send(post(body(N)))
+        server.until(lambda: gate.asked == 1, "it is with the workers")
+        server.stop()
+        assert server.server.timed_out and gate.left == 1
