@@ -28,12 +28,12 @@ class InferenceError(Exception):
 
 
 class SequenceBroken(Exception):
-    """The sequence cannot go on: what the server kept for it is out of reach."""
+    """The sequence cannot go on: it is over, or its connection was lost and with it what the server kept for it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One response. BYTES outputs are object arrays of bytes."""
+    """One response: its outputs as numpy arrays by name. BYTES outputs are object arrays of bytes."""
 
     id: str
     model_name: str
@@ -43,7 +43,10 @@ class Result:
 
 
 def encode(model: str, inputs: Inputs, **options: Any) -> bytes:
-    """A ModelInferRequest. Options: version, id, outputs (names), parameters (bool, int, float or str)."""
+    """The bytes of a ModelInferRequest.
+
+    `inputs` are arrays by name. Options: version, id, outputs (names), parameters (bool, int, float or str).
+    """
     request = message_class("inference.ModelInferRequest")()
     request.model_name = model
     request.model_version = options.get("version", "")
@@ -53,7 +56,7 @@ def encode(model: str, inputs: Inputs, **options: Any) -> bytes:
             type(value)
         ]
         if kind == "int64_param" and value >= 1 << 63:
-            value -= 1 << 64  # the wire has no larger type for a sequence id; the server takes it as unsigned
+            value -= 1 << 64  # the wire has only int64 for it; the server reads an unsigned id
         setattr(request.parameters[key], kind, value)
     for name, given in inputs.items():
         array = np.asarray(given)
@@ -90,11 +93,14 @@ class Stream:
         self._call = call
 
     async def send(self, model: str, inputs: Inputs, **options: Any) -> None:
-        """Sends a request (options as encode()). Raises ConnectionLost."""
+        """Sends a request; the options are those of encode(). Raises ConnectionLost."""
         await self._call.send(encode(model, inputs, **options))
 
     async def receive(self) -> Result | None:
-        """The next response, None at the end. Raises InferenceError (the stream goes on), ConnectionLost."""
+        """The next response, None at the end of the stream.
+
+        Raises InferenceError for a response that is an error, after which the stream goes on, and ConnectionLost.
+        """
         raw = await self._call.receive()
         if raw is None:
             if self._call.status:
@@ -106,7 +112,7 @@ class Stream:
         return decode(message.infer_response)
 
     async def finish(self) -> None:
-        """No more requests; what was sent is still answered."""
+        """Tells the server that no more requests follow. Those that were sent are still answered."""
         await self._call.finish()
 
 
@@ -195,12 +201,12 @@ class Client:
         self._connection = connection
 
     async def infer(self, model: str, inputs: Inputs, **options: Any) -> Result:
-        """One unary inference (options as encode()). Raises InferenceError, ConnectionLost."""
+        """One unary inference; the options are those of encode(). Raises InferenceError, ConnectionLost."""
         raw = await self.unary("ModelInfer", encode(model, inputs, **options))
         return decode(message_class("inference.ModelInferResponse").FromString(raw))
 
     async def unary(self, method: str, request: bytes) -> bytes:
-        """Any unary call of the service, message to message. Raises InferenceError, ConnectionLost."""
+        """Any unary call, from serialized request to serialized response. Raises InferenceError, ConnectionLost."""
         call = await self._connection.call(method)
         try:
             await call.send(request, True)
@@ -217,7 +223,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:
-        """A ModelStreamInfer call; leaving the block ends it, what is not answered then is cancelled."""
+        """A ModelStreamInfer call. Leaving the block ends it; requests that are not answered by then are cancelled."""
         call = await self._connection.call("ModelStreamInfer")
         try:
             yield Stream(call)
@@ -232,7 +238,7 @@ class Client:
     async def sequence(
         self, model: str, sequence_id: int | str | None = None, version: str = ""
     ) -> AsyncIterator[Sequence]:
-        """A sequence with a new random integer id, or with yours (a string if the model wants one).
+        """A sequence with a new random integer id, or with the given id (a string if the model's CORRID is BYTES).
 
         Leave the block after send(..., last=True). A sequence that is left open ends in the server by its
         idle time, or at once if the model frees sequences on disconnect.

@@ -3,8 +3,8 @@
 Rules:
  1. One task reads the socket; calls write under a lock, so frames of one call leave in order.
  2. When the connection is gone, every call that is open and every new one raises ConnectionLost.
- 3. Received data is acknowledged as it is read: a call that does not read its messages keeps them in
-    memory, it does not stop the others.
+  3. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
+     not stop the others. Its messages stay in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW = 16 << 20
 
 
 class ConnectionLost(Exception):
-    """The connection to the server is gone; nothing more comes of the calls on it."""
+    """The connection to the server is gone; its calls get no more messages."""
 
 
 class Call:
@@ -48,11 +48,11 @@ class Call:
         await self._connection.send(self._stream_id, data, end)
 
     async def finish(self) -> None:
-        """No more messages will be sent."""
+        """Tells the server that no more messages follow."""
         await self._connection.send(self._stream_id, b"", True)
 
     async def receive(self) -> bytes | None:
-        """The next message, None at the end. Raises ConnectionLost."""
+        """The next message, None after the last one. Raises ConnectionLost."""
         try:
             return await self._pull.receive()
         except trio.EndOfChannel:
@@ -61,11 +61,11 @@ class Call:
             return None
 
     async def cancel(self) -> None:
-        """Gives the call up."""
+        """Gives the call up: the server is told to stop (RST_STREAM)."""
         await self._connection.reset(self._stream_id)
 
     def on_data(self, data: bytes) -> None:
-        """Called by the reader."""
+        """Takes in the bytes of a DATA frame. Called by the connection's reader."""
         self._buffer += data
         while len(self._buffer) >= 5:
             size = int.from_bytes(self._buffer[1:5], "big")
@@ -75,7 +75,7 @@ class Call:
             del self._buffer[: 5 + size]
 
     def on_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Called by the reader for headers and trailers."""
+        """Takes in headers or trailers. Called by the connection's reader."""
         found = dict(headers)
         if b"grpc-status" in found:
             self.status = int(found[b"grpc-status"])
@@ -87,12 +87,12 @@ class Call:
             )
 
     def close(self) -> None:
-        """Called by the reader: nothing more comes."""
+        """No more frames follow for this call. Called by the connection's reader."""
         self._push.close()
 
 
 class Connection:
-    """See the module's text. Made by open_client; run() is its reader."""
+    """One connection and its open calls. Made by open_client(); the rules are on top of this module."""
 
     def __init__(self, stream: trio.SocketStream, authority: str) -> None:
         self.reason = "the connection is closed"
@@ -108,7 +108,7 @@ class Connection:
         self._lost = False
 
     async def start(self) -> None:
-        """The connection preface."""
+        """Sends the HTTP/2 connection preface."""
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(WINDOW)
         await self._flush()
@@ -148,7 +148,7 @@ class Connection:
                     raise ConnectionLost(self.reason) from None
 
     async def send(self, stream_id: int, data: bytes, end: bool) -> None:
-        """Sends data as the windows allow. Raises ConnectionLost."""
+        """Sends data of a call as fast as HTTP/2's flow control windows allow. Raises ConnectionLost."""
         view = memoryview(data)
         try:
             while True:
@@ -170,7 +170,7 @@ class Connection:
             raise ConnectionLost("the server has ended the call") from None
 
     async def reset(self, stream_id: int) -> None:
-        """Resets a stream that is still open."""
+        """Resets a call's HTTP/2 stream if it is still open."""
         if stream_id in self._calls and not self._lost:
             self._calls.pop(stream_id).close()
             try:
@@ -189,7 +189,7 @@ class Connection:
         self._calls.clear()
 
     async def run(self) -> None:
-        """Reads until the connection ends."""
+        """Reads from the socket and hands frames to their calls until the connection ends."""
         try:
             while True:
                 data = await self._stream.receive_some(RECEIVE_BYTES)

@@ -21,7 +21,7 @@ HEADER = "Inference-Header-Content-Length"
 class HttpClient:
     """Calls to one server, over one connection per thread.
 
-    `url` is HOST:PORT, or a URL with http or https and perhaps a path before /v2.
+    `url` is HOST:PORT, or an http or https URL, optionally with the path prefix that comes before /v2.
     """
 
     def __init__(self, url: str, timeout: float = 300.0) -> None:
@@ -47,7 +47,7 @@ class HttpClient:
     def call(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[bytes, str]:
-        """The body of an answer, and its Inference-Header-Content-Length.
+        """The body of an answer, and the length of its JSON part (its Inference-Header-Content-Length header).
 
         Raises InferenceError for an answer that is an error, ConnectionLost when none came.
         """

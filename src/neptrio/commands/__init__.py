@@ -20,7 +20,7 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-ENOUGH = 128 + signal.SIGPIPE  # what a shell tells of a program whose output nobody reads any more
+ENOUGH = 128 + signal.SIGPIPE  # the exit status that a shell reports for a program whose output is read no further
 
 
 def names() -> list[str]:
@@ -45,8 +45,8 @@ def run(name: str, argv: list[str]) -> int:
     try:
         status = int(module.run(options) or 0)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads our output has seen enough, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+    except BrokenPipeError:  # the reader of our output has seen enough, as in `neptrio trace | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail
         return ENOUGH
     return status
 

@@ -1,8 +1,8 @@
 """Checks the models of repositories without serving them: configurations, files, backends, versions,
 ensembles, labels, warm-up data and initial states. Nothing is run and no weights are read.
 
-Prints every problem as FILE:LINE: FIELD: MESSAGE. Exit status: 0 no errors (there may be warnings),
-1 errors, 2 the check itself could not be made (no such folder, a wrong flag).
+Prints every problem as FILE:LINE: FIELD: MESSAGE. Exit status: 0 when there are no errors (there may be
+warnings), 1 when there are, 2 when nothing could be checked (no such folder, a wrong flag).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Checks and prints."""
+    """Checks the models and prints the problems; returns the exit status of the module's text."""
     from neptrio.config.problem import ERROR
     from neptrio.errors import TritonError, Unavailable
     from neptrio.repository.check import Checker

@@ -1,7 +1,7 @@
 """Say in words what will and won't batch for a model, and why.
 
-The configuration comes from a running server, which has completed it and also tells why its batches
-were closed so far, or from a model repository.
+The configuration is read from a model repository, or asked from a running server. The server has filled in
+what the configuration leaves open, and also tells why it closed its batches so far.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the sentences; 1 when there is no such model or no such server."""
+    """Prints the sentences. Returns 0, or 1 when there is no such model or no such server."""
     batches: dict[str, Any] = {}
     try:
         if options.model_repository is not None:

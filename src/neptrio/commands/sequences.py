@@ -1,4 +1,4 @@
-"""The sequences of a model: which are live, where they are, how long they have been idle; and --end.
+"""Lists the live sequences of a model: which instance holds each, and how long it has been idle; --end ends one.
 
 Asks a running server over HTTP (our sequences extension).
 """
@@ -63,7 +63,7 @@ def table(answer: dict[str, Any]) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Asks and prints; 1 when the server refuses or cannot be reached."""
+    """Asks the server and prints its answer. Returns 0, or 1 when the server refuses or cannot be reached."""
     path = f"/v2/models/{quote(options.model, safe='')}"
     if options.version:
         path += f"/versions/{options.version}"

@@ -1,8 +1,8 @@
 """A live view of a server's models: rates, latencies by stage, queues, batch sizes, failures.
 
-Works against every server that has the statistics extension. One of ours also tells percentiles of
-the interval, what is queued now and why batches were closed; of others the averages of the interval
-are shown (columns `avg`). Keys: q quits.
+Works with every server that has the statistics extension. Our server also gives percentiles of the interval,
+what is queued now, and why batches were closed; for other servers the averages of the interval are shown
+(columns `avg`). Keys: q quits.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 class ServerError(Exception):
-    """The server cannot be asked; the message says why."""
+    """The server's statistics could not be read; the message says why."""
 
 
 class Server:
-    """A server's statistics over one HTTP connection that is opened again when it was lost."""
+    """Reads a server's statistics over one HTTP connection, which is opened again after it was lost."""
 
     def __init__(self, url: str, model: str) -> None:
         parts = urlsplit(url if "//" in url else f"//{url}")
@@ -77,7 +77,7 @@ class Server:
         self._connection.close()
 
     def sample(self) -> Sample:
-        """The statistics now. Raises ServerError."""
+        """The statistics at this moment. Raises ServerError."""
         try:
             self._connection.request("GET", self._path)
             response = self._connection.getresponse()
@@ -101,7 +101,7 @@ class Server:
 
 @contextmanager
 def _screen() -> Iterator[None]:
-    """The alternate screen without a cursor, keys read unbuffered; everything restored at the end."""
+    """Uses the terminal's alternate screen, without a cursor and with unbuffered keys; restores it all at the end."""
     import termios
     import tty
 

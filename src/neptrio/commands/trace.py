@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _told(work: Callable[..., None], *arguments: Any) -> int:
-    """Does it; 1 when that fails, which is printed."""
+    """Calls `work(*arguments)`; returns 0, or 1 after printing the error when it fails."""
     try:
         work(*arguments)
     except BrokenPipeError:
@@ -99,7 +99,7 @@ def _told(work: Callable[..., None], *arguments: Any) -> int:
 
 
 def _private(path: str, flags: int) -> int:
-    """An opener for what may hold tensors: a new file is for its owner alone."""
+    """An opener for open() that makes a new file readable by its owner alone: it may hold requests' tensors."""
     return os.open(path, flags, 0o600)
 
 
