@@ -1,8 +1,8 @@
 """Which GPUs this process can use, learnt from the driver's files: nothing of CUDA is imported.
 
-A machine without a driver has no such files, and neither does a container without devices. Where the
-files don't tell (CUDA_VISIBLE_DEVICES chooses among the devices; under WSL there are none) the driver
-itself is asked, which takes it some tenths of a second.
+A machine without a driver has no such files, and neither does a container without devices. Where the files
+are not enough (CUDA_VISIBLE_DEVICES chooses among the devices; WSL has no such files) the driver library is
+loaded and asked, which takes some tenths of a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gpu:
 def gpus(
     proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev"), library: str = "libcuda.so.1"
 ) -> tuple[Gpu, ...]:
-    """The GPUs whose device files this process can see, or those that the driver shows it."""
+    """The GPUs whose device files exist here, or those that the driver reports (see the module's text)."""
     nodes = [n for n in dev.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", n.name)]
     if not nodes or "CUDA_VISIBLE_DEVICES" in os.environ:
         return _of_driver(library)
@@ -62,5 +62,5 @@ def _of_driver(library: str) -> tuple[Gpu, ...]:
 
 
 def describe() -> str:
-    """The start-up text."""
+    """The GPUs in one line, for the start-up text."""
     return ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in gpus()) or "none (CPU only)"

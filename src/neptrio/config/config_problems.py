@@ -1,7 +1,7 @@
 """Reading a configuration for a check: everything that is wrong with it, not only the first thing.
 
-A field that the parser refuses is left out and the rest is read again, so that the checks after
-this one still see what is right. A text that is no configuration at all has one problem: where it
+A field that the parser refuses is left out and the rest is parsed again, so that later checks still see
+the fields that are right. A text that is no configuration at all has one problem: the place where it
 stops being one.
 """
 
@@ -20,11 +20,14 @@ from neptrio.config.model_config import ConfigSource, explain
 from neptrio.config.problem import Problem, Report
 from neptrio.errors import InvalidArgument
 
-MOST = 100  # problems of one file; more help nobody
+MOST = 100  # problems of one file; nobody reads more
 
 
 def read(model_dir: Path, config_name: str, report: Report) -> ConfigSource | None:
-    """The configuration in a model's folder, without what is wrong; None when nothing is left of it."""
+    """The configuration in a model's folder, without the fields that are wrong; None when nothing is left of it.
+
+    Every problem is passed to `report`.
+    """
     path = model_config.file_of(model_dir, config_name)
     if path is None:
         return ConfigSource(model_config.new_config())
@@ -44,9 +47,9 @@ def parse(text: str, where: str, report: Report) -> ConfigSource | None:
 
 
 class Lost:
-    """The fields that were left out because of problems: that they are missing is no problem of its own.
+    """The fields that were left out because of problems. Later checks must not also report them as missing.
 
-    Of a text only their names are known, of JSON where they are.
+    `field in lost` compares names alone where the source was text, and the whole path where it was JSON.
     """
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -119,7 +122,7 @@ def _parse_json(text: str, where: str, report: Report) -> Any:
 
 
 def _right_part(document: dict[str, Any], descriptor: Any, path: locate.Path, wrong: Any) -> dict[str, Any]:
-    """The members of an object that its message can take; the others are told."""
+    """The members of a JSON object that its message type accepts; each other member is reported with `wrong()`."""
     right: dict[str, Any] = {}
     for key, value in document.items():
         name = re.sub("([A-Z])", lambda m: "_" + m[1].lower(), key)
@@ -166,7 +169,7 @@ def _message(value: Any, descriptor: Any, path: locate.Path, wrong: Any) -> dict
 
 
 def _refused(descriptor: Any, key: str, value: Any) -> str:
-    """Why a field does not take a value, "" when it does."""
+    """Why a field does not accept a value, "" when it does."""
     message = model_config.message_class(descriptor.full_name)()
     try:
         json_format.ParseDict({key: value}, message)

@@ -1,7 +1,7 @@
 """What a configuration leaves open, filled in as a Triton server does (docs/protocol/features.md A4).
 
-Two steps: `identify` before the backend is known (name, backend), `fill` after the backend's own
-auto-completion (inputs and outputs are then settled).
+Two steps: identify() settles name and backend, before the backend is loaded; fill() comes after the backend's
+own auto-completion, when inputs and outputs are known.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PLATFORM_OF_BACKEND = {"onnxruntime": "onnxruntime_onnx"}
 
 
 def is_ensemble(config: Any) -> bool:
-    """True for a graph of other models."""
+    """True when the model is an ensemble: a graph of other models."""
     return config.platform == "ensemble" or config.WhichOneof("scheduling_choice") == "ensemble_scheduling"
 
 
 def identify(source: ConfigSource, name: str, model_dir: Path, auto_complete: bool) -> None:
-    """Settles name and backend, in place. Raises InvalidArgument."""
+    """Sets name and backend in `source.config` where they are empty. Raises InvalidArgument."""
     config = source.config
     if config.name and config.name != name:
         raise InvalidArgument(
@@ -66,7 +66,7 @@ def _backend_of_files(config: Any, model_dir: Path) -> str:
 
 
 class BackendDefaults(Protocol):
-    """What a backend says of models that leave something out (execution.backend.Backend is one)."""
+    """The defaults that a backend gives for its models (execution.backend.Backend is one)."""
 
     default_model_filename: str
     default_cpu_instances: int
@@ -76,7 +76,7 @@ class BackendDefaults(Protocol):
 
 
 def fill(config: Any, backend: BackendDefaults | None) -> None:
-    """Version policy, optimization, batching, instance groups and file name, in place."""
+    """Fills in version policy, optimization, batching, instance groups and default file name, in place."""
     version_policy(config)
     if is_ensemble(config):
         config.model_transaction_policy.SetInParent()
@@ -108,13 +108,13 @@ def _batching(config: Any) -> None:
 
 
 def version_policy(config: Any) -> None:
-    """The latest version alone, unless the configuration says otherwise; in place."""
+    """Sets the version policy to the latest version alone unless the configuration has one; in place."""
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
 
 
 def instance_groups(config: Any, backend: BackendDefaults | None) -> None:
-    """At least one group, each with a name, a kind, devices and a count; in place."""
+    """Makes sure there is a group, and that each has a name, a kind, devices and a count; in place."""
     if not config.instance_group:
         config.instance_group.add(name=config.name)
     for i, group in enumerate(config.instance_group):

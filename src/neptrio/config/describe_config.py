@@ -1,4 +1,4 @@
-"""What the metadata and config endpoints say of a model's configuration (docs/protocol/observed.md 2)."""
+"""The config endpoint's view of a configuration, and the metadata's of its tensors (docs/protocol/observed.md 2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def _ordered(value: Any, descriptor: Any) -> dict[str, Any]:
-    """Declaration order; json_format writes 64-bit integers as strings, the endpoint as numbers."""
+    """Keys in declaration order; and 64-bit integers, which json_format writes as strings, as numbers."""
     out: dict[str, Any] = {}
     for field in descriptor.fields:
         if field.name not in value:
@@ -43,7 +43,7 @@ def _ordered(value: Any, descriptor: Any) -> dict[str, Any]:
 
 
 def metadata_tensors(fields: Any, batching: bool) -> list[dict[str, Any]]:
-    """inputs or outputs as the model metadata lists them (dims before any reshape)."""
+    """The inputs or outputs as the model metadata lists them: names, datatypes, and dims without any reshape."""
     return [
         {
             "name": f.name,

@@ -1,7 +1,7 @@
-"""Instance groups: which instances a configuration asks for, and what a change of it means.
+"""Instance groups: which instances a configuration asks for, and what must change when the groups change.
 
-Instances are equal when everything in their groups but name and count is, and they are on the same
-device: a change of the groups keeps as many of each kind as it can (docs/protocol/rules.md E4.5).
+Two instances are interchangeable when they are on the same device and their groups differ at most in name
+and count. A change of the groups keeps as many instances of each such kind as it can (docs/protocol/rules.md E4.5).
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}
 
 @dataclass(frozen=True)
 class Place:
-    """Where one instance is to be: its group (a ModelInstanceGroup), kind and device."""
+    """Where one instance is to run: its group (a ModelInstanceGroup), its kind and its device."""
 
     group: Any
     kind: str
     device: int
-    index: int  # among those of its group on its device
+    index: int  # its number within its group and device
 
     @property
     def name(self) -> str:
-        """The name of the instance if it is the first of its place."""
+        """The name of an instance made for this place, unless an older instance has that name already."""
         return f"{self.group.name}_{self.index}"
 
     @property
     def key(self) -> tuple[bytes, str, int]:
-        """Equal for instances that can stand in for each other."""
+        """Equal for two places whose instances are interchangeable."""
         plain = type(self.group)()
         plain.CopyFrom(self.group)
         plain.ClearField("name")
         plain.ClearField("count")
-        plain.ClearField("gpus")  # the device says it
+        plain.ClearField("gpus")  # the place's own `device` replaces the group's list
         return plain.SerializeToString(deterministic=True), self.kind, self.device
 
 
@@ -65,7 +65,7 @@ def reset(config: Any, other: Any) -> Any:
 
 
 class Placed(Protocol):
-    """What the plan needs to know of an instance."""
+    """What plan() needs to know of an instance."""
 
     place: Place | None
 
@@ -74,9 +74,9 @@ P = TypeVar("P", bound=Placed)
 
 
 def plan(current: Sequence[P], wanted: Iterable[Place]) -> tuple[list[Place], list[P]]:
-    """What a change of the groups means: places that need a new instance, instances to retire.
+    """What a change of the groups means: (places that need a new instance, instances to retire).
 
-    Older instances stay rather than younger ones.
+    When there are more instances than places, the youngest are retired.
     """
     left: dict[Any, list[P]] = {}
     for instance in current:
@@ -93,7 +93,7 @@ def plan(current: Sequence[P], wanted: Iterable[Place]) -> tuple[list[Place], li
 
 
 def names(missing: Iterable[Place], taken: Iterable[str]) -> list[str]:
-    """A name for each place: the group's name and the lowest number that nobody has."""
+    """A name for each place: the group's name and the lowest number that makes a name not in `taken`."""
     used = set(taken)
     found = []
     for place in missing:

@@ -13,9 +13,9 @@ def parameter(config: Any, key: str) -> str:
 
 
 def isolated(config: Any, settings: dict[str, str] | None = None) -> bool:
-    """True when each instance of the model runs in a process of its own, as is usual. Raises InvalidArgument.
+    """True when each instance of the model runs in a process of its own, which is the default. Raises InvalidArgument.
 
-    `settings` are those of --backend-config=python: what they say of isolation counts for models that say nothing.
+    `settings` are those of --backend-config=python: they decide for models whose own configuration does not.
     """
     own = parameter(config, "isolation")
     value = own or (settings or {}).get("isolation", "")
@@ -27,10 +27,10 @@ def isolated(config: Any, settings: dict[str, str] | None = None) -> bool:
             raise InvalidArgument("EXECUTION_ENV_PATH needs isolation 'process', got 'none'")
         return True
     if not value and sees_devices(config):
-        return False  # tensors in device memory are seen in the server's process only
+        return False  # the model wants device memory, which only the server's own process can address
     return value != "none"
 
 
 def sees_devices(config: Any) -> bool:
-    """True when the model wants its inputs where they lie, on a GPU."""
+    """True when the model wants inputs that lie in GPU memory passed as they are, not copied to the host."""
     return parameter(config, "FORCE_CPU_ONLY_INPUT_TENSORS").lower() == "no"

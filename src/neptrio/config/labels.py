@@ -18,7 +18,7 @@ def read(model_dir: Path, config: Any) -> dict[str, list[str]]:
 
 
 def read_file(path: Path, output: str) -> list[str]:
-    """The labels of one file. Raises InvalidArgument."""
+    """The labels of one file, one a line. Raises InvalidArgument when it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

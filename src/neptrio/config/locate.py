@@ -1,7 +1,7 @@
-"""Where in a configuration file a field stands: for error messages that name the line.
+"""Finds the line of a configuration file in which a field stands, for error messages that name it.
 
-The text form is walked with protobuf's own tokenizer after protobuf's own parser has accepted it,
-so the walk only follows names and brackets; so does that of a JSON document.
+The text form is walked with protobuf's tokenizer after protobuf's parser has accepted it, so the walk need
+not check anything: it only follows names and brackets. A JSON document is walked the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def lines_of_text(text: str) -> dict[Path, int]:
     try:
         _message(tokens, (), "", found)
     except text_format.ParseError:
-        pass  # the parser accepted it; whatever was found so far helps
+        pass  # the parser has accepted the text; lines found before the tokenizer's error still help
     return found
 
 
@@ -66,7 +66,7 @@ _JSON = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*")|(?P<mark>[{}\[\],:])|(?P<word
 def lines_of_json(text: str) -> dict[Path, int]:
     """Path -> line (from 1) of every member and element of a JSON document, names as snake_case.
 
-    An element of a repeated field has its index in its path; a lone value is also found by index 0.
+    The path of an element of a repeated field ends in its index; a value that is no list is also found as index 0.
     """
     tokens = [(m.group(), m.start()) for m in _JSON.finditer(text)]
     breaks = [m.start() for m in re.finditer("\n", text)]
@@ -105,15 +105,14 @@ def lines_of_json(text: str) -> dict[Path, int]:
     try:
         value(0, ())
     except (IndexError, ValueError, RecursionError, TypeError):
-        pass  # the parser tells; whatever was found so far helps
+        pass  # the parser reports what is wrong; lines found before that place still help
     return found
 
 
 def line_of(found: dict[Path, int], path: Path) -> int:
-    """The line of the field at `path`, or of the nearest enclosing field; 0 if there is none.
+    """The line of the field at `path`, or of the nearest enclosing field that was found; 0 if there is none.
 
-    A singular message field may be written with or without an index in `path`, an index may be
-    missing in the file.
+    `path` may give an index for a message field that is not repeated, and the file may leave out an index.
     """
     current: Path = ()
     line = 0

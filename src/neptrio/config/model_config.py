@@ -1,9 +1,9 @@
 """Reading a model's configuration: config.pbtxt, config.json or configs/NAME.pbtxt.
 
-The text form is parsed by protobuf's own parser, the JSON form by its JSON parser. What they
-refuse is reported with file, line, what was expected and the nearest valid name. Defaults are
-config/defaults.py's, the checks of a parsed configuration config/validate_config.py's, and
-config/describe_config.py prints it. Source: docs/protocol/features.md A4, docs/protocol/observed.md 2.
+The text form is parsed by protobuf's own text parser, the JSON form by its JSON parser. Errors name file
+and line, what was expected and the nearest valid name. config/defaults.py fills in what is left open,
+config/validate_config.py checks the result, config/describe_config.py shows it to clients.
+Source: docs/protocol/features.md A4, docs/protocol/observed.md 2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from neptrio.request.infer_request import InputSpec
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """A parsed configuration and where it came from. `path` is "" when there was no file."""
+    """A parsed configuration and the file it came from. `path` is "" when there was no file."""
 
     config: Any  # inference.ModelConfig
     path: str = ""
@@ -41,18 +41,18 @@ class ConfigSource:
         return locate.lines_of_text(self.text)
 
     def problem(self, path: locate.Path, message: str, severity: str = ERROR) -> Problem:
-        """What is wrong with a field such as ("input", 1, "dims"): with file, line and field."""
+        """A Problem with the field at `path`, such as ("input", 1, "dims"): it names file, line and field."""
         return Problem(message, self.path, locate.line_of(self._lines, path), field_name(path), severity)
 
     def where(self, path: locate.Path) -> str:
-        """`FILE:LINE: FIELD` of a field."""
+        """`FILE:LINE: FIELD` of the field at `path`."""
         found = self.problem(path, "")
         place = f"{found.file}:{found.line}: " if found.line else f"{found.file}: " if found.file else ""
         return f"{place}{found.field}"
 
 
 def field_name(path: locate.Path) -> str:
-    """`input[1].dims` of ("input", 1, "dims")."""
+    """A field path as text: `input[1].dims` for ("input", 1, "dims")."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(str(part) for part in path))
 
 
@@ -62,7 +62,7 @@ def new_config() -> Any:
 
 
 def parse_text(text: str, where: str) -> Any:
-    """A config.pbtxt's content. Raises InvalidArgument naming file and line."""
+    """The inference.ModelConfig of a config.pbtxt's text. Raises InvalidArgument naming file and line."""
     config = new_config()
     try:
         text_format.Parse(text, config)
@@ -76,13 +76,13 @@ def parse_text(text: str, where: str) -> Any:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """A ModelConfig as JSON. Raises InvalidArgument with the parser's reason."""
+    """The inference.ModelConfig of a JSON document. Raises InvalidArgument with the parser's reason."""
     config = new_config()
     try:
         plain = text.decode() if isinstance(text, bytes) else text
         if plain.lstrip()[:1] not in ("{", ""):
             raise ValueError("expected an object")
-        with contextlib.suppress(json.JSONDecodeError):  # the next line says it, and where
+        with contextlib.suppress(json.JSONDecodeError):  # json_format reports the same error below, with its place
             check_unicode(json.loads(plain))
         json_format.Parse(plain, config)
     except json_format.ParseError as error:
@@ -99,7 +99,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def check_unicode(document: Any) -> None:
-    """Raises ValueError for names and values that protobuf's strings cannot hold, and may fail badly at."""
+    """Raises ValueError when a name or value is not valid Unicode: protobuf strings cannot hold such text."""
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -108,7 +108,7 @@ def check_unicode(document: Any) -> None:
 
 
 def _line_with(text: str, word: str) -> int:
-    """The line of a JSON document that first says `word`, 0 if none does."""
+    """The first line of a JSON document that contains `word`, 0 if none does."""
     match = re.search(re.escape(json.dumps(word)), text)
     return text.count("\n", 0, match.start()) + 1 if match else 0
 
@@ -128,7 +128,7 @@ def _named_in(message: str) -> str:
 
 
 def explain(message: str) -> str:
-    """protobuf's message in a user's words, with the nearest valid name."""
+    """A protobuf parser's error message in a user's words, with the nearest valid name."""
     if found := _NO_FIELD.search(message):
         names = [f.name for f in pool().FindMessageTypeByName(found[1]).fields]
         return f"unknown field '{found[2]}' of {_short(found[1])}{_nearest(found[2], names)}"
@@ -171,7 +171,7 @@ def read(model_dir: Path, config_name: str = "") -> ConfigSource:
 
 
 def file_of(model_dir: Path, config_name: str = "") -> Path | None:
-    """The configuration file that counts, None when there is none."""
+    """The path of the configuration file that is read, None when the folder has none."""
     candidates = [model_dir / "config.pbtxt", model_dir / "config.json"]
     if config_name:
         candidates.insert(0, model_dir / "configs" / f"{config_name}.pbtxt")
@@ -179,7 +179,7 @@ def file_of(model_dir: Path, config_name: str = "") -> Path | None:
 
 
 def read_text(path: Path) -> str:
-    """A configuration file's text. Raises InvalidArgument."""
+    """A configuration file's text. Raises InvalidArgument when it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -187,7 +187,7 @@ def read_text(path: Path) -> str:
 
 
 def input_specs(config: Any) -> list[InputSpec]:
-    """What requests are validated against."""
+    """The model's inputs in the form that requests are validated against."""
     return [
         InputSpec(i.name, i.data_type, tuple(i.dims), i.optional, i.allow_ragged_batch) for i in config.input
     ]

@@ -1,7 +1,7 @@
-"""Fields of a configuration that are taken and change nothing: `neptrio check` and the log name them.
+"""Configuration fields that are accepted and have no effect: `neptrio check` and the log name them.
 
-They are hints of other backends or of hardware. A configuration written for a Triton server loads
-with them, and nobody believes that they do something. Source: docs/protocol/features.md A4.
+They are hints for other backends or hardware. Models whose configurations were written for a Triton server
+still load, and their owners are told which fields do nothing here. Source: docs/protocol/features.md A4.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ OWNERS = {
 
 
 def fields_without_effect(config: Any) -> list[tuple[Path, str]]:
-    """(place, why) of each such field of a completed ModelConfig that is set; none of an ensemble's."""
+    """(field path, why it has no effect) of each such field that is set in a completed ModelConfig.
+
+    Of ensembles none is told.
+    """
     if is_ensemble(config):
         return []
     backend, optimization = config.backend, config.optimization

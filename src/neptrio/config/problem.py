@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ERROR = "error"  # the server would refuse the model
-WARNING = "warning"  # it would load, but probably not as was meant
+WARNING = "warning"  # the server would load the model, but probably not as its author meant
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`line` is 0 and `field` "" where there is none. Printed it is FILE:LINE: FIELD: MESSAGE."""
+    """One problem; printed as FILE:LINE: FIELD: MESSAGE. `line` is 0 and `field` "" where they are not known."""
 
     message: str
     file: str = ""
@@ -26,7 +26,7 @@ class Problem:
         return f"{place}{field}{self.message}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON shows it; what there is not is left out."""
+        """As a JSON object, without the keys that are not known."""
         return {key: value for key, value in asdict(self).items() if value}
 
 

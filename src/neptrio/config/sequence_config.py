@@ -1,7 +1,7 @@
 """ModelSequenceBatching -> a checked, frozen SequenceConfig.
 
-Control inputs and states are tensors that the server makes: they are not listed in the metadata, and
-clients may not send them. Everything that can be wrong with them is refused at load.
+Control inputs and states are tensors that the server makes: the metadata does not list them, and clients may
+not send them. Everything that can be wrong with their configuration is refused when the model loads.
 Source: docs/protocol/features.md A4, docs/protocol/rules.md E1.
 """
 
@@ -31,7 +31,7 @@ CORRID_TYPES = (_UINT64, _INT64, _UINT32, _INT32, _STRING)
 
 @dataclass(frozen=True)
 class Control:
-    """One control tensor: a boolean kind with its two values, or CORRID."""
+    """One control tensor: START, READY or END with its values for false and true, or CORRID, the sequence's id."""
 
     name: str
     kind: int
@@ -41,7 +41,7 @@ class Control:
 
 @dataclass(frozen=True)
 class State:
-    """One implicit state: what a request's `input_name` holds is the last `output_name`."""
+    """One implicit state: the output `output_name` of one request is the input `input_name` of the next."""
 
     input_name: str
     output_name: str
@@ -50,12 +50,12 @@ class State:
     initial_dims: tuple[int, ...]
     initial: bytes | None  # None = zeros
     same_buffer: bool
-    listed: bool  # output_name is an output of the model too, so clients see it
+    listed: bool  # output_name is also listed as an output, so clients receive it
 
 
 @dataclass(frozen=True)
 class SequenceConfig:
-    """What a model's configuration says of its sequences."""
+    """What a model's configuration says about its sequences, checked."""
 
     direct: bool
     slots: int  # per instance (E1.6)
@@ -282,7 +282,7 @@ def parse(config: Any, model_dir: Path) -> SequenceConfig:
             direct=True,
             slots=max(1, size),
             delay_ns=batching.direct.max_queue_delay_microseconds * 1000,
-            minimum_slot_utilization=round(utilization, 7),  # the decimal number that was written
+            minimum_slot_utilization=round(utilization, 7),  # from float32 back to the decimal number that was written
             **common,
         )
     oldest = batching.oldest

@@ -1,8 +1,8 @@
-"""The fields of a text-format message as spans of the text, found without knowing the message.
+"""Finds the fields of a text-format message as spans of the text, without knowing the message's type.
 
-The problem: protobuf's parser stops at the first error, and an operator wants to see all of them.
-The choice: what the parser refuses is blanked out of the text, newlines kept, and the rest is
-parsed again; this module says from where to where the refused field reaches.
+The problem: protobuf's parser stops at the first error, and an operator wants to see all errors at once.
+The choice: the field that the parser refuses is replaced by blanks, newlines kept so that line numbers stay
+right, and the text is parsed again. This module finds where that field begins and ends.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ DEEPEST = 100
 
 
 class Unbalanced(Exception):
-    """The text is no sequence of fields: blanking a part of it would not help."""
+    """The brackets of the text do not match, so no field can be blanked without making it worse."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A field, from its name to the end of its value."""
+    """One field of the text, from the first letter of its name to the end of its value."""
 
     start: int
     end: int
 
 
 def spans(text: str) -> list[Span]:
-    """Every field at every depth, outer ones before those inside them. Raises Unbalanced."""
+    """Every field at every depth; an outer field comes before those inside it. Raises Unbalanced."""
     tokens = [
         (m.lastgroup or "", m.group(), m.start(), m.end())
         for m in _TOKEN.finditer(text)
@@ -51,7 +51,7 @@ _Tokens = list[tuple[str, str, int, int]]
 
 
 def _fields(tokens: _Tokens, at: int, end: str, found: list[Span], depth: int) -> int:
-    """Fields up to the closing bracket `end`; the index behind the last."""
+    """Reads fields up to the closing bracket `end`; returns the index of the token after the last one read."""
     if depth > DEEPEST:
         raise Unbalanced
     while at < len(tokens) and tokens[at][1] != end:
@@ -96,19 +96,19 @@ def _value(tokens: _Tokens, at: int, found: list[Span], depth: int) -> int:
 
 
 def innermost(found: list[Span], offset: int) -> Span | None:
-    """The smallest field around a place in the text."""
+    """The smallest field that contains the character at `offset`."""
     around = [span for span in found if span.start <= offset < span.end]
     return min(around, key=lambda span: span.end - span.start) if around else None
 
 
 def blanked(text: str, span: Span) -> str:
-    """The text without a field; every line keeps its number."""
+    """The text with a field replaced by blanks; line numbers stay as they were."""
     hole = re.sub(r"[^\n]", " ", text[span.start : span.end])
     return text[: span.start] + hole + text[span.end :]
 
 
 def offset_of(text: str, line: int, column: int) -> int:
-    """The index of a line and column, both counted from 1."""
+    """The index in the text of a line and column, both counted from 1."""
     start = 0
     for _ in range(line - 1):
         start = text.find("\n", start) + 1

@@ -1,7 +1,7 @@
 """The checks of a complete configuration (after auto-completion and defaults).
 
-Every problem names file, line and field, what was expected and what came, in the order of the
-fields. A load is refused with the first one, `neptrio check` tells all. Source: docs/protocol/features.md A4.
+Every problem names file, line and field, what was expected and what was found; problems come in the order of
+the fields. Loading stops at the first one, `neptrio check` shows all. Source: docs/protocol/features.md A4.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from neptrio.observe.metrics_config import FIRST_RESPONSE
 
 SIZES_OF_FORMAT = 3  # FORMAT_NHWC and FORMAT_NCHW are images
 DELAY = 1  # inference.ModelQueuePolicy.TimeoutAction
-LONGEST_NAME = 255  # bytes, of every file system in use
+LONGEST_NAME = 255  # bytes; no file system in common use allows longer names
 
-# above these a configuration is a mistake or an attack: memory or threads would run out at load
+# A value above one of these is a mistake or an attack: loading would run out of memory or threads.
 MOST_INSTANCES = 1024  # of a model version, a thread or process each
-MOST_SLOTS = 1 << 20  # for sequences, over all instances
+MOST_SLOTS = 1 << 20  # slots for sequences, over all instances
 MOST_WARMUPS = 100_000  # executions of one sample
-MOST_BYTES = 1 << 30  # of one tensor that is made at load
+MOST_BYTES = 1 << 30  # bytes of one tensor that the server makes when it loads the model
 START, READY, END, CORRID = range(4)  # inference.ModelSequenceBatching.Control.Kind
 CORRID_TYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 
 
 def files(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem]:
-    """The part of problems() that must be asked before any file is read: names that lead elsewhere."""
+    """The problems with file names that lead out of their folders: to be asked before any file is read."""
     c = _Check(source, config, model_dir)
     _files(c)
     return c.problems
 
 
 class _Check:
-    """One configuration under check; fail() reports the place of a field, and the check goes on."""
+    """One configuration being checked. fail() notes a problem with a field, and checking goes on."""
 
     def __init__(self, source: ConfigSource, config: Any, model_dir: Path, complete: bool = True) -> None:
         self.source = source
-        self.complete = complete  # nothing is filled in any more
+        self.complete = complete  # True after auto-completion and defaults: what is missing stays missing
         self.config = config
         self.model_dir = model_dir
         self.problems: list[Problem] = []
@@ -55,14 +55,14 @@ class _Check:
 
 
 def check(source: ConfigSource, config: Any, model_dir: Path) -> None:
-    """Raises InvalidArgument for the first thing that is wrong. `source` tells the lines."""
+    """Raises InvalidArgument for the first problem. `source` gives the line of each field."""
     found = problems(source, config, model_dir)
     if found:
         raise InvalidArgument(str(found[0]))
 
 
 def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem]:
-    """Everything that is wrong. `source` tells the lines."""
+    """Every problem. `source` gives the line of each field."""
     c = _Check(source, config, model_dir)
     _batch_size(c)
     _kind(c)
@@ -80,8 +80,11 @@ def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem
 
 
 def given(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem]:
-    """The part of problems() that no completion mends: a Triton server does not take a folder with such a
-    configuration, where it finds everything else wrong with a version."""
+    """The problems that neither auto-completion nor defaults can repair.
+
+    A Triton server does not accept a model folder with such a configuration; with any other problem it
+    lists the version as failed.
+    """
     c = _Check(source, config, model_dir, complete=False)
     _batch_size(c)
     _kind(c)
@@ -329,7 +332,7 @@ def _instance_groups(c: _Check) -> None:
 
 
 def _sizes(c: _Check) -> None:
-    """Nothing is made at load that this machine could not hold."""
+    """Limits what is made at load to sizes that a machine can hold."""
     config = c.config
     instances = sum(
         max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group if not group.passive
@@ -391,14 +394,14 @@ def _warmup(c: _Check) -> None:
 
 
 def inside(path: str) -> bool:
-    """A file name of a configuration stays below the folder it is looked up in, and can be one."""
+    """True when `path` is a valid relative file name that does not lead out of its folder."""
     parts = path.split("/")
     possible = "\0" not in path and all(len(part.encode()) <= LONGEST_NAME for part in parts)
     return possible and parts[0] != "" and ".." not in parts
 
 
 def _files(c: _Check) -> None:
-    """Every file that a configuration names is below its folder."""
+    """Every file that the configuration names must be below its folder."""
     config = c.config
     named: list[tuple[locate.Path, str, str]] = [
         (("default_model_filename",), config.default_model_filename, "the version's folder")
