@@ -1,4 +1,4 @@
-"""One module per protocol verb group, shared by REST and gRPC. Transports only convert."""
+"""The logic of the protocol's verbs, one module per group, shared by REST and gRPC, which only convert messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """Everything a transport may call."""
+    """The services that a transport may call."""
 
     settings: Settings
     loop: LoopServices

@@ -1,17 +1,17 @@
-"""Who may connect: how many connections there may be, of everybody and of one address.
+"""Limits how many connections there may be, in total and from one address.
 
-The problem: a connection costs its peer nothing and the server a descriptor; whoever opens enough of them
-has the server without one for a health probe, the metrics page or a model's file. The choice: descriptors
-above a line are kept back. A connection beyond a limit is not left waiting: it is taken on one of a few
-places of its own, for TURNED_AWAY_SECONDS, where health probes are answered as always and everything else is
-told to come again. While that happens, idle connections end after seconds instead of minutes.
+The problem: a connection costs its peer nothing and the server a file descriptor. Whoever opens enough of them
+leaves none for a health probe, the metrics page or a model's files. The choice: connections may not use the last
+descriptors of the process. A connection beyond a limit is still accepted, on one of a few places kept for
+such connections and for at most TURNED_AWAY_SECONDS: health probes are answered there as always, everything
+else is told to try again later. While this happens, idle connections are closed after seconds instead of minutes.
 
 Rules:
- 1. A front asks enter() for every connection it accepts, and owes leave() for each that was let in.
- 2. A descriptor's number says how many are in use: the kernel gives the lowest. Whoever opens them (models,
-    their processes, files) is counted without being asked.
- 3. The newest connection that is turned away takes the oldest one's place: idle ones cannot hold them.
- 4. Addresses of IPv6 are counted by their /64, which is what one client has.
+ 1. A listener calls enter() for every connection it accepts, and leave() for each that was let in.
+ 2. The kernel gives the lowest free number to a new descriptor, so its number tells how many are in use,
+    including those of models, their processes and files.
+ 3. The newest connection that is turned away takes the place of the oldest one: idle ones cannot keep the places.
+ 4. IPv6 addresses are counted by their /64 network, which is what one client usually owns.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from neptrio.request.infer_request import monotonic_ns
 log = logging.getLogger("neptrio.connections")
 
 TURNED_AWAY_SECONDS = 5
-PLACES = 12  # of a front, for connections that are turned away
-PRESSED_SECONDS = 10  # after a connection was turned away
+PLACES = 12  # per listener, for connections that are turned away
+PRESSED_SECONDS = 10  # how long idle connections end early after one was turned away
 PRESSED_IDLE_SECONDS = 5.0
 RETRY_AFTER = b"%d" % TURNED_AWAY_SECONDS
 LEAST_KEPT_BACK, MOST_KEPT_BACK = 64, 512  # descriptors
 
 
 def kept_back(descriptors: int) -> int:
-    """How many of a process's descriptors connections may not take."""
+    """How many of a process's `descriptors` connections may not use."""
     return min(max(LEAST_KEPT_BACK, descriptors // 8), MOST_KEPT_BACK, descriptors // 2)
 
 
 def client_of(address: str) -> str:
-    """Whose an address is: itself, or for IPv6 the network of one client."""
+    """The client that an address stands for: the address itself, or for IPv6 its /64 network (rule 4)."""
     if ":" not in address:
         return address
     try:
@@ -53,14 +53,17 @@ def client_of(address: str) -> str:
 
 
 class Places:
-    """Room for a few sockets; the one that has been there longest makes way (rule 3)."""
+    """Holds a few sockets; when it is full, the one held longest is shut down to make room (rule 3)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._sockets: dict[socket.socket, None] = {}
 
     def take(self, sock: socket.socket) -> bool:
-        """Gives a socket a place, or a new one behind all others; False when somebody made way for it."""
+        """Gives a socket the newest place; False when the oldest socket had to be shut down for it.
+
+        A socket that already has a place moves to the newest.
+        """
         self.free(sock)
         made_way = False
         if len(self._sockets) >= self._most:
@@ -68,20 +71,20 @@ class Places:
             del self._sockets[oldest]
             made_way = True
             try:
-                oldest.shutdown(socket.SHUT_RDWR)  # whoever reads from it finds its end
+                oldest.shutdown(socket.SHUT_RDWR)  # its reader sees the end of the stream and closes it
             except OSError:
                 pass
         self._sockets[sock] = None
         return not made_way
 
     def free(self, sock: socket.socket) -> None:
-        """The socket's connection has ended. Harmless where it has no place."""
+        """The socket's connection has ended. Does nothing when it has no place."""
         self._sockets.pop(sock, None)
 
 
 @dataclass(frozen=True)
 class ConnectionsStatistics:
-    """What there is now, and what has been."""
+    """How many connections there are, and how many were turned away so far."""
 
     open: int
     clients: int
@@ -89,10 +92,10 @@ class ConnectionsStatistics:
 
 
 class Connections:
-    """The connections of all fronts together. Trio thread only."""
+    """Counts the connections of all listeners together. Trio thread only."""
 
     def __init__(self, most: int = 0, of_one_client: int = 0, descriptors: int = 1 << 20) -> None:
-        """`most`, `of_one_client`: 0 = as many as there are descriptors; `descriptors` the process may have."""
+        """`most`, `of_one_client`: 0 = as many as `descriptors`, which is how many this process may open."""
         self._most = most or descriptors
         self._of_one = of_one_client
         self._line = descriptors - kept_back(descriptors)
@@ -102,7 +105,7 @@ class Connections:
         self._pressed_until = 0
 
     def enter(self, descriptor: int, address: str) -> str:
-        """A connection came. "" lets it in, anything else says why it is turned away."""
+        """Counts a new connection. Returns "" to let it in, else the reason why it is turned away."""
         client = client_of(address)
         if descriptor >= self._line:
             return self._turn_away("the server has no descriptors left for connections", address)
@@ -125,7 +128,7 @@ class Connections:
         return f"{why}; try again in {TURNED_AWAY_SECONDS} seconds"
 
     def leave(self, address: str) -> None:
-        """A connection that was let in has ended."""
+        """A connection that enter() let in has ended."""
         client = client_of(address)
         self._open -= 1
         self._clients[client] -= 1
@@ -134,9 +137,9 @@ class Connections:
 
     @property
     def pressed(self) -> bool:
-        """True while there are more clients than places: idle connections should end soon."""
+        """True for PRESSED_SECONDS after a connection was turned away for lack of room: idle ones should end soon."""
         return int(monotonic_ns()) < self._pressed_until
 
     def statistics(self) -> ConnectionsStatistics:
-        """What there is now."""
+        """The current numbers."""
         return ConnectionsStatistics(self._open, len(self._clients), self._turned_away)

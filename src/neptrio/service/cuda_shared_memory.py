@@ -1,15 +1,15 @@
-"""The CUDA shared memory extension: regions of another process's device memory, by IPC handle.
+"""The CUDA shared memory extension: clients register device memory of theirs by its IPC handle.
 
-Inputs in a region are views of it in GPU_MEMORY: models that take device memory read them
-where they lie, for others they are fetched. Kernel models on that GPU write their outputs there on the
-device; the outputs of other models are copied there when the response is sent.
+An input in a region is a tensor with memory kind GPU_MEMORY. Models that take device memory read it in place;
+for other models it is copied to the host. Kernel models on the same GPU write their outputs directly into the
+region; outputs of other models are copied there when the response is sent.
 
 Rules:
  1. A region is opened once at registration and closed when it has been unregistered and the last tensor
     that views it is gone, so unregistering during use is safe.
- 2. A region counts as a user of its GPU; without models it keeps the context open.
- 3. When the GPU's context breaks, its regions are lost: their use is an error that says so, and their
-    clients register them again.
+  2. A region keeps its GPU's context open, like a model on that GPU does.
+  3. When the GPU's context breaks, its regions are lost: using one is an error that says so, and clients
+     must register them again.
 
 Source: docs/protocol/features.md A6, docs/protocol/observed.md 13.
 """
@@ -32,7 +32,7 @@ GPU = int(MemoryKind.GPU_MEMORY)
 
 
 class CudaRegion:
-    """An opened region; closes itself when nothing refers to it any more."""
+    """An opened region; it is closed when nothing refers to it any more."""
 
     def __init__(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class CudaRegion:
         assert gpu is not None
         driver = gpu._driver
         handle = driver.CUipcMemHandle()
-        # its bytes have no name in every release of cuda-bindings
+        # some releases of cuda-bindings do not expose the handle's bytes as an attribute
         ctypes.memmove(int(handle.getPtr()), raw_handle, HANDLE_SIZE)
         with gpu.current():
             lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
@@ -66,11 +66,11 @@ class CudaRegion:
 
     @property
     def lost(self) -> bool:
-        """Its context is gone (rule 3)."""
+        """True when the GPU's context has broken, which invalidates the memory (rule 3)."""
         return bool(self.device_pool.broken)
 
     def close(self) -> None:
-        """Unmaps the memory. Errors are ignored: the other process may be gone."""
+        """Unmaps the memory. Errors are ignored: the process that owns it may be gone."""
         gpu, self._gpu = self._gpu, None
         if gpu is None:
             return
@@ -87,7 +87,7 @@ class CudaRegion:
 
 @dataclass(frozen=True)
 class CudaSharedMemoryStatistics:
-    """Registered regions and their bytes."""
+    """How many regions are registered, and their bytes."""
 
     regions: int
     bytes: int
@@ -99,12 +99,12 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
     kind = "cuda"
 
     def __init__(self, opened: Any = CudaRegion) -> None:
-        """`opened(name, raw_handle, device_id, byte_size)` opens a region; tests give their own."""
+        """`opened(name, raw_handle, device_id, byte_size)` opens a region; tests replace it."""
         super().__init__()
         self._open = opened
 
     def statistics(self) -> CudaSharedMemoryStatistics:
-        """How much is registered."""
+        """The current numbers."""
         return CudaSharedMemoryStatistics(
             len(self._regions), sum(r.byte_size for r in self._regions.values())
         )
@@ -149,7 +149,7 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         return tensor_at(name, dtype, shape, found.address + offset, size, found, 2, found.device_id)
 
     def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
-        """(address, owner) of where an output goes, None when the region is not one of these."""
+        """(address, owner) of the device memory for an output, None when `region` is not one of these regions."""
         if region not in self._regions:
             return None
         found = self._place(region, offset, size)
@@ -157,7 +157,7 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         return found.address + offset, found
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
-        """Sees to it that an output lies in its place; copies it there unless its model did.
+        """Copies an output into its region, unless the model has already written it there.
 
         Raises NotFound, InvalidArgument, Unavailable or Internal.
         """

@@ -1,7 +1,7 @@
 """The logging extension: what is logged can be read and changed while the server runs.
 
-Source: docs/protocol/observed.md 12; a wrong JSON type is 400 (docs/protocol/README.md), and so is an
-integer out of range, which the observed server wraps.
+Source: docs/protocol/observed.md 12. Beyond that, a wrong JSON type is refused with 400 (docs/protocol/README.md),
+and so is an integer out of range, which the observed server wraps.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class LoggingService:
         }
 
     def update(self, changes: dict[str, Any], protocol: str = "http") -> dict[str, Any]:
-        """Applies all changes or none; unknown keys are ignored, and over HTTP null is.
+        """Applies all changes or none and returns the settings. Unknown keys are ignored, and so is null over HTTP.
 
-        Over gRPC None is a setting without a value, which is of the wrong kind. Raises Unsupported for log_file, InvalidArgument for a wrong type or value, and over HTTP
-        Unavailable for an unknown format, as the observed server does; Denied with --read-only.
+        Over gRPC, None is a setting sent without a value, which is a wrong type. Raises Unsupported for log_file,
+        InvalidArgument for a wrong type or value, Denied with --read-only, and over HTTP Unavailable for an
+        unknown format, as the observed server does.
         """
         if changes:
             self._settings.change("changing log settings")

@@ -39,7 +39,7 @@ class MetadataService:
 
     @property
     def exiting(self) -> bool:
-        """True from the first signal on."""
+        """True from the moment a signal asks the server to stop."""
         return self._exiting
 
     @exiting.setter
@@ -48,16 +48,16 @@ class MetadataService:
         self.readiness.ring()
 
     def live(self) -> bool:
-        """The process serves."""
+        """The answer to the liveness probe: True as long as the process serves."""
         return True
 
     def ready(self) -> bool:
-        """Every model that should be ready is (strict readiness), and the server is not exiting."""
+        """The readiness probe's answer: not exiting, and with --strict-readiness every model is ready."""
         return not self._exiting and (not self._settings.strict_readiness or self._repository.all_ready())
 
     @property
     def readiness(self) -> Bell:
-        """Rung whenever ready() may have changed."""
+        """Rings whenever ready() may have changed."""
         return self._repository.readiness
 
     def server(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class MetadataService:
         return {"name": self._settings.id, "version": __version__, "extensions": list(EXTENSIONS)}
 
     async def model_ready(self, name: str, version: str) -> bool:
-        """True when that version (or the latest, without one) serves and says so itself."""
+        """True when that version (the latest when empty) is ready and its instances say that they can serve."""
         try:
             return await self._repository.lookup(name, version).is_ready()
         except TritonError as error:
@@ -91,5 +91,5 @@ class MetadataService:
         return self._repository.lookup(name, version).config
 
     def config(self, name: str, version: str) -> dict[str, Any]:
-        """The config endpoint's object."""
+        """The config endpoint's JSON object."""
         return describe_config.to_dict(self.config_message(name, version))

@@ -14,7 +14,7 @@ LONGEST_SHOWN = 128  # characters of a name in an error
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidArgument for what no model can be called, before anything is looked for."""
+    """Raises InvalidArgument for a name that no model can have, before it is used in any path."""
     if not name.strip():
         raise InvalidArgument(
             f"model name must not be empty or only white space, got '{name[:LONGEST_SHOWN]}'"
@@ -30,13 +30,13 @@ class RepositoryService:
     """Index, load and unload."""
 
     def __init__(self, settings: Settings, repository: RepositoryManager, of_models: bool = False) -> None:
-        """`of_models`: models are the callers, who may do what settings forbid to the network."""
+        """`of_models`: the callers are models of this server, which may do what settings deny to the network."""
         self._settings = settings
         self._repository = repository
         self._of_models = of_models
 
     def _may(self, what: str, parameters: dict[str, Any]) -> None:
-        """Raises Denied for what the network may not do here."""
+        """Raises Denied for a verb or a parameter that settings deny to the network."""
         if self._of_models:
             return
         self._settings.change(what)
@@ -47,18 +47,18 @@ class RepositoryService:
             )
 
     async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
-        """The $repository_index_response; `timings` adds when and in what time each version was loaded
-        (our extension)."""
+        """The $repository_index_response; with `timings` also when each version was loaded and how long that
+        took (our extension)."""
         return self._repository.index(ready, timings, await self._repository.places.listed())
 
     async def progress(self, name: str) -> dict[str, Any]:
-        """Versions, the load under way and the last error (our extension). Raises NotFound."""
+        """The model's versions, its load under way and the last error (our extension). Raises NotFound."""
         return await self._repository.progress(name)
 
     async def check(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """A dry run of load(): problems, and the difference to what runs (our extension).
+        """A dry run of load(): the problems it would meet, and the differences to what is loaded (our extension).
 
-        Only where load() is possible: it writes what callers send to disk. Raises Unavailable, Denied,
+        Allowed only where load() is: it writes files that callers send to disk. Raises Unavailable, Denied,
         NotFound, or InvalidArgument for broken parameters.
         """
         if self._settings.model_control_mode != "explicit":
@@ -73,8 +73,10 @@ class RepositoryService:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def load(self, name: str, parameters: dict[str, Any], repository_name: str = "") -> None:
-        """Loads or reloads; returns when the model serves (at once with `async`). Raises the load's error,
-        InvalidArgument for a name that no model can have, or Denied."""
+        """Loads or reloads a model; returns when it serves, or at once with the parameter `async`.
+
+        Raises the load's error, InvalidArgument for a name that no model can have, or Denied.
+        """
         self._explicit(repository_name)
         check_name(name)
         self._may("loading models", parameters)

@@ -1,4 +1,4 @@
-"""Our sequences extension: see a model's sequences and end one (docs/sequences.md).
+"""Our sequences extension: lists a model's sequences and ends one (docs/sequences.md).
 
 GET  v2/models/M[/versions/V]/sequences
 POST v2/models/M[/versions/V]/sequences/ID/end     ?type=uint or ?type=string when ID is all digits
@@ -19,7 +19,7 @@ from neptrio.settings import Settings
 
 
 def parse_id(segment: str, query: str = "") -> int | str:
-    """A path segment as a typed id: digits are an integer unless the query says type=string.
+    """The sequence id in a path segment: digits are an integer unless the query says type=string.
 
     Raises InvalidArgument.
     """
@@ -50,7 +50,7 @@ class SequencesService:
         return model, scheduler
 
     def list(self, name: str, version: str) -> dict[str, Any]:
-        """The model's sequences, oldest first, and what its slots and backlog hold.
+        """The model's sequences, oldest first, and how many requests wait in its slots and its backlog.
 
         Raises NotFound, Unavailable or InvalidArgument.
         """
@@ -70,7 +70,10 @@ class SequencesService:
         }
 
     def end(self, name: str, version: str, sequence_id: int | str) -> dict[str, Any]:
-        """Evicts a live sequence; its accepted requests still run. Raises NotFound if there is none, Denied with --read-only."""
+        """Ends a live sequence; requests of it that were accepted still run.
+
+        Raises NotFound when there is none, Denied with --read-only.
+        """
         self._settings.change("ending sequences")
         model, scheduler = self._scheduler(name, version)
         left = scheduler.end_sequence(sequence_id)

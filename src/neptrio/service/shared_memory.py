@@ -1,4 +1,4 @@
-"""Shared memory regions, as codecs and backends see them: one name space over the kinds of regions.
+"""Registered shared memory regions of both kinds under one name space, as codecs and backends use them.
 
 Off unless the server was started with --allow-client-shm=true, as in tritonserver.
 """
@@ -25,13 +25,13 @@ class SharedMemoryService:
         self.cuda = CudaSharedMemory()
 
     def close(self) -> None:
-        """Forgets every region: the server is about to end."""
+        """Unregisters every region: the server is about to end."""
         self.system.unregister()
         self.cuda.unregister()
 
     def check_allowed(self, change: bool = False) -> None:
-        """Raises Unsupported when the server does not take regions from clients, Denied for a change of them
-        with --read-only."""
+        """Raises Unsupported when --allow-client-shm is off; with `change` (a registration or its removal) also Denied
+        when the server is --read-only."""
         if not self._allowed:
             raise Unsupported(
                 "shared memory is not enabled; start the server with --allow-client-shm=true to let clients "
@@ -50,17 +50,17 @@ class SharedMemoryService:
         return self.cuda.input_tensor(name, dtype, shape, region, offset, size)
 
     def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
-        """(address, owner) of where an output of `needed` bytes goes on a GPU, None when `region` is on none.
+        """(address, owner) of the device memory for an output of `needed` bytes, None when `region` is not on a GPU.
 
         Raises InvalidArgument when it does not fit.
         """
         return self.cuda.output_place(region, offset, size, needed, output)
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
-        """Puts an output into a region; returns it as it leaves in the response, without data.
+        """Puts an output into a region; returns the tensor that the response names, without data.
 
-        Raises NotFound, InvalidArgument, Internal, Unavailable or Unsupported. A model on the GPU of a
-        device region has written its output there already.
+        Raises NotFound, InvalidArgument, Internal, Unavailable or Unsupported. Does nothing to an output that a
+        model on the region's GPU has already written there.
         """
         self.check_allowed()
         if self.system.has(region):

@@ -1,7 +1,6 @@
-"""Registered shared memory regions by name: what system and CUDA shared memory have in common.
+"""What system and CUDA shared memory have in common: a table of regions by name, range checks and error texts.
 
-A kind of region says how one is registered, described and used; the table, the range checks and the
-texts of the errors are the same for both.
+A subclass for one kind of region says how such a region is registered and described.
 
 Source: docs/protocol/features.md A1 and A6, docs/protocol/observed.md 13.
 """
@@ -16,9 +15,10 @@ Region = TypeVar("Region")
 
 
 class SharedMemoryRegions(Generic[Region]):
-    """The regions of one kind. Lives on the trio thread.
+    """The regions of one kind. Trio thread only.
 
-    The table holds names only: what uses a region keeps it, so unregistering is safe at any time.
+    The table only maps names to regions: requests that use a region hold a reference to it, so it may be
+    unregistered at any time.
     """
 
     kind: str  # as the protocol calls it: "system" or "cuda"
@@ -35,12 +35,12 @@ class SharedMemoryRegions(Generic[Region]):
         return name in self._regions
 
     def check_named(self, name: str) -> None:
-        """Raises InvalidArgument for an empty name: told before anything that is wrong with the rest."""
+        """Raises InvalidArgument for an empty name. Called before other checks, so that this error comes first."""
         if not name:
             raise InvalidArgument(f"'region name' is necessary to register {self.kind} shared memory region")
 
     def check_new(self, name: str) -> None:
-        """Raises InvalidArgument for an empty name, AlreadyExists for one that is taken."""
+        """Raises InvalidArgument for an empty name, AlreadyExists for one that is registered."""
         self.check_named(name)
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
@@ -54,7 +54,7 @@ class SharedMemoryRegions(Generic[Region]):
         ]
 
     def unregister(self, name: str = "") -> None:
-        """Forgets a region, or all of them; unknown names are fine. Memory in use stays until it is not."""
+        """Unregisters one region, or all without a name; an unknown name is no error. Memory in use stays open."""
         if name:
             self._regions.pop(name, None)
         else:
@@ -62,7 +62,7 @@ class SharedMemoryRegions(Generic[Region]):
 
 
 def check_part(region: str, region_bytes: int, offset: int, byte_size: int) -> None:
-    """Raises InvalidArgument unless a part, in bytes, is not empty and inside its region."""
+    """Raises InvalidArgument unless a part (in bytes) is not empty and lies inside its region."""
     if offset < 0 or offset > region_bytes:
         raise InvalidArgument(f"Invalid offset for shared memory region: '{region}'")
     if byte_size <= 0 or offset + byte_size > region_bytes:
@@ -70,7 +70,7 @@ def check_part(region: str, region_bytes: int, offset: int, byte_size: int) -> N
 
 
 def check_fits(output: str, needed: int, byte_size: int) -> None:
-    """Raises Internal when an output of `needed` bytes was given a part of `byte_size`."""
+    """Raises Internal when an output of `needed` bytes does not fit into the `byte_size` bytes given for it."""
     if needed > byte_size:
         raise Internal(
             f"shared memory size specified with the request for output '{output}' ({byte_size} bytes) should be at "

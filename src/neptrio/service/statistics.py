@@ -1,13 +1,13 @@
-"""The statistics extension (docs/protocol/statistics-extension.md), and what can be asked for beyond it.
+"""The statistics extension (docs/protocol/statistics-extension.md) and our additions to it.
 
-Beyond: query parameters of the HTTP form add keys at the end of each $model_stat, which a strict
-client can ignore and which are absent unless asked for.
+Additions: query parameters of the HTTP form add keys at the end of each $model_stat. They are absent unless
+asked for, and clients may ignore them.
 
     percentiles=50,90,99.9   "percentiles": stage -> {"count", "max", "p50", ...}, nanoseconds
     histograms=true          "histograms": stage -> [[upper bound in ns, count], ...]
-    live=true                "live": what is held now; "accounts": requests since the load and how they
-                             ended; "batches": close reason -> sizes and waits; beside "model_stats"
-                             "loop_lag": passes of the event loop, "cumulative": [[bound in ns, passes], ...]
+        live=true                "live": what is queued and executing now; "accounts": requests since the load and
+                                 how they ended; "batches": close reason -> sizes and waits; beside "model_stats"
+                                 "loop_lag": passes of the event loop, "cumulative": [[bound in ns, passes], ...]
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MAX_PERCENTILES = 32
 
 @dataclass(frozen=True)
 class Detail:
-    """What a client wants beside the extension's own fields."""
+    """Which additions a client asks for."""
 
-    percentiles: tuple[str, ...] = ()  # as the client wrote them
+    percentiles: tuple[str, ...] = ()  # as the client spelled them
     histograms: bool = False
     live: bool = False
 
     @staticmethod
     def parse(query: str) -> Detail:
-        """From a query string; parameters that it does not know are ignored, as Triton does with all.
+        """Reads a query string; unknown parameters are ignored, as Triton does.
 
         Raises InvalidArgument for a value that is not what the parameter takes.
         """
@@ -81,7 +81,7 @@ class StatisticsService:
     def model_statistics(self, name: str, version: str, detail: Detail = NOTHING) -> dict[str, Any]:
         """The $stats_model_response. Raises InvalidArgument for an unknown model or version.
 
-        A version is judged before its model is looked for, also where no model is named.
+        A malformed version is refused before the model is looked up, also when no model is named.
         """
         number = version_number(version) if version else 0
         if number < 0:

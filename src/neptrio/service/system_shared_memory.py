@@ -1,20 +1,20 @@
 """System shared memory: tensors that client and server exchange through /dev/shm, without a copy on the wire.
 
-A region's object is opened once at registration. An input is read from it when its request comes, an
-output is written into it and leaves the response without data.
+The object is opened once, when its region is registered. An input is read from it when its request comes; an
+output is written into it, and the response carries no data.
 
-The problem with mapping it instead: the object belongs to its client. One who cuts it shorter, or fills
-/dev/shm while its object has holes, would end the server by SIGBUS at the next look at the missing page. The
-choice: reads and writes go through the kernel, which says so instead (cext/request/file_part.pyx), for the price of one
-copy of each input.
+The problem with mapping it: the object belongs to its client, who may shorten it, or fill /dev/shm while the
+object has holes. The next access to a missing page would end the server with SIGBUS. The choice: reads and
+writes are system calls, which return an error instead (cext/request/file_part.pyx). The price is one copy of
+each input.
 
 Rules:
- 1. A region stays open while a request uses it, however early it is unregistered; an input that was read
-    does not need it any more.
+  1. A region stays open while a request uses it, even when it is unregistered. An input that was read does not
+     need it any more.
  2. Nothing outside [offset, offset + byte_size) of a registered region is ever read or written.
  3. Keys name objects of /dev/shm, never paths: a slash inside a key is refused, links are not followed.
- 4. A part that the object does not have any more is an error of the request that names it, and of no other.
- 5. Regions may take half of the process's file descriptors, and their inputs a bounded amount of memory.
+  4. A part that the object no longer has is an error of the request that names it, and of no other.
+  5. Regions may use half of the process's file descriptors, and all inputs together a bounded amount of memory.
 
 Source: docs/protocol/features.md A1 and A6, docs/protocol/observed.md 13.
 """
@@ -42,7 +42,7 @@ def default_input_limit() -> int:
 
 
 class _File:
-    """An open object of /dev/shm; closed with the last that refers to it."""
+    """An open object of /dev/shm; closed when the last reference to it goes."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -62,16 +62,16 @@ class SystemRegion:
     file: _File
 
     def at(self, offset: int, byte_size: int) -> int:
-        """Where a part begins in the object. Raises InvalidArgument when it is not inside the region."""
+        """The offset of a part within the object. Raises InvalidArgument when it is not inside the region."""
         check_part(self.name, self.byte_size, offset, byte_size)
         return self.offset + offset
 
     def size(self) -> int:
-        """Bytes that the object has now."""
+        """The current size of the object in bytes."""
         return os.fstat(self.file.fd).st_size
 
     def shorter(self, end: int) -> InvalidArgument:
-        """What a request is told that names a part up to `end` of an object that ends before."""
+        """The error for a request with a part that ends at `end`, beyond the current end of the object."""
         return InvalidArgument(
             f"shared memory region '{self.name}' has become shorter: its object '{self.key}' has {self.size()} bytes, "
             f"the request's part ends at {end}; give it its size again, or register the region anew"
@@ -84,12 +84,12 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
     kind = "system"
 
     def __init__(self, input_limit: int | None = None) -> None:
-        """`input_limit`: bytes that the inputs of all unfinished requests may take."""
+        """`input_limit`: bytes that inputs of all unfinished requests may use together."""
         super().__init__()
         self._input_limit = default_input_limit() if input_limit is None else input_limit
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Opens a region. Raises AlreadyExists, InvalidArgument, Internal or RESOURCE_EXHAUSTED."""
+        """Opens a region. Raises AlreadyExists, InvalidArgument, Internal, or RESOURCE_EXHAUSTED (rule 5)."""
         self.check_named(name)
         without_slashes = key.lstrip("/")
         if not without_slashes:
@@ -123,7 +123,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         self._regions[name] = region
 
     def unregister(self, name: str = "") -> None:
-        """Forgets a region, or all of them. Without regions no memory waits for inputs."""
+        """Unregisters one region, or all without a name. With no region left, memory kept for inputs is released."""
         super().unregister(name)
         if not self._regions:
             file_part.trim()
@@ -139,8 +139,8 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
     def input_tensor(
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
     ) -> Tensor:
-        """An input, read from its region. Raises InvalidArgument when it is not inside, RESOURCE_EXHAUSTED when the
-        inputs of requests that are not finished take too much memory."""
+        """An input, read from its region. Raises InvalidArgument when it is not inside the region, RESOURCE_EXHAUSTED
+        when the inputs of unfinished requests use too much memory."""
         found = self._regions[region]
         begin = found.at(offset, size)
         held = file_part.held_bytes()
@@ -164,7 +164,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         found = self._regions[region]
         begin = found.at(offset, size)
         check_fits(tensor.name, tensor.nbytes, size)
-        if begin + size > found.size():  # a write would make the object grow
+        if begin + size > found.size():  # writing beyond the end would make the object larger
             raise found.shorter(begin + size)
         try:
             file_part.write(found.file.fd, begin, tensor)

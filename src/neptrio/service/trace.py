@@ -30,11 +30,11 @@ class TraceService:
         self._settings = settings
         self._allow_file = settings.allow_trace_file_update
         make_directory(settings.trace_options())
-        self._folder = directory(settings.trace_options())  # None: there is none
+        self._folder = directory(settings.trace_options())  # clients may name files in it; None: none
         self._tell_of_tensors(tracer.table.globals.level)
 
     def settings(self, model: str = "") -> dict[str, Any]:
-        """The settings in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
+        """The settings, in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
         self._known(model)
         return reply(self._tracer.table.scope(model), self._tracer.options)
 
@@ -43,7 +43,7 @@ class TraceService:
     ) -> dict[str, Any]:
         """Applies all changes or none; returns the settings. Raises InvalidArgument, Unsupported, Denied.
 
-        What was traced under the old settings is on disk when it returns.
+        When it returns, everything that was traced under the old settings is on disk.
         """
         if given:
             self._settings.change("changing trace settings")
@@ -60,9 +60,9 @@ class TraceService:
         return self.settings(model)
 
     def recent(self, query: str = "") -> list[dict[str, Any]]:
-        """The objects of the last traces that finished, oldest first (our extension).
+        """The trace objects of the requests that finished last, oldest first (our extension).
 
-        `query` is a URL's; `count=N` limits the answer to N traces. Raises InvalidArgument.
+        `query` is the URL's query string; `count=N` limits the answer to N traces. Raises InvalidArgument.
         """
         count = RECENT
         for key, value in parse_qsl(query, keep_blank_values=True):
@@ -74,7 +74,7 @@ class TraceService:
         return self._tracer.last(count)
 
     def statistics(self) -> TraceWriterStatistics:
-        """What has become of the traces so far."""
+        """Counts of traces written and dropped so far."""
         return self._tracer.writer.statistics()
 
     def _tell_of_tensors(self, levels: tuple[str, ...] | None) -> None:
