@@ -1,1 +1,1 @@
-"""Wire forms <-> requests and responses. No I/O, no scheduling."""
+"""Converts what is on the wire into requests, and responses into what is on the wire. No I/O, no scheduling."""

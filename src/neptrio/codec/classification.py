@@ -21,7 +21,7 @@ UNSUPPORTED = {"BOOL", "FP16", "BF16", "BYTES"}
 
 
 def labels(model: Any, output: str) -> list[str]:
-    """The lines of the output's label_filename, read once per model; [] without one."""
+    """The lines of the output's label_filename, read once per model; [] when it has none."""
     cache: dict[str, list[str]] | None = getattr(model, "labels", None)
     if cache is None:
         cache = model.labels = {}
@@ -42,7 +42,7 @@ def _read_labels(model: Any, output: str) -> list[str]:
 
 
 def largest(values: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the k largest of a one-dimensional array, ties by the lowest index."""
+    """Indices of the k largest values of a one-dimensional array, largest first; ties by the lowest index."""
     n = len(values)
     ascending = np.argsort(values[::-1], kind="stable")
     return (n - 1 - ascending)[::-1][:k]

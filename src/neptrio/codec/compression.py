@@ -1,6 +1,7 @@
-"""gzip and deflate (zlib format) bodies: bounded when they come in, negotiated when they go out.
+"""gzip and deflate (zlib format) for HTTP bodies: requests are inflated up to a limit, responses compressed on demand.
 
-Source: docs/protocol/observed.md 4. An undecodable body is an error here, not an empty body.
+Source: docs/protocol/observed.md 4. Unlike there, a request body that cannot be inflated is an error here, not
+an empty body.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LEVEL = 6
 
 
 def too_large(limit: int) -> TritonError:
-    """The refusal of a body over --http-max-input-size, compressed or not."""
+    """The error for a body larger than --http-max-input-size, compressed or inflated."""
     return TritonError(
         f"request body exceeds the limit of {limit} bytes. Use --http-max-input-size to increase the limit.",
         Code.RESOURCE_EXHAUSTED,
@@ -25,7 +26,7 @@ def too_large(limit: int) -> TritonError:
 
 
 def inflater(encoding: str, body: Any, limit: int) -> Inflater | None:
-    """What inflates a body of an encoding; None for one that is plain already. Raises UnsupportedEncoding."""
+    """An Inflater for a body with this Content-Encoding; None when it is not compressed. Raises UnsupportedEncoding."""
     if encoding in ("", "identity"):
         return None
     bits = WINDOW_BITS.get(encoding)
@@ -35,20 +36,20 @@ def inflater(encoding: str, body: Any, limit: int) -> Inflater | None:
 
 
 def refusal(encoding: str, limit: int, error: Undecodable | TooLong) -> TritonError:
-    """What a client is told of a body that cannot be inflated: 400, or 413 over the limit."""
+    """The error for a body that cannot be inflated: 400, or 413 when its content exceeds the limit."""
     if isinstance(error, TooLong):
         return too_large(limit)
     return InvalidArgument(f"failed to decompress the {encoding} request body: {error}")
 
 
 def deflater(encoding: str, parts: Iterable[Any]) -> Deflater:
-    """What compresses an answer's buffers as one body."""
+    """A Deflater that compresses a response's buffers into one body."""
     return Deflater(WINDOW_BITS[encoding], LEVEL, parts)
 
 
 @lru_cache(256)
 def negotiate(accept: bytes) -> str:
-    """What an Accept-Encoding header asks for: "gzip", "deflate" or "" (identity).
+    """The encoding that an Accept-Encoding header prefers: "gzip", "deflate" or "" for no compression.
 
     The highest q wins, the first listed on ties; names are case-sensitive and `*` means nothing,
     as in the observed server.

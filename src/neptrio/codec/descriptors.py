@@ -1,4 +1,4 @@
-"""The protocol's descriptors in a pool of their own.
+"""The protocol's message descriptors, in a protobuf pool that nothing else uses.
 
 protobuf's text and JSON parsers need message classes. They are built from the compiled
 descriptor set that `make proto` writes, in a private pool, so that a process which also imports
@@ -32,7 +32,7 @@ def pool() -> Any:
     return made
 
 
-_making = threading.Lock()  # cache alone would let two loader threads make two pools, hence two classes
+_making = threading.Lock()  # functools.cache would let two loader threads make two pools, whose classes do not mix
 
 
 def message_class(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The generate extension: one flat JSON object in, one flat JSON object per response out.
+"""The generate extension: the request body is one flat JSON object, and so is each response.
 
 Top-level keys that name inputs become tensors, all others request parameters; a response's
 outputs, parameters and model identity are the keys of its object.
@@ -20,7 +20,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
 def decode(request: InferRequest, body: Any) -> None:
-    """Fills `request` (its model is set) from a generate body. Raises InvalidArgument."""
+    """Fills `request`, whose model is already set, from a generate body. Raises InvalidArgument."""
     repeated: list[str] = []
     document = load(body, repeated)
     if not isinstance(document, dict):
@@ -44,7 +44,7 @@ def decode(request: InferRequest, body: Any) -> None:
                 request.id = value
             add_parameter(request, key, value)
     for key in repeated:
-        if key in specs:  # of anything else the first counts
+        if key in specs:  # a repeated parameter is no error: its first value counts
             raise InvalidArgument(
                 f"[request id: {request.id or '<id_unknown>'}] input '{key}' already exists in request"
             )
@@ -55,7 +55,7 @@ def _count(value: Any) -> int:
 
 
 def _tensor(request: InferRequest, spec: Any, value: Any) -> Tensor:
-    """A scalar or array as the tensor of `spec`, one variable dimension deduced."""
+    """A JSON scalar or array as the input `spec`; the size of one variable dimension follows from the element count."""
     elements = value if isinstance(value, list) else [value]
     count = _count(elements)
     known = math.prod(d for d in spec.dims if d >= 0)
@@ -72,7 +72,7 @@ def _tensor(request: InferRequest, spec: Any, value: Any) -> Tensor:
 
 
 def encode(response: InferResponse) -> bytes:
-    """The response's object: id first, then every other key in alphabetical order."""
+    """A response as a JSON object: id first, then every other key in alphabetical order."""
     entries: dict[str, bytes] = {
         "model_name": dump(response.model_name),
         "model_version": dump(response.model_version),
@@ -91,5 +91,5 @@ def encode(response: InferResponse) -> bytes:
 
 
 def event(payload: bytes) -> bytes:
-    """A server-sent event."""
+    """`payload` as a server-sent event."""
     return b"data: " + payload + b"\n\n"

@@ -1,4 +1,4 @@
-"""JSON for the REST front: control documents here, infer bodies in cext/codec/json_request and json_response."""
+"""JSON for the control routes of REST. Infer bodies are in cext/codec/json_request and json_response."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ load_json = load
 
 
 def dump_json(value: Any) -> bytes:
-    """Compact JSON. Text that is not valid Unicode is written as the bytes it came from; half a
-    surrogate pair, which came from no bytes, as a question mark."""
+    """`value` as compact JSON.
+
+    Text that came from bytes that are not UTF-8 is written as those bytes (codec/text.py). A lone surrogate that
+    came from no bytes becomes a question mark.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:

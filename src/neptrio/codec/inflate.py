@@ -1,10 +1,11 @@
-"""Compressed data in steps: no call takes long, none makes more than it was asked for.
+"""Inflates and compresses data in small steps: no call takes long or makes more bytes than it was allowed.
 
-zlib takes a whole body in one call, in which nobody can stop it, and hands back a copy of what it has not
-looked at: a body of many empty gzip members is copied once per member. Here zlib is given the body piece by
-piece, small ones first, so that what is copied is a piece and the work is in proportion to the body.
+The problem: zlib works on a whole body in one call that cannot be interrupted, and returns a copy of the input
+it has not used; a body of many empty gzip members would be copied once per member. The choice: zlib is given
+the body in pieces, the first of them small. What is copied is then a piece at most, and the work is
+proportional to the body.
 
-Nothing here knows of threads; whoever owns an Inflater or a Deflater calls step() from one thread at a time.
+Nothing here knows of threads; the owner of an Inflater or a Deflater calls step() from one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-STEP_BYTES = 1 << 20  # taken in and made in a step, at most: about 3 ms
-STEP_CALLS = 1024  # of zlib in a step: many empty members make no bytes but take time
-FIRST_PIECE, PIECE = 512, 64 << 10  # given to zlib at once, at a member's beginning and later
+STEP_BYTES = 1 << 20  # most input bytes used and most output bytes made in a step; about 3 ms
+STEP_CALLS = 1024  # most calls of zlib in a step: empty members make no bytes but take time
+FIRST_PIECE, PIECE = 512, 64 << 10  # bytes given to zlib: at the start of a member, and at most
 
 
 class Undecodable(Exception):
-    """The data is not what it says it is; `left` bytes follow its end, -1: it ends too early."""
+    """The data is no valid compressed body. `left` is how many bytes follow its end, or -1 when it ends too early."""
 
     def __init__(self, reason: str, left: int = 0) -> None:
         super().__init__(reason)
@@ -27,14 +28,14 @@ class Undecodable(Exception):
 
 
 class TooLong(Exception):
-    """There is more in it than the limit."""
+    """The inflated content exceeds the limit."""
 
 
 class Inflater:
-    """The content of compressed data, as it comes to light.
+    """Inflates one buffer; `content` grows with every step() until `done` is True.
 
-    `data` is any buffer, `bits` zlib's name of the format, `limit` the bytes of content that are taken.
-    With `members`, data of the same kind may follow the end: gzip's members.
+    `data` is any buffer, `bits` zlib's window bits (they choose gzip or zlib format), `limit` the largest
+    allowed content in bytes. With `members` further compressed members may follow the first, as in gzip files.
     """
 
     def __init__(self, bits: int, data: Any, limit: int, members: bool = False) -> None:
@@ -52,9 +53,9 @@ class Inflater:
         self._piece = FIRST_PIECE
 
     def step(self, most: int = STEP_BYTES, calls: int = STEP_CALLS) -> bool:
-        """Inflates up to `most` bytes more; True once there is nothing more to come.
+        """Inflates up to `most` more bytes with up to `calls` calls of zlib; True when the content is complete.
 
-        Raises Undecodable, and TooLong before more than one byte beyond the limit was made.
+        Raises Undecodable, and TooLong when the content exceeds the limit: no more than one byte beyond it is made.
         """
         begin, end = self._at, len(self.content) + most
         while not self.done and calls and self._at - begin < STEP_BYTES and len(self.content) < end:
@@ -69,7 +70,7 @@ class Inflater:
             part = decoder.decompress(piece, min(most, self._limit + 1 - len(self.content)))
         except zlib.error as error:
             raise Undecodable(str(error)) from None
-        # at the end zlib may show the same bytes under both names
+        # at the end of a member zlib may report the same unused bytes under both names
         self._at += len(piece) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
         self._piece = min(2 * self._piece, PIECE)
         self.content += part
@@ -86,7 +87,7 @@ class Inflater:
 
 
 class Deflater:
-    """Buffers, one after the other, as one compressed body; `out` is it when step() has returned True."""
+    """Compresses several buffers into one body, which is `out` once step() has returned True."""
 
     def __init__(self, bits: int, level: int, parts: Iterable[Any]) -> None:
         self.out: list[bytes] = []
@@ -96,7 +97,7 @@ class Deflater:
         self._part = self._at = 0
 
     def step(self) -> bool:
-        """Compresses some more; True once all of it is there."""
+        """Compresses some more input; True when the body is complete."""
         room = STEP_BYTES
         while self._part < len(self._parts):
             if not room:

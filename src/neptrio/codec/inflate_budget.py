@@ -1,18 +1,18 @@
-"""What compressed requests hold once they are inflated, over both fronts, and who inflates next.
+"""Limits the memory of inflated request bodies, over REST and gRPC together, and decides who inflates next.
 
-The problem: a kilobyte can inflate to a megabyte, so that what a client has sent says nothing of what it
-will cost; and bodies that are inflated side by side may each have got half of what they need when nothing
-is left. The choice: every step's bytes are taken from a budget before they are made. A body that finds
-none left waits, without a thread, until requests that hold some are answered.
+The problem: a kilobyte can inflate to a megabyte, so the size of what a client sends says nothing about its
+cost. And when several bodies are inflated side by side, each may have half of what it needs when the memory is
+used up. The choice: each step takes its bytes from a budget before it makes them. A body that finds none left
+waits, without holding a thread, until requests that hold some are answered.
 
 Rules:
- 1. `held` is what is inflated and not given back, and what the next steps may make. It is at most the
-    limit and one body.
- 2. Whoever was given a content owes release() of its length, once, when nothing refers to it any more.
- 3. Only when nothing but unfinished bodies holds the budget may the first of these pass over the limit:
-    nobody else could ever end the waiting.
- 4. A few bodies are under way at a time, the others wait in the order they came, holding nothing.
- 5. After stop() nothing is inflated: whoever waits or is under way gets Unavailable.
+ 1. `held` counts content that was inflated and not released, and what the steps under way may make. It
+    never exceeds the limit by more than one body.
+ 2. Whoever received a content must call release() with its length, once, when nothing refers to it any more.
+ 3. The oldest unfinished body may exceed the limit, but only while unfinished bodies hold all of the
+    budget: nothing else could ever end the waiting.
+ 4. A few bodies are inflated at a time; the others wait in the order they came and hold nothing.
+ 5. After stop() nothing is inflated: every unfinished inflate() raises Unavailable.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ STOPPED = "the server is shutting down; the compressed request was not looked at
 
 
 class InflateBudget:
-    """The budget and the order; used on the trio thread."""
+    """The budget and the queue in front of it. Trio thread only."""
 
     def __init__(self, workers: Workers, limit: int = BUDGET_BYTES) -> None:
         self.held = 0
         self._limit = limit
         self._workers = workers
         self._begun = trio.CapacityLimiter(2 * workers.threads)
-        self._running: dict[Inflater, int] = {}  # what each holds, the first one first
+        self._running: dict[Inflater, int] = {}  # unfinished bodies, oldest first, and the bytes of each
         self._changed = trio.Event()
         self._stopped = False
 
     async def inflate(self, inflater: Inflater) -> bytearray:
-        """The whole content; the caller owes release(len(content)).
+        """Returns the whole content; the caller must release(len(content)) when it is gone.
 
         Raises Unavailable after stop(), and what Inflater.step() raises. May be cancelled at any time: the
         work ends with the step that is under way.
@@ -61,7 +61,7 @@ class InflateBudget:
         return inflater.content
 
     async def _grow(self, inflater: Inflater) -> None:
-        """Takes a step's bytes from the budget."""
+        """Takes one step's bytes from the budget; waits until there are enough."""
         while True:
             if self._stopped:
                 raise Unavailable(STOPPED)
@@ -82,11 +82,11 @@ class InflateBudget:
         self._changed = trio.Event()
 
     def release(self, size: int) -> None:
-        """A content of that size is gone."""
+        """Gives the bytes of a content back: nothing refers to it any more."""
         self.held -= size
         self._tell()
 
     def stop(self) -> None:
-        """The server ends: what is not inflated by now will not be."""
+        """The server ends: every unfinished or waiting body is refused."""
         self._stopped = True
         self._tell()

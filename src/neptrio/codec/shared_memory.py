@@ -1,4 +1,4 @@
-"""The shared memory extensions: the bodies of their REST verbs, and what decoders ask of the regions."""
+"""The bodies of the shared memory verbs over REST, and what decoders need of registered regions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class SharedMemory(Protocol):
         """An input that lies in a region. Raises TritonError."""
 
     def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
-        """(address, owner) of where an output of `needed` bytes goes, None when the region is not on a
+        """(address, owner) of the device memory for an output of `needed` bytes, None when the region is not on a
         GPU. Raises TritonError."""
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
-        """Puts an output into a region; returns it as it leaves in the response. Raises TritonError."""
+        """Puts an output into a region; returns the tensor that the response names. Raises TritonError."""
 
 
 class WithSharedMemory(Protocol):
-    """Whoever knows the regions: service.Services, execution.model_host.ModelHost."""
+    """An object that knows the registered regions: service.Services, execution.model_host.ModelHost."""
 
     @property
     def shared_memory(self) -> SharedMemory: ...

@@ -1,15 +1,15 @@
-"""Text that need not be valid Unicode, as bytes and back.
+"""Text that may come from bytes that are not UTF-8, as bytes and back.
 
-A client may send bytes that are not UTF-8 wherever a JSON string stands; they pass through the house as
-what `surrogateescape` makes of them (cext/codec/json_reader, rule 3). Halves of surrogate pairs that came from
-no bytes can only come from a Python model or an embedding program.
+A client may send bytes that are not UTF-8 wherever a JSON string stands. They pass through the server as lone
+surrogates, made by Python's error handler `surrogateescape` (cext/codec/json_reader, rule 3). Other lone
+surrogates, which stand for no bytes, can only come from a Python model or an embedding program.
 """
 
 from __future__ import annotations
 
 
 def text_bytes(text: str) -> bytes:
-    """The bytes that `text` came from; never raises. Halves of pairs that came from none have their
+    """The bytes that `text` came from; never raises. Lone surrogates that stand for no bytes get their
     three-byte form."""
     try:
         return text.encode("utf-8", "surrogateescape")
@@ -18,5 +18,5 @@ def text_bytes(text: str) -> bytes:
 
 
 def bytes_text(raw: bytes) -> str:
-    """The text of a client's bytes; what is not UTF-8 survives until text_bytes(). Never raises."""
+    """The text of a client's bytes; text_bytes() gives the same bytes back, UTF-8 or not. Never raises."""
     return raw.decode("utf-8", "surrogateescape")

@@ -1,1 +1,1 @@
-"""What flows through the house: requests, responses, tensors, their memory and their timestamps."""
+"""What passes through the server: requests, responses, tensors, their memory and their timestamps."""

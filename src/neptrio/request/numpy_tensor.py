@@ -17,7 +17,10 @@ from neptrio.request.infer_request import Tensor
 
 
 def split_bytes(raw: Any) -> list[bytes]:
-    """The elements of a length-prefixed BYTES buffer. Raises InvalidArgument when it is cut off."""
+    """The elements of a BYTES buffer, each preceded by its length (4 bytes, little-endian).
+
+    Raises InvalidArgument when the buffer ends inside an element.
+    """
     view = memoryview(raw).cast("B")
     at, end = 0, len(view)
     out = []
@@ -34,7 +37,7 @@ def split_bytes(raw: Any) -> list[bytes]:
 
 
 def join_bytes(elements: Any) -> bytes:
-    """Elements (bytes or str) as a length-prefixed BYTES buffer."""
+    """Elements (bytes or str) as a BYTES buffer, each preceded by its length (4 bytes, little-endian)."""
     parts = []
     for element in elements:
         if isinstance(element, str):

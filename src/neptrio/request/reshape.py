@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Reshape:
-    """From one configured shape to another; `batching` keeps the first dimension as it is."""
+    """Converts shapes from one configured form to the other; with `batching` the first dimension stays as it is."""
 
     def __init__(self, before: Sequence[int], after: Sequence[int], batching: bool) -> None:
         self._skip = 1 if batching else 0
@@ -29,20 +29,20 @@ class Reshape:
         self._steps = steps
 
     def __call__(self, shape: Shape) -> Shape | None:
-        """`shape` on the other side, or None when it has not the rank that was configured."""
+        """The converted shape, or None when `shape` does not have the configured number of dimensions."""
         if len(shape) != self._rank:
             return None
         return shape[: self._skip] + tuple(shape[d] if variable else d for variable, d in self._steps)
 
 
 def of_inputs(config: Any) -> dict[str, Reshape]:
-    """Input name -> what turns a client's shape into the backend's."""
+    """Input name -> the Reshape that turns a client's shape into the backend's."""
     batching = config.max_batch_size > 0
     return {i.name: Reshape(i.dims, i.reshape.shape, batching) for i in config.input if i.HasField("reshape")}
 
 
 def of_outputs(config: Any) -> dict[str, Reshape]:
-    """Output name -> what turns the backend's shape into a client's."""
+    """Output name -> the Reshape that turns the backend's shape into a client's."""
     batching = config.max_batch_size > 0
     return {
         o.name: Reshape(o.reshape.shape, o.dims, batching) for o in config.output if o.HasField("reshape")
@@ -50,12 +50,12 @@ def of_outputs(config: Any) -> dict[str, Reshape]:
 
 
 def reshape_inputs(request: InferRequest, reshapes: dict[str, Reshape]) -> None:
-    """Gives the backend its shapes. The request was validated, so every rank fits."""
+    """Gives a validated request's inputs the shapes that the backend expects."""
     request.inputs = [_reshaped(tensor, reshapes) for tensor in request.inputs]
 
 
 def output_reshaper(reshapes: dict[str, Reshape]) -> Any:
-    """What ModelCore.reshape_outputs is set to: a list of tensors -> that list in clients' shapes."""
+    """A function from a response's outputs to the same in clients' shapes, for ModelCore.reshape_outputs."""
     return lambda outputs: [_reshaped(tensor, reshapes) for tensor in outputs]
 
 
@@ -65,5 +65,5 @@ def _reshaped(tensor: Tensor, reshapes: dict[str, Reshape]) -> Tensor:
     if shape is None or shape == tensor.shape:
         return tensor
     made: Tensor = tensor.reshaped(shape)
-    # a backend may answer with another shape than configured: pass that through unchanged
+    # an output whose shape is not the configured one passes unchanged
     return made if made.count() == tensor.count() else tensor
