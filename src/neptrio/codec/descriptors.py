@@ -32,7 +32,8 @@ def pool() -> Any:
     return made
 
 
-_making = threading.Lock()  # functools.cache would let two loader threads make two pools, whose classes do not mix
+# functools.cache alone would let two loader threads make two pools, whose classes do not mix
+_making = threading.Lock()
 
 
 def message_class(name: str) -> Any:

@@ -20,7 +20,8 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-ENOUGH = 128 + signal.SIGPIPE  # the exit status that a shell reports for a program whose output is read no further
+# the exit status that a shell reports for a program whose output is read no further
+ENOUGH = 128 + signal.SIGPIPE
 
 
 def names() -> list[str]:
@@ -46,7 +47,7 @@ def run(name: str, argv: list[str]) -> int:
         status = int(module.run(options) or 0)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has seen enough, as in `neptrio trace | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail
         return ENOUGH
     return status
 

@@ -82,7 +82,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
         plain = text.decode() if isinstance(text, bytes) else text
         if plain.lstrip()[:1] not in ("{", ""):
             raise ValueError("expected an object")
-        with contextlib.suppress(json.JSONDecodeError):  # json_format reports the same error below, with its place
+        with contextlib.suppress(json.JSONDecodeError):  # json_format reports the error below
             check_unicode(json.loads(plain))
         json_format.Parse(plain, config)
     except json_format.ParseError as error:

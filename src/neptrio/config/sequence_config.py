@@ -282,7 +282,7 @@ def parse(config: Any, model_dir: Path) -> SequenceConfig:
             direct=True,
             slots=max(1, size),
             delay_ns=batching.direct.max_queue_delay_microseconds * 1000,
-            minimum_slot_utilization=round(utilization, 7),  # from float32 back to the decimal number that was written
+            minimum_slot_utilization=round(utilization, 7),  # float32 -> the decimal that was written
             **common,
         )
     oldest = batching.oldest
