@@ -1,7 +1,7 @@
 """The backend interface.
 
-A Backend belongs to one model version and is used from loader threads; its instances each live
-on their own thread: initialize(), execute() and finalize() are called there and nowhere else.
+A Backend belongs to one model version and is used from loader threads. Each of its instances has a thread of
+its own: initialize(), execute() and finalize() are called there and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READY_SECONDS = 5.0
 
 
 class Abandonment:
-    """Tells work on a loader thread that nobody waits for it any longer. Any thread."""
+    """Tells work on a loader thread that its load was abandoned: nobody waits for it. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Abandonment:
         self.abandoned = False
 
     def add(self, call: Callable[[], None]) -> None:
-        """`call()` once the load is abandoned; at once if it is already."""
+        """Calls `call()` when the load is abandoned, or now if it already is."""
         with self._lock:
             if not self.abandoned:
                 self._calls.append(call)
@@ -38,7 +38,7 @@ class Abandonment:
         call()
 
     def now(self) -> None:
-        """The load is abandoned."""
+        """Abandons the load: makes all calls that add() noted."""
         with self._lock:
             self.abandoned = True
             calls, self._calls = self._calls, []
@@ -47,7 +47,7 @@ class Abandonment:
 
 
 class LoadSettings(Protocol):
-    """What backends read of the server's settings (neptrio.settings.Settings)."""
+    """The part of the server's settings that backends read (neptrio.settings.Settings)."""
 
     @property
     def backend_directory(self) -> Path | None: ...
@@ -63,7 +63,7 @@ class LoadSettings(Protocol):
 
 @dataclass(frozen=True)
 class LoadContext:
-    """What a backend may know when it loads a version."""
+    """What a backend is told when it loads a model version."""
 
     name: str
     version: int
@@ -76,82 +76,82 @@ class LoadContext:
 
 
 class BackendInstance(ABC):
-    """One instance of a model. `native` instances execute without the GIL."""
+    """One instance of a model. An instance with `native` executes without the GIL."""
 
     native = False
-    batch_type: type[Batch] = Batch  # what its batches are made as, before prepare()
-    # batches that it works on at once; more than one only together with `overlapping`
+    batch_type: type[Batch] = Batch  # the class of its batches; prepare() gets one
+    # how many batches it works on at once; more than one needs `overlapping`
     capacity = 1
-    # begin() takes batches from the trio thread and posts each when it is done, in any order
+    # begin() is called on the trio thread instead of execute(); it posts each batch when done, in any order
     overlapping = False
-    # overlapping, and works through several quick batches that lie ahead of it, one after the other
+    # an overlapping instance that executes batches one after the other: short ones may be queued for it in advance
     deep = False
-    expected_ns = 0.0  # what an execution takes, before the first is measured (native instances)
-    # its thread waits for a request to another model: nothing more is prepared for it
+    expected_ns = 0.0  # assumed nanoseconds of an execution before one was measured (native instances)
+    # its thread waits for a request to another model, so no batch is prepared for it in advance
     blocked = False
-    # reads input tensors in device memory (GPU_MEMORY) where they lie; others get them fetched
+    # reads inputs in device memory (GPU_MEMORY) in place; for others they are copied to the host
     takes_device_memory = False
-    # True when sequence_ended() is to be called: asked once, after initialize()
+    # True to have sequence_ended() called; read once, after initialize()
     wants_sequence_end = False
 
     ready_seconds = READY_SECONDS  # how long is_ready() may take
 
-    # False while it cannot serve (its process is gone); on_health() tells the model, on the trio thread
+    # False while it cannot serve (its process is gone). After a change on_health() is called on the trio thread.
     healthy = True
     reason = ""
-    lost = False  # it will never recover: the next load makes the model anew
+    lost = False  # it will not recover: the next load replaces the model
 
     def on_health(self) -> None:
-        """`healthy` has changed; the model sets this."""
+        """Called after `healthy` has changed; the model sets this attribute."""
 
     def on_memory(self) -> None:
-        """What Backend.memory_usage() tells has changed; the model sets this. On the trio thread."""
+        """Called on the trio thread after Backend.memory_usage() has changed; the model sets this attribute."""
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
 
     def abort(self) -> None:
-        """The load was abandoned: initialize() is to end if that is possible. Any thread."""
+        """The load was abandoned: initialize() should stop early if it can. Any thread."""
 
     @abstractmethod
     def execute(self, batch: Batch) -> None:
         """Answers every request of the batch.
 
-        Sets batch.responses[i] to an InferResponse (outputs or a TritonError of its own) for
-        each request, and calls batch.mark_input_end() and batch.mark_output_start() at those
-        points. Raising fails the whole batch. Runs on the instance's thread.
+        Sets batch.responses[i] to an InferResponse (with outputs or an error) for each request. Calls
+        batch.mark_input_end() when the inputs are ready and batch.mark_output_start() when the computation is
+        done. Raising fails the whole batch. Runs on the instance's thread.
         """
 
     def begin(self, batch: Batch) -> None:
-        """Overlapping instances: starts a batch without blocking. Called on the trio thread."""
+        """Starts a batch without blocking (overlapping instances). Called on the trio thread."""
         raise NotImplementedError(f"{type(self).__name__}.begin")
 
     def prepare(self, batch: Batch) -> Batch:
-        """Called on the trio thread before submission; native instances fill in their work."""
+        """Called on the trio thread before a batch is executed; native instances describe their work in it here."""
         return batch
 
     def describe_failure(self, error: BaseException) -> TritonError:
-        """The error that clients see when execute() raised `error`."""
+        """The error that clients get when execute() raised `error`."""
         return Internal(_failure_text(error), reason=Reason.BACKEND)
 
     def is_ready(self) -> bool:
         """True when the instance can serve. Called on a thread of its own, one call at a time; may raise.
 
-        An answer that takes longer than ready_seconds counts as no to those who wait for it; the call goes on.
+        Raising counts as no. So does taking longer than ready_seconds, for those who wait; the call itself goes on.
         """
         return True
 
     def process(self) -> tuple[int, int, int] | None:
-        """(process id, restarts so far, what lies ahead of it) of an instance that is a process and runs, else None."""
+        """(process id, restarts so far, batches queued for it) of an instance with a running process, else None."""
         return None
 
     @property
     def ahead(self) -> int:
-        """Batches that were begun and that it has not taken up yet."""
+        """Batches that begin() has accepted and whose execution has not started."""
         return 0
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
-        """A sequence that this instance has worked on is over; its state can go.
+        """A sequence that this instance has worked on is over; its state can be dropped.
 
         `reason` is "ended", "idle", "cancelled", "evicted" or "unloaded". Runs on the instance's
         thread, after the sequence's last request. What it raises is logged.
@@ -170,13 +170,13 @@ def _failure_text(error: BaseException) -> str:
 class Backend(ABC):
     """One loaded model version, from which instances are made."""
 
-    # config.platform / metadata platform when the config leaves it empty
+    # config.platform, and the metadata's platform, when the configuration leaves it empty
     platform = ""
     # config.default_model_filename when the config leaves it empty
     default_model_filename = ""
-    # every instance is a process, which the start-up table says
+    # every instance is a process of its own; the start-up text says so
     own_processes = False
-    # instances of a group on the CPU whose count the config leaves open
+    # instances of a CPU instance group whose count the configuration leaves open
     default_cpu_instances = 1
 
     def __init__(self, context: LoadContext) -> None:
@@ -184,38 +184,39 @@ class Backend(ABC):
 
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
-        """Fills in what context.config leaves open (inputs, outputs, max_batch_size). May raise."""
+        """Fills in what context.config leaves open: inputs, outputs, max_batch_size. May raise."""
 
     @classmethod
     def time_limit(cls, context: LoadContext) -> float | None:
-        """Seconds that auto_complete(), load() and every initialize() may each take; None: the backend
-        sees to that itself, or cannot hang. Raises InvalidArgument."""
+        """Seconds that auto_complete(), load() and each initialize() may take. None: the backend enforces a limit
+        itself, or cannot hang. Raises InvalidArgument."""
         return None
 
     @classmethod
     def complete_from_files(cls, context: LoadContext) -> bool:
-        """auto_complete() for a check: reads no weights and runs none of the model's code.
+        """auto_complete() for `neptrio check`: must not read weights or run the model's code.
 
-        False when inputs and outputs cannot be known that way. Raises TritonError.
+        Returns False when inputs and outputs cannot be known that way. Raises TritonError.
         """
         return True
 
     @classmethod
     def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
-        """For a check: tells what is wrong with a version, like load() but running and reading as
-        little as complete_from_files(). The configuration is complete. May raise TritonError."""
+        """Reports what is wrong with a version, for `neptrio check`: load() with the restrictions of
+        complete_from_files(). The configuration is complete. May raise TritonError."""
 
     @classmethod
     def runs_on_gpu(cls) -> bool:
-        """True when instances of KIND_AUTO should be on the GPUs this machine has."""
+        """True when instances of KIND_AUTO run on this machine's GPUs, if it has any."""
         return False
 
     def load(self) -> None:
-        """Reads the model's files; called on a loader thread."""
+        """Reads the model's files. Called on a loader thread."""
 
     def regroup(self, config: Any) -> None:
-        """Other instance groups are wanted, those of `config` (completed): prepares for what load()
-        did not need for the present ones. Called on a loader thread while the model serves. May raise.
+        """The instance groups change to those of `config` (completed): prepares what they need beyond load().
+
+        Called on a loader thread while the model serves. May raise.
         """
 
     @abstractmethod
@@ -223,9 +224,9 @@ class Backend(ABC):
         """A new instance, not initialized yet. `kind` is "CPU", "GPU" or "MODEL"."""
 
     def memory_usage(self) -> list[tuple[str, int, int]]:
-        """Memory that unload() will return, beyond the process's own: (type, id, bytes) with type
-        "CPU_PINNED" or "GPU". Asked when every instance is initialized, and after each on_memory()."""
+        """Memory that unload() will give back: (type, id, bytes) with type "CPU_PINNED" or "GPU". Ordinary process
+        memory is not listed. Called when all instances are initialized and after each on_memory()."""
         return []
 
     def unload(self) -> None:
-        """Drops what load() took; called after the last instance was finalized."""
+        """Releases what load() took. Called after the last instance was finalized."""

@@ -1,8 +1,8 @@
-"""Model instances: a thread each, with a mailbox, and the pool that picks among them.
+"""Model instances, each with a thread and a mailbox, and the pool that picks one for a batch.
 
-A native instance that has nothing under way and whose executions have been measured at a few
-microseconds runs on the trio thread itself: handing such work to a thread and back costs several
-times the work. `inline_executions` says how often that happened.
+A native instance runs a batch on the trio thread itself when nothing of it is under way and its executions
+have been measured at a few microseconds: handing such a batch to a thread and back would cost several times
+that. `inline_executions` counts these batches.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ DONE = int(RequestState.DONE)
 
 @dataclass(frozen=True)
 class InstanceStatistics:
-    """What an instance has under way and has done."""
+    """An instance's batches under way and its executions so far."""
 
     name: str
     outstanding: int
     executions: int
     inline_executions: int
-    prepared_requests: int  # in batches that wait in the mailbox or for a grant
-    executing_requests: int  # in batches the instance has taken
+    prepared_requests: int  # in batches that wait in the mailbox or for a grant of the rate limiter
+    executing_requests: int  # in batches that the instance has begun
 
 
 class _Call(WorkItem):
-    """initialize() or finalize() on the instance's thread."""
+    """A call of initialize() or finalize() on the instance's thread."""
 
     def __init__(self, function: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         self._function = function
@@ -62,7 +62,7 @@ class _Call(WorkItem):
 
 
 class Instance(InstanceCore):
-    """One instance: `submit` gives it a batch, `finished` is called when the batch is back."""
+    """One instance. submit() gives it a batch, finished() is called when the batch comes back."""
 
     def __init__(
         self,
@@ -74,23 +74,23 @@ class Instance(InstanceCore):
     ) -> None:
         super().__init__(name, model, backend, completions, pool)
         self.awaiting_grant: deque[Batch] = deque()
-        self.place: Place | None = None  # the configuration that it was made from
-        self.kept = False  # retired, but sequences stay with it
+        self.place: Place | None = None  # which instance group and device it was made for
+        self.kept = False  # it is retired, but live sequences keep it
         self.stopping = False
         self._thread = threading.Thread(target=self.mailbox.run, name=f"instance-{name}", daemon=True)
 
     def start(self, done: Callable[[BaseException | None], None]) -> None:
-        """Starts the thread and initializes the backend on it; `done(error)` on the trio thread."""
+        """Starts the thread and initializes the backend there; calls `done(error)` on the trio thread."""
         self._thread.start()
         self.mailbox.submit(_Call(self.backend.initialize, done))
 
     def stop(self, done: Callable[[BaseException | None], None]) -> None:
-        """Finalizes after the last batch and ends the thread; `done(error)` on the trio thread."""
+        """Finalizes the backend after the last batch and ends the thread; calls `done(error)` on the trio thread."""
         self.mailbox.submit(_Call(self.backend.finalize, done))
         self.mailbox.close()
 
     def on_grant(self) -> None:
-        """The rate limiter has given this instance a grant."""
+        """Called when the rate limiter gives this instance a grant: begins the batch that waits for one."""
         if self.awaiting_grant and self.claim is not None:
             self.claim.begin()
             self.begin(self.awaiting_grant.popleft())
@@ -98,9 +98,9 @@ class Instance(InstanceCore):
             self.pool.on_free()
 
     def withdraw(self, request: InferRequest) -> bool:
-        """Takes a request out of a batch that waits in the mailbox; the batch keeps its place.
+        """Takes a request out of a batch that has not begun; the rest of the batch keeps its place in line.
 
-        False when the batch has begun. The caller answers the request.
+        Returns False when the batch has begun. The caller answers the request.
         """
         old = request.batch
         rest = [other for other in old.requests if other is not request]
@@ -124,11 +124,11 @@ class Instance(InstanceCore):
         return True
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
-        """Tells the backend, on its thread, that a sequence it has worked on is over."""
+        """Tells the backend, on the instance's thread, that a sequence it has worked on is over."""
         backend = self.backend
         if not backend.wants_sequence_end:
             return
-        if backend.overlapping:  # in line with begin(), or a successor of the same id might overtake it
+        if backend.overlapping:  # after earlier batches, and before those of a new sequence with the same id
             backend.sequence_ended(sequence_id, reason)
         else:
             self.mailbox.submit(_Call(lambda: backend.sequence_ended(sequence_id, reason), self._hook_done))
@@ -140,12 +140,12 @@ class Instance(InstanceCore):
             )
 
     def statistics(self) -> InstanceStatistics:
-        """What is under way and what has been done."""
-        # batches are taken in the order they were submitted, so those that wait are the last ones
+        """The current numbers."""
+        # batches begin in the order they were submitted, so the ones that wait are the last ones
         waiting = self.mailbox.waiting + len(self.awaiting_grant) + self.backend.ahead
         taken = max(0, len(self.under_way) - waiting)
-        # a decoupled request may have had its last response while its batch is not back yet, and the
-        # null requests of the sequence batcher are nobody's
+        # A decoupled request may have its final response before its batch is back, and null requests of the
+        # sequence batcher are not counted as requests.
         requests = [
             sum(r.state != DONE and r.collect_statistics for r in batch.requests) for batch in self.under_way
         ]
@@ -160,18 +160,18 @@ class Instance(InstanceCore):
 
 
 class InstancePool(PoolCore):
-    """A model version's instances; the least loaded one is used.
+    """A model version's instances; a batch goes to the one with the fewest batches under way.
 
-    A retired instance is given nothing new. It finishes what it has (batches, responses that a sender
-    of its model still owes, sequences that stay with it), then it is finalized.
+    A retired instance gets no new batches. When it has finished what it has (batches, responses that a response
+    sender of its model may still send, live sequences), it is finalized.
     """
 
     instances: list[Instance]
 
     def __init__(self, loop_pass: LoopPass | None = None) -> None:
         self.retiring: list[Instance] = []
-        self.unwanted: list[Instance] = []  # started, but will not serve: they are only to be finalized
-        # set by a scheduler that keeps accounts by instance; it may set `kept` of a retired one
+        self.unwanted: list[Instance] = []  # started but never to serve: they only wait to be finalized
+        # Set by schedulers that keep a record per instance. on_retired may set the instance's `kept`.
         self.on_added: Callable[[Instance], None] = lambda instance: None
         self.on_retired: Callable[[Instance], None] = lambda instance: None
         self.gone = (
@@ -181,22 +181,22 @@ class InstancePool(PoolCore):
 
     @property
     def limited(self) -> bool:
-        """The rate limiter grants the instances their executions; nothing is prepared ahead."""
+        """True when a rate limiter grants executions; then no batches are prepared in advance."""
         return self.limiter is not None
 
     def add(self, instance: Instance, limiter: RateLimiter | None, group: Any, device: int) -> None:
-        """Takes a new instance in. Raises InvalidArgument when the rate limiter could never grant it anything."""
+        """Adds a new instance. Raises InvalidArgument when the rate limiter could never grant it an execution."""
         self.limiter = limiter
         self.instances.append(instance)
         self.register(instance, group, device)
 
     def register(self, instance: Instance, group: Any, device: int) -> None:
-        """Gives the instance a claim if there is a rate limiter. Raises InvalidArgument."""
+        """Registers the instance with the rate limiter, if there is one. Raises InvalidArgument."""
         if self.limiter is not None:
             instance.claim = self.limiter.register(group, device, instance.on_grant)
 
     def unregister(self, instance: Instance) -> None:
-        """Takes back what register() did."""
+        """Undoes register()."""
         if instance.claim is not None and self.limiter is not None:
             self.limiter.unregister(instance.claim)
             instance.claim = None
@@ -210,11 +210,11 @@ class InstancePool(PoolCore):
 
     @property
     def all(self) -> list[Instance]:
-        """Those that serve and those that are on their way out."""
+        """The instances that serve and the retired ones that are not finalized."""
         return self.instances + self.retiring
 
     def exchange(self, added: list[Instance], retired: list[Instance]) -> None:
-        """New instances serve from now on, retired ones get nothing new. Does not wait for them to finish."""
+        """Adds and retires instances: new ones serve from now on, retired ones get no new batches. Does not wait."""
         for instance in added:
             self.instances.append(instance)
             self.on_added(instance)
@@ -229,7 +229,7 @@ class InstancePool(PoolCore):
         self.freed()
 
     async def discard(self, instances: list[Instance]) -> None:
-        """Finalizes started instances that have never served, once their warm-up is over."""
+        """Finalizes started instances that never served, after their warm-up has ended."""
         for instance in instances:
             instance.retired = True
             self.unwanted.append(instance)
@@ -238,13 +238,13 @@ class InstancePool(PoolCore):
             await self.gone.wait()
 
     def note_retired(self) -> None:
-        """A retired instance may have nothing left to do: looked at when the pass ends."""
+        """Has dispatch() check, when the loop pass ends, whether a retired instance can be finalized."""
         if self._loop_pass is not None:
             self._loop_pass.mark(self)
             self._loop_pass.soon()
 
     def dispatch(self, now_ns: int) -> None:
-        """Finalizes the retired instances that have nothing left to do."""
+        """Finalizes the retired instances that have nothing left to do. Called when the loop pass ends."""
         for instance in self.retiring + self.unwanted:
             if not (instance.stopping or instance.outstanding or instance.owed or instance.kept):
                 instance.stopping = True
@@ -262,17 +262,17 @@ class InstancePool(PoolCore):
         gone.set()
 
     def serve(self) -> None:
-        """Has the rate limiter grant what it can."""
+        """Lets the rate limiter give grants now."""
         if self.limiter is not None:
             self.limiter.serve()
 
     @property
     def executing(self) -> int:
-        """Batches under way, prepared ones included."""
+        """How many batches are under way, prepared ones included."""
         return sum(instance.outstanding for instance in self.all)
 
     def _granted(self) -> Instance | None:
-        """An idle instance that has a grant, None when there is none: then all idle ones wait in line."""
+        """An idle instance that has a grant. None when there is none; then every idle instance has asked for one."""
         idle = [instance for instance in self.instances if instance.outstanding == 0]
         for instance in idle:
             assert instance.claim is not None
@@ -284,8 +284,8 @@ class InstancePool(PoolCore):
         return None
 
     def settle(self, wanting: bool) -> None:
-        """A scheduler has dispatched all it can. Unless it still wants instances, unused grants and
-        places in the rate limiter's line are given up."""
+        """Called after a scheduler has dispatched all it can. When it needs no more instances, idle ones give back
+        unused grants and their places in the rate limiter's line."""
         if self.limiter is not None and not wanting:
             for instance in self.instances:
                 if instance.claim is not None and instance.outstanding == 0:

@@ -1,4 +1,4 @@
-"""How a batch looks to its model: gathered inputs, batch inputs, and outputs given back.
+"""Builds a batch's tensors from its requests' tensors, and splits its outputs into their responses.
 
 A backend that wants whole-batch tensors makes one Layout per model and calls inputs() and
 respond() for each batch. Source: docs/protocol/features.md A4 (allow_ragged_batch, batch_input,
@@ -31,7 +31,7 @@ FP32 = 11
 
 
 class Layout:
-    """One model's rules for batches. Raises InvalidArgument for a configuration it cannot follow."""
+    """The rules of one model's batches. Raises InvalidArgument for a configuration that contradicts itself."""
 
     def __init__(self, config: Any) -> None:
         self._name = config.name
@@ -72,8 +72,10 @@ class Layout:
                 )
 
     def inputs(self, batch: Batch) -> list[Tensor]:
-        """The batch's tensors: every input that is present, in configuration order, then the batch
-        inputs. An input of one request is that request's own memory; others were copied once."""
+        """The batch's tensors: the inputs that are present, in the order of the configuration, then the batch inputs.
+
+        The input of a lone request is that request's own memory; inputs of several requests are copied once.
+        """
         requests = batch.requests
         found = [
             tensor for name, ragged in self._inputs if (tensor := gather(requests, name, ragged)) is not None
@@ -87,9 +89,9 @@ class Layout:
         return found
 
     def respond(self, batch: Batch, outputs: list[Tensor]) -> None:
-        """Sets every request's response to its part of the outputs (views, no copy).
+        """Sets each request's response to its part of the outputs (views, no copy).
 
-        Raises Internal when an output does not divide into the requests' parts.
+        Raises Internal when an output cannot be divided among the requests.
         """
         requests = batch.requests
         if len(requests) == 1 and not self._scattered:

@@ -1,4 +1,4 @@
-"""What the server offers to the models that it hosts: how their code calls back into it."""
+"""The parts of the server that models' code calls back into."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class ModelControl(Protocol):
         """Loads or reloads a model. Raises the load's TritonError."""
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Takes a model out of service."""
+        """Takes a model out of service: new requests for it are refused."""
 
 
 @dataclass(frozen=True)
 class ModelHost:
-    """Given to every backend with the model that it loads."""
+    """Passed to every backend with the model that it loads."""
 
-    admission: Admission  # calls of other models
-    completions: CompletionQueue  # how threads of models reach the trio thread
+    admission: Admission  # for requests to other models
+    completions: CompletionQueue  # how a model's threads reach the trio thread
     shared_memory: SharedMemory
     repository: ModelControl
     timers: Timers  # deadlines on the trio thread
-    doorbells: Doorbells  # how processes of models reach the trio thread
-    spans: SpanOptions | None = None  # mode opentelemetry: where spans of models go
+    doorbells: Doorbells  # how models' processes wake the trio thread
+    spans: SpanOptions | None = None  # with trace mode opentelemetry: where models' spans are exported
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)

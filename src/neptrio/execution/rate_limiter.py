@@ -1,22 +1,22 @@
 """The rate limiter: which instance may execute next, across all models (--rate-limit=execution_count).
 
-The problem: instances of different models compete for things the server cannot see (memory, a
-licence, a bus). The configuration names them as resources with counts, and gives every instance
-group a priority. The choice: an instance with work asks for a grant; grants are given in the order
-of executions so far times priority, so priority 2 gets half the grants of priority 1 (0 means 1);
-an execution holds its resources until it is back.
+The problem: instances of different models compete for things that the server cannot see (memory, a licence, a
+bus). The configuration names such things as resources with counts, and gives every instance group a priority.
+The choice: an instance that has work asks for a grant, and each execution needs one. The next grant goes to the
+instance with the lowest product of grants so far and priority, so priority 2 gets half as many grants as
+priority 1 (0 means 1). An execution holds its resources until it has finished.
 
 Rules:
- 1. Only the first in that order is looked at. If its resources are not free, nobody overtakes it,
-    so one that needs much is not starved by many that need little.
- 2. A grant that is not used is given back in the same pass: a model with nothing to send holds
-    neither resources nor a place in line.
- 3. Resources that are freed are granted at the end of the loop pass. By then the instance that
-    freed them has asked again, if its model has more work; granted at once, they would always go to
-    another one, and two models would alternate whatever their priorities are.
- 4. Resources are per device unless they are global. How much there is: --rate-limit-resource, or
-    else the most that any one instance asks for.
- 5. Batches of a limited instance are not prepared ahead: they would wait without a grant.
+ 1. Only the first in that order is considered. While its resources are not free nobody overtakes it, so that
+    an instance which needs much is not starved by many that need little.
+ 2. A grant that is not used is given back in the same loop pass: a model without requests holds neither
+    resources nor a place in line.
+ 3. Freed resources are granted at the end of the loop pass. By then the instance that freed them has asked
+    again if its model has more work. Granted at once, they would always go to another instance, and two
+    models would alternate whatever their priorities are.
+ 4. Resources are counted per device unless they are global. The amount is that of --rate-limit-resource,
+    or else the most that any one instance needs.
+ 5. No batch is prepared in advance for an instance under the rate limiter: it could only wait for a grant.
 
 Source: docs/protocol/features.md A5.
 """
@@ -32,7 +32,7 @@ from neptrio.errors import InvalidArgument
 from neptrio.loop.loop_pass import LoopPass
 
 GLOBAL = -1
-Key = tuple[str, int]  # resource, device or GLOBAL
+Key = tuple[str, int]  # (resource, device or GLOBAL)
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class ResourceStatistics:
 
 @dataclass(frozen=True)
 class RateLimiterStatistics:
-    """What is handed out and how many instances wait for a grant."""
+    """Resources in use, and how many instances wait for a grant."""
 
     resources: tuple[ResourceStatistics, ...]
     waiting: int
 
 
 class Claim:
-    """One instance's demand, its place in line and its grants so far."""
+    """One instance's needs, its place in line and its grants so far."""
 
     def __init__(
         self, limiter: RateLimiter, demand: dict[Key, int], priority: int, on_grant: Callable[[], None]
@@ -63,34 +63,34 @@ class Claim:
         self.weight = priority or 1
         self.on_grant = on_grant
         self.grants = 0
-        self.granted = False  # has a grant whose execution has not begun
+        self.granted = False  # it has a grant whose execution has not begun
         self.waits = False
         self.since = 0
         self._limiter = limiter
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who comes first: the lower."""
+        """The claim with the lowest rank is first in line."""
         return (self.grants * self.weight, self.since)
 
     def ask(self) -> None:
-        """Gets in line. on_grant() is called when it is granted, possibly before this returns."""
+        """Gets in line. on_grant() is called when the grant is given, possibly before ask() returns."""
         if not self.waits and not self.granted:
             self.waits = True
             self.since = next(self._limiter.order)
             self._limiter.waiting.append(self)
 
     def begin(self) -> None:
-        """The grant is used: an execution starts."""
+        """Uses the grant: its execution starts."""
         self.granted = False
         self.grants += 1
 
     def end(self) -> None:
-        """The execution is back: its resources are free."""
+        """The execution has finished: frees its resources."""
         self._limiter.free(self)
 
     def leave(self) -> None:
-        """Leaves the line and gives an unused grant back."""
+        """Leaves the line; gives back a grant that was not used."""
         if self.waits:
             self.waits = False
             self._limiter.waiting.remove(self)
@@ -101,7 +101,7 @@ class Claim:
 
 
 class RateLimiter:
-    """Grants and resources of every model's instances. Lives on the trio thread."""
+    """Gives grants to the instances of all models. Trio thread only."""
 
     def __init__(
         self, loop_pass: LoopPass, explicit: dict[tuple[str, int | None], int] | None = None
@@ -131,13 +131,13 @@ class RateLimiter:
                     f"or more model instances, the minimum required count is {count}"
                 )
         made = Claim(self, demand, group.rate_limiter.priority, on_grant)
-        # newcomers start level with the others, or they would have every grant until they caught up
+        # a new claim starts level with the others, or it would get every grant until it had caught up
         made.grants = min((t.grants * t.weight for t in self._claims), default=0) // made.weight
         self._claims.append(made)
         return made
 
     def unregister(self, claim: Claim) -> None:
-        """The instance is gone."""
+        """Removes the claim of an instance that is gone."""
         claim.leave()
         self._claims.remove(claim)
         self.later()
@@ -150,22 +150,22 @@ class RateLimiter:
         return None
 
     def total(self, key: Key) -> int:
-        """How much of a resource there is."""
+        """How much of a resource there is in all."""
         limit = self._limit(key)
         if limit is not None:
             return limit
         return max((t.demand.get(key, 0) for t in self._claims), default=0)
 
     def later(self) -> None:
-        """Gives grants before this loop pass ends, when those who are free now could ask (rule 3)."""
+        """Has grants given at the end of this loop pass, after instances that are free now could ask (rule 3)."""
         self._loop_pass.mark(self)
 
     def dispatch(self, now_ns: int) -> None:
-        """Called by the pass."""
+        """Gives grants. Called at the end of the loop pass."""
         self.serve()
 
     def serve(self) -> None:
-        """Gives grants to the first in line while their resources are free."""
+        """Gives grants to the first in line for as long as the resources it needs are free."""
         if self._serving:
             return
         self._serving = True
@@ -184,13 +184,13 @@ class RateLimiter:
             self._serving = False
 
     def free(self, claim: Claim) -> None:
-        """Takes back what a grant held."""
+        """Takes back the resources that a grant held."""
         for key, count in claim.demand.items():
             self._used[key] -= count
         self.later()
 
     def statistics(self) -> RateLimiterStatistics:
-        """What is handed out now."""
+        """The current numbers."""
         keys = sorted({key for t in self._claims for key in t.demand})
         rows = (ResourceStatistics(k[0], k[1], self.total(k), self._used.get(k, 0)) for k in keys)
         return RateLimiterStatistics(tuple(rows), len(self.waiting))
