@@ -1,1 +1,1 @@
-"""What the loop is offered so that it never works for long."""
+"""The event loop's helpers: sockets without a task each, timers, work done once per pass, other threads."""

@@ -1,14 +1,14 @@
-"""How the trio thread hears of models in processes of their own: one epoll over all their bells.
+"""How models' processes wake the trio thread: a doorbell each, and one epoll over all of them.
 
-A bell is an eventfd that the server shares with one child, which writes to it when it has pushed
-something and the server sleeps. The server never reads or writes it: its flags are shared too, so a hostile
-child could make either block for ever. Instead the epoll reports edges, and the poller waits for the
-epoll.
+A doorbell is an eventfd that the server shares with one child process. The child writes to it after it has pushed
+a message while the server was waiting. The server itself never reads or writes it: the child shares the
+eventfd's flags, so a hostile child could make either call block for ever. Instead the epoll reports edges (each
+write once), and the poller waits for the epoll.
 
 Rules:
- 1. register() and unregister() may come from any thread; callbacks run on the trio thread only.
- 2. A callback that returns True has more to do and is called again after other events had their turn.
- 3. A callback that raises is logged and stays registered: the others go on.
+ 1. register() and unregister() may be called on any thread; callbacks run on the trio thread only.
+ 2. A callback that returns True has more to do. It is called again after other events were handled.
+ 3. When a callback raises, the error is logged, it stays registered, and the other callbacks still run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AT_ONCE = 64
 
 
 class _Start(WorkItem):
-    """Begins to wait for the bells, once the loop runs."""
+    """Starts waiting for the doorbells: delivered on the trio thread once the loop runs."""
 
     def __init__(self, bells: Doorbells) -> None:
         self._bells = bells
@@ -38,28 +38,28 @@ class _Start(WorkItem):
 
 
 class Doorbells:
-    """The bells of one server."""
+    """The doorbells of one server."""
 
     def __init__(self, poller: Poller, completions: CompletionQueue) -> None:
         self._poller = poller
         self._epoll = select.epoll()
         self._bells: dict[int, Callable[[], bool]] = {}
         self._again: set[int] = set()
-        self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # private: it may be read
+        self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # ours alone, so reading it is safe
         self._epoll.register(self._self, select.EPOLLIN)
         completions.post(_Start(self))
 
     def start(self) -> None:
-        """On the trio thread: waits for the bells from now on."""
+        """Starts waiting for the doorbells. On the trio thread."""
         trio.lowlevel.spawn_system_task(self._poller.read, self._epoll.fileno(), self._rung)
 
     def register(self, bell: int, callback: Callable[[], bool]) -> None:
-        """`callback()` whenever `bell` is rung."""
+        """Has `callback()` called whenever the eventfd `bell` is written to."""
         self._bells[bell] = callback
         self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
 
     def unregister(self, bell: int) -> None:
-        """Undoes register(); before the descriptor is closed."""
+        """Undoes register(). Must be called before the descriptor is closed."""
         if self._bells.pop(bell, None) is not None:
             self._epoll.unregister(bell)
 

@@ -1,16 +1,17 @@
-"""How long the loop looks at nothing else, and who made it so.
+"""Measures how long each pass of the loop takes, and finds out what made a pass long.
 
-The problem: one thread decides, and whatever keeps it keeps everybody; an average of latencies does not say
-that, still less why. The choice: a pass is measured from the moment at which the wait for sockets ends to the
-next look at them: longer than that nobody who came in between has waited for the loop. Whoever begins large
-work leaves a note (kind, model, bytes); of a pass that took too long, the log names the work that took most.
+The problem: all decisions are made on one thread, so whatever keeps it busy delays everybody. An average of
+latencies does not show that, and still less why. The choice: a pass is measured from the moment the wait for
+sockets ends to the next look at them; nobody whose request came in between waited for the loop for longer.
+Code that begins large work leaves a note (kind, model, bytes), and when a pass took too long the log names the
+work that took most of it.
 
 Rules:
- 1. A pass costs two readings of the clock. Notes are for work of many bytes only, so small requests make none.
- 2. A pass is counted in wall-clock time: what the system or another thread with the interpreter's lock took
-    from the loop is the loop's lag too. Then nothing long is found among the notes, and the log says that.
- 3. At most one line in LINE_SECONDS; the next one says how many passes had none.
- 4. Where trio waits itself (loop/poller.py), only the rounds over the sockets are measured.
+ 1. A pass costs two readings of the clock. Notes are left for work on many bytes only, so small requests make none.
+ 2. Passes are measured in wall-clock time: time that the system or another thread with the GIL took from the
+    loop delays requests too. Then no note explains it, and the log says so.
+ 3. At most one line is logged in LINE_SECONDS; the next one says how many long passes had none.
+ 4. Where trio itself waits (loop/poller.py), only the rounds over the sockets are measured.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ __all__ = ["BOUNDS_NS", "LoopLag", "LoopLagStatistics"]
 log = logging.getLogger("neptrio.loop")
 
 LINE_SECONDS = 1.0
-MOST_OF = 0.5  # the share of a pass that the one who is named must have taken
+MOST_OF = 0.5  # to be named, work must have taken this share of the pass
 
 
 @dataclass(frozen=True)
 class LoopLagStatistics:
-    """All passes so far. `cumulative[i]` of them took at most BOUNDS_NS[i]."""
+    """Counts of all passes so far: `cumulative[i]` of them took at most BOUNDS_NS[i] nanoseconds."""
 
     count: int
     sum_ns: int
@@ -40,16 +41,16 @@ class LoopLagStatistics:
 
 
 class LoopLag(LoopLagCore):
-    """The measure of one loop."""
+    """The measurements of one loop."""
 
     def __init__(self, warning_ms: float = 0) -> None:
-        """`warning_ms`: a longer pass is logged; 0: none is."""
+        """Passes longer than `warning_ms` milliseconds are logged; 0: none are."""
         self.warning_ns = int(warning_ms * 1e6)
         self._told_ns = 0
         self._untold = 0
 
     def statistics(self) -> LoopLagStatistics:
-        """What was counted."""
+        """The counts so far."""
         return LoopLagStatistics(self.count, self.sum_ns, self.max_ns, tuple(self.cumulative(BOUNDS_NS)))
 
     def late(
@@ -87,7 +88,7 @@ class LoopLag(LoopLagCore):
 
 
 def _whose(source: Any) -> str:
-    """The client's address where `source` is the callback of a connection."""
+    """The client's address when `source` is the callback of a connection, else ""."""
     sock = getattr(getattr(source, "__self__", None), "sock", None)
     try:
         name = sock.getpeername()  # type: ignore[union-attr]

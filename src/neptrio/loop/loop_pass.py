@@ -1,22 +1,22 @@
-"""The loop pass: when decisions are taken and when bytes leave.
+"""The loop pass: collects work while events are handled, and does it once at the end.
 
-The problem: one event (a readable socket, a wake-up for completions) usually brings several
-requests, and each would otherwise be dispatched and answered alone: a batch of one, a send per
-answer. The choice: work is noted while events are handled and done once per pass of the loop.
+The problem: one event (a readable socket, a wake-up for completions) usually brings several requests. Handled
+one by one, each would be a batch of its own and each answer a send of its own. The choice: while events are
+handled, it is only noted which schedulers have something to decide and which connections have something to
+send. The pass then does all of it.
 
-A scheduler with something to decide calls mark(); a connection with something to send calls
-want_flush(). Whoever handled the event then calls end(): schedulers dispatch (which may complete
-requests in place and produce more output), then connections flush, one send each. Schedulers
-that gain from waiting for the requests that are about to come (batching models) use mark_later():
-the pass's own task is woken and ends the pass after every other task that can run has run. That
-costs one task switch, not a timer. What every request passes through is in
-cext/loop/loop_pass_core; the task is here.
+A scheduler with something to decide calls mark(), a connection with something to send calls want_flush().
+Whoever handled the event then calls end(): schedulers dispatch, which may complete requests at once and produce
+more output; then each connection sends once. Schedulers that gain by waiting for requests that are about to
+arrive (batching models) call mark_later(): a task of the pass is woken, which ends the pass after every other
+task that can run has run. That costs a task switch, but no timer. The code that every request passes through is
+in cext/loop/loop_pass_core; the task is here.
 
 Rules:
- 1. Everything here runs on the trio thread and nothing blocks.
- 2. dispatch() and flush() must not raise; what they raise is logged and ends there.
- 3. When end() returns, nothing marked is left undone, including what dispatching marked.
- 4. Dispatchers and connections are told apart by identity: they must not define __eq__.
+ 1. Everything here runs on the trio thread, and nothing blocks.
+ 2. dispatch() and flush() must not raise. If they do, the error is logged and the others are still called.
+ 3. When end() returns, all marked schedulers and connections have been served, also those marked meanwhile.
+ 4. Schedulers and connections are compared by identity: they must not define __eq__.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ from neptrio.loop.loop_pass_core import LoopPassCore
 
 
 class Dispatcher(Protocol):
-    """A scheduler, as the pass sees it."""
+    """A scheduler, as the loop pass sees it."""
 
     def dispatch(self, now_ns: int) -> None: ...
 
 
 class Flushable(Protocol):
-    """A connection, as the pass sees it."""
+    """A connection, as the loop pass sees it."""
 
     def flush(self) -> None: ...
 
 
 class LoopPass(LoopPassCore):
-    """The pass and the task that ends it when nobody else will."""
+    """The collected work, and the task that ends a pass that soon() asked for."""
 
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
         self._asleep = False
         self._held = False
-        self.asked = False  # soon() was called between hold() and release()
+        self.asked = False  # soon() was called since hold(), and nobody has ended that pass
 
     def hold(self) -> None:
-        """Until release() the task sleeps: the caller ends the passes that soon() asks for.
+        """Until release() the task sleeps, and the caller must end the passes that soon() asks for.
 
-        The caller (loop/poller.py) looks at `asked` and calls take_asked().
+        The caller (loop/poller.py) checks `asked` and calls take_asked().
         """
         self._held = True
 
     def take_asked(self) -> None:
-        """Ends the pass that soon() asked for while the task was held."""
+        """Ends the pass that soon() asked for since hold()."""
         self.asked = False
         self.take_later()
         self.end()
 
     def release(self) -> None:
-        """The task ends passes again, beginning with one that was asked for and not ended."""
+        """Undoes hold(): the task ends passes again. If one was asked for and not ended, it does so next."""
         self._held = False
         if self.asked:
             self.asked = False
             self.soon()
 
     def soon(self) -> None:
-        """Has end() called by the pass's own task once the runnable tasks have run."""
+        """Has the pass ended by its own task after the tasks that can run now have run."""
         if self._held:
             self.asked = True
         elif self._asleep and self._task is not None:
@@ -78,7 +78,7 @@ class LoopPass(LoopPassCore):
             trio.lowlevel.reschedule(self._task)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The task behind soon() and mark_later(); started by the server's nursery."""
+        """The task behind soon() and mark_later(). Started by the server's nursery."""
         self._task = trio.lowlevel.current_task()
         task_status.started()
 

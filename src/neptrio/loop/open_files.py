@@ -1,24 +1,24 @@
-"""How many descriptors this process may have."""
+"""The process's limit of open file descriptors."""
 
 from __future__ import annotations
 
 import resource
 
-MOST = 1 << 20  # more than a machine has ports for; some systems set no limit at all
+MOST = 1 << 20  # more than the ports of a machine; some systems set no limit at all
 
 
 def raise_limit() -> None:
-    """Raises the soft limit to the hard one, as far as that is of use."""
+    """Raises the soft limit to the hard limit, but not above MOST."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError):
-            pass  # some systems know a lower limit than they say
+            pass  # some systems refuse values below the hard limit they report
 
 
 def limit() -> int:
-    """How many descriptors there may be."""
+    """The current soft limit, at most MOST."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)

@@ -1,32 +1,32 @@
-"""What is waited for without a task: the connections' sockets, completions, and the next timer.
+"""Waits for what needs no task: the connections' sockets, completions, and the next timer.
 
-The problem: with a task per connection every request costs a wake-up of its own: a registration
-with the kernel, a scheduling of the task, a pass of trio's loop. That is half of a small request's
-time with many connections, and most of it with one. The choice: the sockets are registered once
-with an epoll of our own. Where trio would wait, Poller waits in its stead: for the sockets, for the
-next timer and for whatever trio itself waits for. Every readable socket's bytes are taken, then the pass ends for all
-of them: requests that arrived together are decided together, and answered with one send per
-connection. trio's loop passes only when there is something for a task to do.
+The problem: with a task per connection every request costs a wake-up of its own: a registration with the
+kernel, a scheduling of the task, a pass of trio's loop. That is half of a small request's time with many
+connections, and most of it with one. The choice: each socket is registered once with an epoll of our own. When
+trio is about to wait, Poller waits instead: for the sockets, for the next timer and for whatever trio itself
+waits for. It takes the bytes of every readable socket, then ends the loop pass for all of them: requests that
+arrived together are decided together and answered with one send per connection. trio's own loop goes on only
+when a task has something to do.
 
-trio lets an instrument run before it waits; its epoll and its list of runnable tasks are looked up
-in its inside, which _Inside names in one place. Where they are not found (another trio, guest mode)
-or where another Poller does it already, one task waits for our epoll instead: the same
-behaviour, slower. NEPTRIO_POLLER=task asks for that. `way` says which of the two it is, and the log says
-why it is the slower one.
+trio lets an instrument run before it waits. The instrument needs trio's epoll and its list of runnable tasks,
+which are private attributes; _Inside names them in one place. Where they are not found (another release of
+trio, guest mode), or where another Poller does this already, one task waits for our epoll instead, which
+behaves the same but is slower. NEPTRIO_POLLER=task asks for that. `way` tells which of the two is active, and
+the log tells why when it is the slower one.
 
-A connection's own task sleeps in read() meanwhile; it stays the place where the connection's
-errors surface, where it is cancelled and where it closes.
+Meanwhile a connection's own task sleeps in read(). It is where the connection's errors are raised, where it is
+cancelled and where it closes.
 
 Rules:
- 1. receive() runs on the trio thread and in no task, takes what is there without blocking, and
-    says whether to go on. False ends read(); what it raises is raised by read().
- 2. A socket is registered exactly while its read() runs, so it must not be closed meanwhile.
- 3. Sockets and tasks take turns: one round over the ready sockets before each pass of trio's loop,
-    and a pass as soon as a task can run, a deadline is near or trio's descriptors are ready.
- 4. When we return, trio waits itself, for as long as it was going to. So we return only when one of
-    its own descriptors is ready, or wake it first, so that its wait is over at once.
- 5. While we wait in trio's stead, timers are fired here, and passes that soon() asks for are ended
-    here, after one more round over the sockets.
+ 1. receive() runs on the trio thread and in no task. It takes what is there without blocking and returns
+    whether to go on: after False read() returns, and what receive() raises is raised by read().
+ 2. A socket is registered exactly while its read() runs, so it must not be closed during that time.
+ 3. Sockets and tasks alternate: one round over the ready sockets before each pass of trio's loop, and a pass of
+    trio's loop as soon as a task can run, a deadline is near or trio's descriptors are ready.
+ 4. After our wait returns, trio still waits for as long as it was going to. So we return only when one of its
+    own descriptors is ready, or wake it first, so that its wait ends at once.
+ 5. While we wait instead of trio, timers are fired here, and passes that soon() asks for are ended here, after
+    one more round over the sockets.
  6. Where there is no epoll, read() waits for its own socket.
 """
 
@@ -48,9 +48,9 @@ from neptrio.request.infer_request import monotonic_ns
 
 log = logging.getLogger("neptrio.poller")
 
-ROUNDS = 4  # over the ready sockets before other tasks run, where a task reads for all
+ROUNDS = 4  # rounds over the ready sockets before other tasks run, where one task waits for all sockets
 READY_AT_ONCE = 256
-LONGEST_WAIT = 60.0  # seconds: how late a deadline of trio's can be that was set while we wait
+LONGEST_WAIT = 60.0  # seconds; also the most that a trio deadline can be late that is set while we wait
 
 _taken: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("neptrio.poller", default=False)
 
@@ -71,7 +71,7 @@ class _Inside:
 
 
 def _look_inside() -> tuple[_Inside | None, str]:
-    """trio's inside, or None and the reason why it is not used."""
+    """trio's private attributes, or None and the reason why they are not used."""
     if os.environ.get("NEPTRIO_POLLER") == "task":
         return None, "NEPTRIO_POLLER=task asks for it"
     if _taken.get():
@@ -83,11 +83,11 @@ def _look_inside() -> tuple[_Inside | None, str]:
 
 
 def _nothing() -> None:
-    """What trio is given to call: that it has something to call ends its wait."""
+    """Does nothing. trio's wait ends because it is given this to call."""
 
 
 class _Watch:
-    """A socket that is read for a task in read()."""
+    """A registered socket and the task that sleeps in its read()."""
 
     __slots__ = ("done", "error", "receive")
 
@@ -98,7 +98,7 @@ class _Watch:
 
 
 class Poller(trio.abc.Instrument):
-    """The shared reader."""
+    """Waits for the sockets of all connections and calls their receive()."""
 
     def __init__(self, loop_pass: LoopPass, timers: Timers, lag: LoopLag | None = None) -> None:
         self._loop_pass = loop_pass
@@ -109,7 +109,7 @@ class Poller(trio.abc.Instrument):
         self._running = False
         self._inside: _Inside | None = None
         self._token: trio.lowlevel.TrioToken | None = None
-        self.way = "not started"  # who waits for the sockets, as the start-up text tells it
+        self.way = "not started"  # which of the two ways is active, as the start-up text shows it
 
     async def read(self, sock: socket.socket | int, receive: Callable[[], bool]) -> None:
         """Calls `receive()` whenever `sock` is readable until it returns False or raises."""
@@ -138,7 +138,7 @@ class Poller(trio.abc.Instrument):
             self._epoll.unregister(fd)
 
     def _take(self, ready: list[tuple[int, int]]) -> bool:
-        """One round over ready sockets; True when trio's own descriptor was among them."""
+        """Calls receive() of each ready socket once; returns True when trio's own descriptor was among them."""
         watches, trios, lag = self._watches, False, self.lag
         lag.woke()
         for fd, _events in ready:
@@ -158,13 +158,13 @@ class Poller(trio.abc.Instrument):
         self._loop_pass.end()
         return trios
 
-    # ------------------------------------------------------------ in trio's stead
+    # ------------------------------------------------------------ waiting instead of trio
 
     def before_io_wait(self, timeout: float) -> None:
-        """trio's loop is about to wait for `timeout` seconds: 0 while a task can run."""
+        """Called by trio when it is about to wait for `timeout` seconds; 0 when a task can run."""
         try:
             self._wait(timeout)
-        except BaseException:  # trio would drop the instrument, and with it every connection
+        except BaseException:  # trio would remove an instrument that raises, and every connection would hang
             log.exception("the poller failed")
             self._wake()
 
@@ -202,14 +202,14 @@ class Poller(trio.abc.Instrument):
             loop_pass.release()
 
     def _wake(self) -> None:
-        """trio's wait is over at once."""
+        """Makes trio's next wait end at once."""
         assert self._token is not None
         self._token.run_sync_soon(_nothing, idempotent=True)
 
-    # ------------------------------------------------------------ the task
+    # ------------------------------------------------------------ the task that waits when trio's inside is not used
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The task; started by the server's nursery before the fronts."""
+        """The poller's task. Started by the server's nursery before the listeners."""
         if self._epoll is None:
             self.way = "by a task each (this system has no epoll)"
             log.warning("sockets are waited for %s: slower, same behaviour", self.way)
@@ -230,7 +230,7 @@ class Poller(trio.abc.Instrument):
             self._epoll.register(inside.fd, select.EPOLLIN)
             _taken.set(True)
             self._timers.host(True)
-            # compiled methods as they are: a step of a task is as frequent as a request on the slower ways
+            # The compiled methods are assigned directly: on the slower ways there is a task step for every request.
             self.before_task_step = self.lag.step_begins  # type: ignore[method-assign]
             self.after_task_step = self.lag.step_ends  # type: ignore[method-assign]
             trio.lowlevel.add_instrument(self)

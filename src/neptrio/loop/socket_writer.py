@@ -1,14 +1,14 @@
-"""A non-blocking socket: answers are written at once, what does not fit follows when it can.
+"""Writes to a non-blocking socket: answers are sent at once, and what the kernel does not take follows later.
 
-The problem: a send per answer through trio's streams costs a checkpoint and a task switch each.
+The problem: sending each answer through trio's streams costs a checkpoint and a task switch.
 The choice: flush() tries the socket directly from wherever the answer was made; only when the
 kernel's buffer is full does a task wait for room. Bytes leave in the order they were given.
 The system call is in cext/loop/socket_writer_core.
 
 Rules:
- 1. send() never blocks and never raises: a broken writer drops its output and says `broken`.
- 2. At most one task waits for writability, and only while something is pending.
- 3. `pending` bytes are bounded by the callers: they look at `congested` before they make more.
+ 1. send() never blocks and never raises. When the peer is gone, output is dropped and `broken` is True.
+ 2. At most one task waits until the socket is writable, and only while something is pending.
+ 3. The callers bound the `pending` bytes: they check `congested` before they produce more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
 
 __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
 
-MAX_BUFFERS = 512  # of one sendmsg (IOV_MAX is 1024)
+MAX_BUFFERS = 512  # buffers in one sendmsg call (IOV_MAX is 1024)
 
 
 class SocketWriter(SocketWriterCore):
@@ -37,13 +37,13 @@ class SocketWriter(SocketWriterCore):
         self._emptied: trio.Event | None = None
         self._seen_taken = 0
         self._seen_ns = 0
-        self._taken = 0  # bytes that were pending and that the kernel has taken since
+        self._taken = 0  # pending bytes that the kernel has taken so far, in total
 
     def stalled(self, now_ns: int, limit_ns: int) -> bool:
-        """Asked now and then: True when the peer has taken nothing of what is pending for `limit_ns`.
+        """True when the peer has taken no pending byte for `limit_ns`. To be called regularly.
 
-        The time counts from the first call that found nothing taken since the call before it, so that
-        a peer is never judged by an answer that has only just been made.
+        The time counts from the first call that found nothing taken since the call before it, so an answer that was
+        only just made does not count against the peer.
         """
         if not self.pending or self._taken != self._seen_taken or not self._seen_ns:
             self._seen_taken = self._taken
@@ -82,12 +82,12 @@ class SocketWriter(SocketWriterCore):
             self._emptied = None
 
     def fail(self) -> None:
-        """The peer is gone: pending output is dropped."""
+        """Drops pending output: the peer is gone."""
         super().fail()
         self._tell_empty()
 
     async def drained(self) -> None:
-        """Returns when everything was handed to the kernel, or the writer is broken."""
+        """Returns when the kernel has taken everything, or the writer is broken."""
         if self.queue and not self.broken:
             if self._emptied is None:
                 self._emptied = trio.Event()
@@ -95,7 +95,7 @@ class SocketWriter(SocketWriterCore):
 
 
 class Writer(Protocol):
-    """What connections need of SocketWriter and of its like over TLS (transport.tls)."""
+    """What a connection needs of a SocketWriter, or of its counterpart over TLS (transport.tls)."""
 
     on_drained: Callable[[], None]
 

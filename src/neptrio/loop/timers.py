@@ -1,10 +1,9 @@
 """Timers: one task and one heap for every deadline of every scheduler.
 
-A scheduler asks for a callback at a time on the monotonic clock; thousands of queue deadlines
-cost a heap entry each, not a task. Cancelling leaves a dead entry that is dropped when it comes
-up, or when dead entries are the larger part of the heap. Callbacks run on the trio thread, must not
-block, and are followed by the end of a pass. While the poller waits in trio's stead
-(loop/poller.py) it looks after the heap, and the task sleeps.
+A scheduler asks for a callback at a time of the monotonic clock; thousands of queue deadlines cost a heap entry
+each, not a task. A cancelled entry stays in the heap until its time comes, or until cancelled entries are more
+than half of the heap. Callbacks run on the trio thread and must not block; after them the loop pass is ended.
+While the poller waits instead of trio (loop/poller.py), it watches the heap and the task sleeps.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger("neptrio.timers")
 
 
 class Timer:
-    """One pending callback; cancel() makes sure it does not run."""
+    """One pending callback; after cancel() it does not run."""
 
     __slots__ = ("_owner", "callback", "when_ns")
 
@@ -34,14 +33,14 @@ class Timer:
         self._owner = owner
 
     def cancel(self) -> None:
-        """The callback will not run. Cancelling twice or too late is harmless."""
+        """Prevents the callback. Harmless when it has run or was cancelled already."""
         if self.callback is not None:
             self.callback = None
             self._owner._buried()
 
 
 class Timers:
-    """The heap and the task that watches it."""
+    """All pending callbacks, and the task that runs them."""
 
     def __init__(self, loop_pass: LoopPass) -> None:
         self._loop_pass = loop_pass
@@ -53,17 +52,17 @@ class Timers:
 
     @property
     def next_ns(self) -> float:
-        """When the next callback is due, cancelled or not; infinite when there is none."""
+        """When the next entry of the heap is due (it may be a cancelled one), infinity when there is none."""
         return self._heap[0][0] if self._heap else inf
 
     def host(self, hosted: bool) -> None:
-        """True: the poller calls fire_due() in time and the task sleeps. False: the task does it again."""
+        """True: the poller promises to call fire_due() in time, and the task sleeps. False: the task watches again."""
         self._hosted = hosted
         if self._scope is not None:
             self._scope.deadline = self._deadline()
 
     def at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
-        """Calls `callback` once at `when_ns` (monotonic nanoseconds) or right after."""
+        """Calls `callback` once at `when_ns` (monotonic nanoseconds) or soon after."""
         timer = Timer(when_ns, callback, self)
         heapq.heappush(self._heap, (when_ns, next(self._order), timer))
         if self._scope is not None and not self._hosted and self._heap[0][2] is timer:
@@ -83,7 +82,7 @@ class Timers:
         return trio.current_time() + max(0, self._heap[0][0] - monotonic_ns()) / 1e9
 
     def fire_due(self, now_ns: int) -> int:
-        """fire(), where something is due."""
+        """Runs what is due at `now_ns`; returns how many callbacks ran. Costs next to nothing when nothing is due."""
         heap = self._heap
         return self.fire(now_ns) if heap and heap[0][0] <= now_ns else 0
 
@@ -104,7 +103,7 @@ class Timers:
         return fired
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sleeps until the next deadline, for ever."""
+        """Sleeps until the next deadline and runs what is due, for ever."""
         task_status.started()
         while True:
             with trio.CancelScope(deadline=self._deadline()) as self._scope:
