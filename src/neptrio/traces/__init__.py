@@ -1,1 +1,1 @@
-"""What is made of trace files: summaries, a page, other formats, and the requests once more."""
+"""What can be made of trace files: summaries, an HTML page, other formats, and a replay of the requests."""

@@ -1,4 +1,4 @@
-"""Whether a tensor is what it was: bit by bit, or within tolerances."""
+"""Compares a tensor with its recording: bit by bit, or within tolerances."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from neptrio import datatypes
 
 @dataclass(frozen=True)
 class Difference:
-    """One output that is not as recorded. `what` says it in words; the rest is empty where shapes differ.
+    """One output that differs from its recording. `what` says how in words; the rest is empty where shapes differ.
 
-    `index`, `expected` and `got` are of the first element that differs, `largest` is the largest absolute
-    difference and `largest_at` its place (None for BYTES and BOOL, and where only NaN or infinity differ).
+    `index`, `expected` and `got` are of the first element that differs. `largest` is the largest absolute
+    difference and `largest_at` its index (None for BYTES and BOOL, and where only NaN or infinity differ).
     """
 
     output: str
@@ -38,10 +38,10 @@ def compare(
     atol: float = 0.0,
     full_shape: tuple[int, ...] | None = None,
 ) -> Difference | None:
-    """None when `got` is `expected`; `full_shape` is the recorded shape when `expected` is only its begin.
+    """None when `got` equals `expected`, which may be only the first elements of a tensor of shape `full_shape`.
 
-    Without tolerances elements must have the same bits, but for NaNs, which are all one. With them numbers
-    may differ by atol + rtol * |expected|; BOOL and BYTES elements may never differ.
+    Without tolerances elements must have the same bits, except that all NaNs are equal. With them numbers may
+    differ by atol + rtol * |expected|; BOOL and BYTES elements must always be equal.
     """
     if expected.dtype != got.dtype:
         return Difference(output, f"expected datatype {_name(expected)}, got {_name(got)}")

@@ -1,17 +1,18 @@
 """Trace files as Chrome/Perfetto trace events, for ui.perfetto.dev and chrome://tracing.
 
-The problem: the viewers draw complete events (`X`) of one thread nested by time and make a mess of those
-that overlap without nesting; requests overlap all the time, and so do an ensemble's parallel steps.
-The choice: every model that clients call is a process, and its threads are lanes that a request takes
-while it lasts.
+The problem: the viewers draw the complete events (`X`) of one thread nested by time, and draw nonsense for
+events that overlap without nesting. Requests overlap all the time, and so do an ensemble's parallel steps.
+The choice: every model that clients call is drawn as a process, and its threads are lanes: a request takes a
+free lane for as long as it lasts.
 
 Rules:
- 1. Two slices of a lane are nested or apart. A request has a lane for itself until it ends; its stages
-    lie inside it, side by side.
- 2. A step or call lies inside its parent's slice if it fits there, else in a lane of its own, with a
-    flow (`s` to `f`) from the parent.
- 3. Times are microseconds of the server's monotonic clock, exact to the nanosecond; waiting for a gRPC
-    message is not drawn. Responses of decoupled models are instants.
+ 1. Two slices of a lane are nested or do not overlap. A request has its lane to itself until it ends; its
+    stages lie inside it, one after the other.
+ 2. A step or call lies inside its parent's slice if it fits there, else in a lane of its own, with an arrow
+    (flow events `s` and `f`) from the parent.
+ 3. Times are microseconds of the server's monotonic clock, exact to the nanosecond. Waiting for a gRPC message
+    is not drawn. Responses of decoupled models are drawn as instants.
+ 4. Requests are drawn in the order of their begin, within a window, so memory does not grow with the file.
  4. Requests are taken in the order of their begin within a window; memory does not grow with the file.
 Source: the Trace Event Format (JSON object form).
 """
@@ -28,7 +29,7 @@ from typing import IO, Any
 from neptrio.traces.reader import Trace, merged
 from neptrio.traces.view import begin, outcome, segments
 
-GROUPS = 1000  # requests whose steps may still come
+GROUPS = 1000  # requests that are kept because steps of theirs may follow in the file
 
 
 @dataclass
@@ -39,13 +40,13 @@ class _Lane:
 
 @dataclass
 class _Process:
-    """A model that clients call."""
+    """A model that clients call, with its lanes."""
 
     number: int
     lanes: list[_Lane] = field(default_factory=list)
 
     def lane(self, start: int, end: int) -> tuple[_Lane, bool]:
-        """A lane that is free from `start`, taken until `end`; True when it is a new one."""
+        """Takes a lane that is free at `start` until `end`; True when a new one had to be made."""
         for lane in self.lanes:
             if lane.end <= start:
                 lane.end = end
@@ -56,10 +57,10 @@ class _Process:
 
 
 def grouped(source: IO[str], warn: Callable[[str], None]) -> Iterator[list[Trace]]:
-    """Requests with their steps and calls, parents first, about in the order of their begin."""
-    groups: OrderedDict[int, list[Trace]] = OrderedDict()  # by the root's id
+    """Yields each request with its steps and calls, parents first, roughly in the order of their begin."""
+    groups: OrderedDict[int, list[Trace]] = OrderedDict()  # root id -> the traces of its tree
     root_of: dict[int, int] = {}
-    early: dict[int, list[Trace]] = {}  # parts that stand before their parents
+    early: dict[int, list[Trace]] = {}  # traces that came before their parents
 
     def place(trace: Trace) -> None:
         root = root_of.get(trace.parent) if trace.parent else trace.id
@@ -85,7 +86,7 @@ def grouped(source: IO[str], warn: Callable[[str], None]) -> Iterator[list[Trace
         if len(ready) > GROUPS:
             yield take(heapq.heappop(ready)[1])
         if len(early) > GROUPS:
-            yield early.pop(next(iter(early)))  # their parents are not in the file
+            yield early.pop(next(iter(early)))  # those whose parents are not in the file
     while ready:
         yield take(heapq.heappop(ready)[1])
     yield from early.values()
@@ -99,7 +100,7 @@ class _Writer:
 
     def event(self, ph: str, name: str, pid: int, tid: int, ns: int | None = None, length: int | None = None,
               **more: Any) -> None:  # fmt: skip
-        """One event; times in nanoseconds, written as exact microseconds."""
+        """Writes one event; times are given in nanoseconds and written as exact microseconds."""
         head = {"ph": ph, "name": name, "pid": pid, "tid": tid, **more}
         text = json.dumps(head)[:-1]
         if ns is not None:
@@ -136,8 +137,8 @@ def perfetto(source: IO[str], out: IO[str], warn: Callable[[str], None]) -> int:
 
 def _group(writer: _Writer, process: _Process, parts: list[Trace]) -> int:
     parents = {part.parent for part in parts}
-    rooms: dict[int, list[tuple[int, int, _Lane]]] = {}  # part -> spans in which its children fit
-    filled: dict[tuple[int, int], int] = {}  # (part, span) -> until when
+    rooms: dict[int, list[tuple[int, int, _Lane]]] = {}  # trace id -> slices in which its children may lie
+    filled: dict[tuple[int, int], int] = {}  # (trace id, slice) -> the time up to which it is taken
     drawn = 0
     for part in parts:
         if not part.times:
@@ -169,7 +170,7 @@ def _group(writer: _Writer, process: _Process, parts: list[Trace]) -> int:
 def _draw(
     writer: _Writer, pid: int, lane: _Lane, part: Trace, start: int, end: int, parent: bool
 ) -> list[tuple[int, int, _Lane]]:
-    """Draws a part with its stages; returns the spans of it in which children may lie."""
+    """Draws a trace with its stages; returns its slices in which children may lie."""
     args: dict[str, Any] = {"id": part.id, "outcome": outcome(part)}
     if part.parent:
         args["parent_id"] = part.parent
@@ -183,7 +184,7 @@ def _draw(
     until = start
     for stage, first, last in segments(part, parent):
         if first < until or stage == "wait":
-            continue  # a response that left early: an instant below
+            continue  # a response sent before the end: drawn as an instant below
         until = last
         writer.event("X", stage, pid, lane.number, first, last - first, cat="stage", args={"id": part.id})
         if stage == "steps":

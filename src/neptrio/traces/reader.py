@@ -1,14 +1,14 @@
-"""Traces from files: of any size, of either maker, whole or cut off.
+"""Reads traces from files of any size, written by this server or a Triton server, complete or cut off.
 
 The problem: trace files may be larger than memory, come from this server (an object per request) or
 from a Triton server (an object per event, children before their parents), and may be cut off. The
 choice: objects are decoded one by one and merged by id in a window.
 
 Rules:
- 1. A file that breaks off, or is damaged, is read as far as that, with a warning; an object that is not
-    understood is left out, with a warning. What is no JSON array is no trace file.
- 2. A trace is whole when WINDOW younger ones have begun, or at the end.
- 3. Tensors are kept of the first traces only, unless all are asked for.
+ 1. A file that is cut off or damaged is read up to that place, with a warning. An object that is not
+    understood is left out, with a warning. A file that holds no JSON array is no trace file.
+ 2. A trace is complete when WINDOW younger ones have begun, or at the end of the file.
+ 3. The tensors of only the first traces are kept, unless all are asked for.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-WINDOW = 10_000  # traces that may still get objects
+WINDOW = 10_000  # traces kept open because more objects of theirs may follow
 CHUNK = 1 << 20
-LONGEST_TOKEN = 16  # letters by which the decoder may stop before the end of what was read, but strings
-FLOW_IDS = 1000  # tensors are kept of the first so many traces: the data flow is the first request's
-FLOW_LETTERS = 32 << 20  # and no more than so many letters of their data
+# the JSON decoder may stop this many letters before the end of the text, or inside a string
+LONGEST_TOKEN = 16
+FLOW_IDS = 1000  # how many of the first traces keep their tensors, for the first request's data flow
+FLOW_LETTERS = 32 << 20  # and how many letters of tensor data they keep in all
 PROSE = {"REQUEST_HANDLER_START": "REQUEST_START", "REQUEST_HANDLER_END": "REQUEST_END"}
 
 
 class NoTraceFile(ValueError):
-    """The file holds something else."""
+    """The file is no trace file."""
 
 
 def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON array, one by one; what is cut off or damaged is warned of.
+    """The objects of a JSON array, one by one; warns of what is cut off or damaged.
 
     Raises NoTraceFile.
     """
@@ -61,7 +62,7 @@ def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, 
             if not more:
                 warn("it is cut off; what follows covers the objects before that")
                 break
-            size *= 2  # an object larger than what was read must not be decoded again and again
+            size *= 2  # so that a large object is not decoded again for every piece read
             text, at = text[at:] + more, 0
             continue
         at = end
@@ -76,19 +77,19 @@ def objects(source: IO[str], warn: Callable[[str], None]) -> Iterator[dict[str, 
 
 
 def _is_damage(error: ValueError, text: str) -> bool:
-    """What the decoder stopped at cannot be the beginning of something that goes on."""
+    """True when the text at which the decoder stopped cannot be the beginning of valid JSON."""
     if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Unterminated string"):
         return False
     return error.pos < len(text) - LONGEST_TOKEN
 
 
 def _begin(text: str) -> str:
-    """The first letters of a text, for a message."""
+    """The first letters of a text, for an error message."""
     return repr(text[:40]) + ("..." if len(text) > 40 else "") if text else "an empty file"
 
 
 def canonical(name: str) -> str:
-    """A timestamp's name in today's form; the trace guide's prose names are understood too."""
+    """A timestamp's name as it is written today; the names in the prose of Triton's trace guide are understood too."""
     if name.isupper():
         return name
     upper = name.upper().replace("WAIT/READ", "WAITREAD").replace(" ", "_")
@@ -97,7 +98,7 @@ def canonical(name: str) -> str:
 
 @dataclass
 class Trace:
-    """One request, merged from its objects."""
+    """One request, put together from its objects in the file."""
 
     id: int
     model: str = ""
@@ -107,11 +108,11 @@ class Trace:
     error: str = ""
     times: list[tuple[int, str]] = field(default_factory=list)
     tensors: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    responses: list[int] = field(default_factory=list)  # which one each tensor belongs to
+    responses: list[int] = field(default_factory=list)  # per tensor: the number of the response it belongs to
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def add(self, item: dict[str, Any], tensors: bool) -> None:
-        """Takes one object of the file."""
+        """Adds one object of the file."""
         self.model = str(item.get("model_name", self.model))
         self.version = item.get("model_version", self.version)
         self.parent = int(item.get("parent_id", self.parent))
@@ -125,7 +126,7 @@ class Trace:
             self.responses.append(int(item.get("response", 0)))
 
     def first(self) -> dict[str, int]:
-        """Each timestamp by name; of those that repeat (decoupled models) starts are the first, ends the last."""
+        """Each timestamp by name; of those that repeat (decoupled models) the first start and the last end."""
         found: dict[str, int] = {}
         for ns, name in sorted(self.times):
             if name not in found or name.endswith("_END"):
@@ -134,7 +135,7 @@ class Trace:
 
     @property
     def front(self) -> str:
-        """HTTP, GRPC or nothing."""
+        """The protocol by which the request came: "HTTP", "GRPC", or "" for steps and calls."""
         for _, name in self.times:
             if name == "HTTP_RECV_START":
                 return "HTTP"
@@ -146,9 +147,9 @@ class Trace:
 def merged(
     source: IO[str], warn: Callable[[str], None], window: int = 0, tensors: int = FLOW_IDS
 ) -> Iterator[Trace]:
-    """Merges the objects of a file by id; a trace is whole when `window` younger ones have begun.
+    """Joins the objects of a file by id. A trace is complete when `window` younger ones have begun.
 
-    Tensors are kept of the first `tensors` traces.
+    The first `tensors` traces keep their tensors.
     """
     window = window or WINDOW
     open_traces: OrderedDict[int, Trace] = OrderedDict()

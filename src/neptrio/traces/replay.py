@@ -1,19 +1,19 @@
-"""Recorded requests, sent again: do the answers stay the same?
+"""Sends recorded requests again and compares the answers with the recorded ones.
 
-The problem: a trace of level TENSORS is production traffic with its answers, hence a regression test;
-but files are larger than memory, written in the order in which requests ended, and some requests
-cannot be repeated. The choice: traces are read one by one, put back into the order of their ids within
-a short window, and sent by as many tasks as were asked for.
+The problem: a trace of level TENSORS is production traffic with its answers, hence a regression test. But trace
+files may be larger than memory, hold requests in the order in which they ended, and some requests cannot be
+repeated. The choice: traces are read one by one, put back into the order of their ids within a short
+window, and sent by as many tasks as were asked for.
 
 Rules:
- 1. Only requests of clients are sent; their steps and calls happen again by themselves.
- 2. A request is sent with its recorded parameters, but for priority and timeout, which are about load.
-    Requests of one sequence are sent one after another in their order; a sequence that was not recorded
-    from its start is left out, and so is what follows a request that could not be sent.
- 3. What cannot be repeated is left out and counted with its reason: inputs that were cut off, lie in GPU
-    memory or have text that says nothing; requests that were cancelled, late or refused.
+ 1. Only clients' requests are sent; the server makes their steps and calls again.
+ 2. A request is sent with its recorded parameters except priority and timeout, which concern load. Requests of
+    one sequence are sent one after another in their order. A sequence that was not recorded from its start is
+    left out, and so are the requests after one that could not be sent.
+ 3. What cannot be repeated is left out and counted by reason: inputs that were cut off, that lie in GPU memory
+    or whose text does not give their values; requests that were cancelled, timed out or refused.
  4. Outputs that were cut off are compared as far as they were recorded.
- 5. A request that failed must fail again, one that was answered must be answered, with as many responses.
+ 5. A request that failed must fail again. One that was answered must be answered with as many responses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from neptrio.traces.reader import Trace, merged
 from neptrio.traces.values import array_of, flat, shape_of
 from neptrio.traces.view import outcome
 
-REORDER = 256  # traces that may be out of order
+REORDER = 256  # by how many traces the order of ids may be wrong
 NOT_SENT = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 
 
@@ -46,7 +46,7 @@ class Unrepeatable(Exception):
 
 @dataclass
 class Expected:
-    """A recorded output."""
+    """One recorded output."""
 
     array: np.ndarray
     full_shape: tuple[int, ...] | None  # when only the first elements were recorded
@@ -54,7 +54,7 @@ class Expected:
 
 @dataclass
 class Recorded:
-    """A request that can be sent again, and what its answer was."""
+    """A request that can be sent again, and its recorded answer."""
 
     number: int
     model: str
@@ -67,18 +67,18 @@ class Recorded:
 
     @property
     def sequence(self) -> tuple[str, Any] | None:
-        """What its sequence is known by; None outside of sequences."""
+        """(model, id) of the sequence it belongs to, None outside of sequences."""
         number = self.parameters.get("sequence_id")
         return (self.model, number) if number else None
 
     def outputs(self) -> list[str]:
-        """Names of the outputs to ask for."""
+        """The names of the outputs to ask for."""
         return list(dict.fromkeys(name for response in self.responses for name in response))
 
 
 @dataclass
 class Outcome:
-    """What became of one recorded request: skipped says why, failed what the server said."""
+    """What happened to one recorded request. `skipped` says why it was not sent, `failed` what the server said."""
 
     number: int
     model: str
@@ -87,16 +87,16 @@ class Outcome:
     failed: str = ""
     differences: list[Difference] = field(default_factory=list)
     compared: int = 0  # outputs
-    in_part: int = 0  # outputs of which only the recorded elements were compared
+    in_part: int = 0  # of these, outputs that were recorded only in part
 
     @property
     def same(self) -> bool:
-        """Sent, and answered as before."""
+        """True when it was sent and answered as recorded."""
         return not (self.skipped or self.failed or self.differences)
 
 
 def recorded(trace: Trace) -> Recorded:
-    """What can be sent again of a trace. Raises Unrepeatable."""
+    """The request of a trace and its recorded answer. Raises Unrepeatable."""
     what = outcome(trace)
     if what in ("cancelled", "timeout", "rejected"):
         raise Unrepeatable(f"it was not answered when it was recorded ({what})")
@@ -119,7 +119,7 @@ def recorded(trace: Trace) -> Recorded:
                 inputs.setdefault(name, array_of(tensor))
             elif activity == "TENSOR_BACKEND_OUTPUT":
                 current = response or current
-                if name in responses.get(current, {}):  # files that do not number responses
+                if name in responses.get(current, {}):  # the file does not number its responses
                     current += 1
                 full = shape_of(tensor, "truncated_from") if "truncated_from" in tensor else None
                 array = flat(tensor) if full else array_of(tensor)
@@ -132,7 +132,7 @@ def recorded(trace: Trace) -> Recorded:
 
 
 def in_order(source: IO[str], warn: Callable[[str], None], models: frozenset[str]) -> Iterator[Trace]:
-    """The client's requests of a file (of these models; none = all) in the order of their ids."""
+    """The clients' requests of a file in the order of their ids; only those of `models` unless it is empty."""
     waiting: list[tuple[int, Trace]] = []
     for trace in merged(source, warn, REORDER, 1 << 62):
         if trace.parent or (models and trace.model not in models):
@@ -148,13 +148,13 @@ def in_order(source: IO[str], warn: Callable[[str], None], models: frozenset[str
 
 
 class Target(Protocol):
-    """Where requests are sent. Raises InferenceError, ConnectionLost."""
+    """A server to send requests to. Raises InferenceError, ConnectionLost."""
 
     async def decoupled(self, model: str) -> bool:
         """Whether the model may answer with any number of responses."""
 
     async def infer(self, request: Recorded, version: str, decoupled: bool) -> list[Result]:
-        """The responses. Raises Unrepeatable when this protocol cannot ask for them."""
+        """Sends a request and returns its responses. Raises Unrepeatable when this protocol cannot carry it."""
 
 
 def _options(request: Recorded, version: str) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _options(request: Recorded, version: str) -> dict[str, Any]:
 
 
 class GrpcTarget:
-    """One channel; decoupled models are asked over a stream for each request."""
+    """A server over gRPC, one channel; a request to a decoupled model takes a stream of its own."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -192,7 +192,7 @@ class GrpcTarget:
 
 
 class HttpTarget:
-    """A connection per thread."""
+    """A server over HTTP, a connection per thread."""
 
     def __init__(self, client: HttpClient, limit: trio.CapacityLimiter) -> None:
         self._client = client
@@ -218,7 +218,7 @@ class HttpTarget:
 
 @asynccontextmanager
 async def connected(protocol: str, url: str, concurrency: int) -> AsyncIterator[Target]:
-    """A target. Raises OSError, ValueError."""
+    """Connects to a server. Raises OSError, ValueError."""
     if protocol == "grpc":
         address = url.split("://", 1)[-1].rstrip("/")
         async with open_client(address) as client:
@@ -248,19 +248,19 @@ class Plan:
 
 
 class Replay:
-    """Sends requests to a target; `done` hears of every outcome as it is known."""
+    """Sends requests to a target and calls `done` with the outcome of each as soon as it is known."""
 
     def __init__(self, target: Target, plan: Plan, done: Callable[[Outcome], None]) -> None:
         self._target = target
         self._plan = plan
         self._done = done
-        self._decoupled: dict[str, bool | str] = {}  # str: why the model cannot be asked
-        self._last: dict[tuple[str, Any], trio.Event] = {}  # of a sequence's last request: its end
+        self._decoupled: dict[str, bool | str] = {}  # a text says why the model could not be asked
+        self._last: dict[tuple[str, Any], trio.Event] = {}  # sequence -> set when its last request has ended
         self._open: set[tuple[str, Any]] = set()  # sequences that were started and not ended
         self._broken: dict[tuple[str, Any], str] = {}
 
     async def run(self, source: IO[str], warn: Callable[[str], None]) -> None:
-        """Replays a file. Raises ConnectionLost when the server goes away, OSError."""
+        """Replays a file. Raises OSError, and ConnectionLost when the server goes away."""
         tasks = trio.Semaphore(self._plan.concurrency)
         async with trio.open_nursery() as nursery:
             for trace in in_order(source, warn, self._plan.models):
@@ -326,7 +326,7 @@ class Replay:
             if not request.error:
                 result.failed = str(error)
         else:
-            if not decoupled:  # a Triton server writes the outputs of a cache miss twice
+            if not decoupled:  # Triton servers write the outputs of a cache miss twice
                 del request.responses[:-1]
             if request.error:
                 result.failed = f"it was answered; when it was recorded it failed: {request.error}"

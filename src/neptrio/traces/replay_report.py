@@ -1,4 +1,4 @@
-"""`neptrio trace replay`: runs a Replay and says what came of it."""
+"""`neptrio trace replay`: runs a Replay and prints its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PORTS = {"http": "localhost:8000", "grpc": "localhost:8001"}
 
 
 class Report:
-    """Counts outcomes and prints those that are not as recorded, `limit` of each kind."""
+    """Counts outcomes and prints those that differ from the recording, `limit` of each kind."""
 
     def __init__(self, limit: int, as_json: bool) -> None:
         self.counts: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class Report:
         self._json = as_json
 
     def take(self, outcome: Outcome) -> None:
-        """An outcome is known."""
+        """Counts and prints one outcome."""
         kind = ("skipped" if outcome.skipped else "failed" if outcome.failed
                 else "different" if outcome.differences else "same")  # fmt: skip
         self.counts[kind] += 1
@@ -80,7 +80,7 @@ class Report:
 
 
 def replay(options: argparse.Namespace, warn: Callable[[str, str], None]) -> int:
-    """Replays every file; returns the exit status: 0 same, 1 different, 2 it could not be done."""
+    """Replays every file; returns the exit status: 0 all the same, 1 some differ, 2 it could not be done."""
     report = Report(options.report, options.json)
     plan = Plan(
         options.rtol, options.atol, options.concurrency, options.model_version, frozenset(options.model)
@@ -96,7 +96,7 @@ def replay(options: argparse.Namespace, warn: Callable[[str, str], None]) -> int
 
     try:
         for name in options.files:
-            open(name).close()  # told before anything is sent
+            open(name).close()  # an unreadable file is reported before anything is sent
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,11 +1,11 @@
-"""What a trace file says: averages by stage, percentiles, the slowest requests, the flow of data.
+"""Summarises a trace file: averages by stage, percentiles, the slowest requests, the flow of data.
 
 Rules (docs/protocol/trace-file.md):
- 1. A root counts for HTTP or gRPC by its receive timestamps; a child counts where its root does.
- 2. A trace needs REQUEST_START and REQUEST_END; others are counted as incomplete.
- 3. HTTP requests last from receive start to send end, gRPC requests from the end of wait/read.
- 4. Memory does not grow with the file: ids, orphans, tensors and durations are kept up to the limits
-    below; percentiles of more durations than EXACT are right to one part in a thousand.
+ 1. A root trace counts for HTTP or gRPC by its receive timestamps; a child counts where its root does.
+ 2. A trace needs REQUEST_START and REQUEST_END; others are only counted as incomplete.
+ 3. An HTTP request lasts from receive start to send end, a gRPC request from the end of wait/read.
+ 4. Memory does not grow with the file: ids, children without parents, tensors and durations are kept up to the
+    limits below. Percentiles of more than EXACT durations are right to one part in a thousand.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 from neptrio.traces.reader import WINDOW, Trace
 
-PARENTS = 10 * WINDOW  # traces whose children may still come, and children whose parents may
+# traces that are remembered to find the parents of children, and children without a parent yet
+PARENTS = 10 * WINDOW
 SLOWEST = 5
-EXACT = 100_000  # durations of a model that are kept one by one
+EXACT = 100_000  # durations of a model that are kept one by one, for exact percentiles
 PERCENTILES = (50, 90, 95, 99)
 
 # stage -> (first timestamp, last timestamp)
@@ -41,7 +42,7 @@ NETWORK = ("request", "receive", "wait", "send", "request overhead")
 
 
 class Durations:
-    """Nanoseconds of many requests, for percentiles: one by one up to EXACT, then by three digits."""
+    """Nanoseconds of many requests, for percentiles: kept one by one up to EXACT, then rounded and counted."""
 
     def __init__(self) -> None:
         self.largest = 0
@@ -50,7 +51,7 @@ class Durations:
         self._count = 0
 
     def add(self, ns: int) -> None:
-        """Takes one."""
+        """Adds one duration."""
         self._count += 1
         self.largest = max(self.largest, ns)
         self._exact.append(ns)
@@ -61,7 +62,7 @@ class Durations:
             del self._exact[:]
 
     def percentiles(self, ranks: tuple[int, ...]) -> list[int]:
-        """The values at these percentiles (nearest rank)."""
+        """The values at these percentiles (nearest rank), in nanoseconds."""
         counts = dict(self._counts)
         for value in self._exact:
             counts[value] = counts.get(value, 0) + 1
@@ -76,17 +77,17 @@ class Durations:
 
 
 def _rounded(ns: int) -> int:
-    """To four digits: wrong by no more than one part in two thousand."""
+    """Rounded to four digits: wrong by at most one part in two thousand."""
     unit = 10 ** max(0, len(str(ns)) - 4)
     return (ns + unit // 2) // unit * unit
 
 
 @dataclass
 class _Sums:
-    """Of one model version behind one front.
+    """Sums over one model version, per protocol.
 
-    `clients` of the `count` came from clients, the others are steps and calls, which have no part in the
-    network: stages of the network are averaged over the first, stages of the handler over all.
+    `clients` of the `count` traces came from clients; the others are steps and calls, which cross no network.
+    Stages of the network are averaged over the former, stages of the server over all.
     """
 
     count: int = 0
@@ -99,7 +100,7 @@ class _Sums:
 
 @dataclass
 class _Node:
-    """A place in the tree of requests: a model below the models that called it."""
+    """A place in the tree of calls: a model below the models that called it."""
 
     count: int = 0
     total: int = 0
@@ -123,27 +124,28 @@ def stages(trace: Trace) -> dict[str, int] | None:
             found["request overhead"] = max(0, found["request"] - parts)
     parts = found.get("queue", 0) + found.get("compute", 0)
     found["handler overhead"] = max(0, found["handler"] - parts)
-    if "request" not in found:  # its answer was never sent: its network stages have no whole to belong to
+    if "request" not in found:  # never answered, so there is no whole for its network stages to be parts of
         for stage in NETWORK:
             found.pop(stage, None)
     return found
 
 
 class Summary:
-    """Adds traces up; lines() is the report."""
+    """Adds up traces; lines() gives the report."""
 
     def __init__(self) -> None:
         self.incomplete = 0
         self.homeless = 0
         self._sums: dict[tuple[str, str, Any], _Sums] = {}
-        self._places: OrderedDict[int, tuple[str, tuple[str, ...]]] = OrderedDict()  # front and path
+        # trace id -> protocol and path in the tree
+        self._places: OrderedDict[int, tuple[str, tuple[str, ...]]] = OrderedDict()
         self._orphans: OrderedDict[int, list[Trace]] = OrderedDict()
         self._tree: dict[tuple[str, tuple[str, ...]], _Node] = {}
         self._slowest: list[tuple[int, int, str, dict[str, int]]] = []
         self._flow: list[Trace] = []
 
     def add(self, trace: Trace) -> None:
-        """Takes a whole trace."""
+        """Adds a complete trace."""
         if trace.tensors:
             self._flow.append(trace)
         if trace.parent:
@@ -189,7 +191,7 @@ class Summary:
             self._count(child, front, path)
 
     def lines(self) -> Iterator[str]:
-        """The report: HTTP first, then gRPC, models by name."""
+        """The lines of the report: HTTP first, then gRPC, models by name."""
         self.homeless += sum(len(orphans) for orphans in self._orphans.values())
         for front in ("HTTP", "GRPC"):
             for (_, model, version), sums in sorted(
@@ -214,7 +216,7 @@ class Summary:
         yield from flow_lines(self._flow)
 
     def _tree_lines(self) -> Iterator[str]:
-        """Requests with steps or calls: how often and how long each runs below its parent."""
+        """For requests with steps or calls: how often each model ran below its caller, and for how long."""
         parents = {(front, path[:depth]) for front, path in self._tree for depth in range(1, len(path))}
         last = ""
         for front, path in sorted(self._tree, key=lambda place: (place[0] != "HTTP", place[1])):
@@ -294,7 +296,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def flow_lines(traces: list[Trace]) -> Iterator[str]:
-    """The tensors of the first request, and of its children where it is an ensemble."""
+    """The tensors of the first request, and of its steps if it is an ensemble's."""
     if not traces:
         return
     known = {trace.id: trace for trace in traces}

@@ -1,8 +1,8 @@
-"""The text of a traced tensor, back to what it was.
+"""Turns the text of a traced tensor back into its elements.
 
-Trace files hold tensors as comma-joined text (docs/protocol/trace-extension.md): numbers in their
-shortest exact form, BYTES elements quoted with `\\` before `"` and `\\`. Text of this server is exact for every datatype
-(NaNs come back as one NaN); Triton servers write some datatypes in a form that says nothing.
+Trace files hold tensors as text, elements separated by commas (docs/protocol/trace-extension.md): numbers in
+their shortest exact form, BYTES elements in quotes with `\\` before `"` and `\\`. Text of this server is exact
+for every datatype (all NaNs come back as the same NaN); a Triton server's text loses some datatypes' values.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def strings(data: str) -> list[str]:
 
 
 def shape_of(tensor: dict[str, Any], key: str = "shape") -> tuple[int, ...]:
-    """The shape; () for a scalar and where none was written. Raises ValueError."""
+    """The shape; () for a scalar and where the file has none. Raises ValueError."""
     return tuple(int(d) for d in str(tensor.get(key, "")).split(",") if d)
 
 
 def flat(tensor: dict[str, Any]) -> np.ndarray:
     """The elements in row-major order, in the tensor's datatype; BYTES as bytes objects.
 
-    Raises ValueError when the text does not say what they were.
+    Raises ValueError when the text does not give their values.
     """
     name = str(tensor.get("source_dtype", tensor.get("dtype", "")))
     number = datatypes.NUMBER.get(name, 0)
@@ -75,7 +75,7 @@ def flat(tensor: dict[str, Any]) -> np.ndarray:
 
 
 def array_of(tensor: dict[str, Any]) -> np.ndarray:
-    """The tensor in its shape (flat where the file has none). Raises ValueError as flat()."""
+    """The tensor as an array of its shape (one dimension where the file has none). Raises ValueError as flat()."""
     if "omitted" in tensor:
         raise ValueError(str(tensor["omitted"]))
     elements = flat(tensor)

@@ -1,18 +1,16 @@
-"""Trace files as one HTML page: a waterfall per request, to be opened from disk and passed on.
+"""Makes one HTML page of trace files: a waterfall per request, to be opened from disk and passed on.
 
-The problem: a trace holds points in time; a person wants to see stages, what belongs together and what
-stands out, in a page that needs no server, no network and no trust in the names inside it.
-The choice: Python turns points into stages (here, testable without a browser) and puts them as JSON
-into the page; the page's script only filters and draws.
-
+The problem: a trace holds points in time. A person wants to see stages, which parts belong together and what
+stands out, on a page that needs no server and no network, and that is safe whatever names the traces contain.
+The choice: Python turns points into stages (here, where they can be tested without a browser) and puts them
+into the page as JSON; the page's script only filters and draws.
 Rules:
- 1. The page loads nothing: its policy allows the one script and the one style sheet whose hashes it
-    names, and nothing else. Data is a JSON block in which no `<` is left, and the script never turns
-    text into markup.
- 2. Between two neighbouring points of a request there is exactly one stage, so that stages never
-    overlap and add up to the request. Responses of decoupled models that leave earlier are marks on it.
- 3. Times are nanoseconds after the earliest point in the files; `base_ns` is that point.
- 4. Files larger than the page's limit are read twice: of their requests the failed and the slowest
+ 1. The page loads nothing. Its content security policy allows one script and one style sheet, by hash. The
+    data is a JSON block in which no `<` is left, and the script never turns text into markup.
+ 2. Between two neighbouring points of a request there is exactly one stage, so stages never overlap and add
+    up to the request. Responses that decoupled models send before the end are marks on it.
+ 3. Times are nanoseconds after the earliest point in the files, which is `base_ns`.
+ 4. When files hold more requests than the page's limit they are read twice: the failed and the slowest requests
     are kept, with all their children.
 """
 
@@ -31,8 +29,8 @@ from typing import Any
 
 from neptrio.traces.reader import Trace, read
 
-LIMIT = 20_000  # requests in a page
-TENSOR_LETTERS = 2048  # of a tensor's data in a page
+LIMIT = 20_000  # most requests in a page
+TENSOR_LETTERS = 2048  # most letters of a tensor's data in a page
 
 STAGES = {
     "wait": "waiting for and reading a gRPC message",
@@ -54,7 +52,7 @@ OUTCOMES = {
     "cancelled": "its client cancelled it or went away",
     "incomplete": "the trace ends before the request does",
 }
-# points in the order in which a request passes them, with the stage that each begins
+# points in the order in which a request passes them, and the stage that begins at each
 AFTER = {
     "GRPC_WAITREAD_START": "wait",
     "HTTP_RECV_START": "receive",
@@ -76,9 +74,9 @@ Segment = tuple[str, int, int]
 
 
 def segments(trace: Trace, parent: bool = False) -> list[Segment]:
-    """(stage, begin, end) in nanoseconds, in time order; `parent`: it has steps or calls.
+    """(stage, begin, end) in nanoseconds, in time order; `parent`: the request has steps or calls.
 
-    Sends that end before the request does (decoupled models) come last and lie over other stages.
+    Responses sent before the request ends (decoupled models) come last and overlap other stages.
     """
     at = {name: ns for name, ns in trace.first().items() if name in AFTER}
     points = sorted((ns, RANK[name], AFTER[name]) for name, ns in at.items())
@@ -109,14 +107,14 @@ def segments(trace: Trace, parent: bool = False) -> list[Segment]:
 
 
 def sends(trace: Trace) -> Iterator[tuple[int, int]]:
-    """When each response was sent."""
+    """(start, end) of the sending of each response, in nanoseconds."""
     begins = sorted(ns for ns, name in trace.times if name in SENDS[0])
     ends = sorted(ns for ns, name in trace.times if name in SENDS[1])
     yield from zip(begins, ends, strict=False)
 
 
 def outcome(trace: Trace) -> str:
-    """One of OUTCOMES. Errors are told apart by their text, as files have nothing else."""
+    """One of OUTCOMES. Kinds of errors are told apart by their text: files record nothing else."""
     error = trace.error.lower()
     if "cancel" in error:
         return "cancelled"
@@ -132,7 +130,7 @@ def outcome(trace: Trace) -> str:
 
 
 def begin(trace: Trace) -> int:
-    """When the server had something to do for it: waiting for a message is not counted."""
+    """When the request's work began, in nanoseconds: waiting for its message does not count."""
     at = trace.first()
     for name in ("HTTP_RECV_START", "GRPC_WAITREAD_END", "REQUEST_START"):
         if name in at:
@@ -141,13 +139,13 @@ def begin(trace: Trace) -> int:
 
 
 def duration(trace: Trace) -> int:
-    """Nanoseconds from begin() to its last point."""
+    """Nanoseconds from begin() to the last point."""
     return max((ns for ns, _ in trace.times), default=0) - begin(trace) if trace.times else 0
 
 
 @dataclass
 class Page:
-    """What a page shows: traces of files, and how many requests there were."""
+    """The traces that a page shows, and how many requests the files hold."""
 
     names: list[str] = field(default_factory=list)
     traces: list[tuple[int, Trace]] = field(default_factory=list)  # (file, trace)
@@ -156,12 +154,12 @@ class Page:
 
 
 def collect(paths: Sequence[str], limit: int, warn: Callable[[str, str], None]) -> Page:
-    """Reads files. More than `limit` requests: the failed and the slowest are kept.
+    """Reads the traces for a page. Of more than `limit` requests the failed and the slowest are kept.
 
     Raises OSError when a file cannot be read.
     """
     page = Page()
-    best: list[tuple[bool, int, int, int]] = []  # (failed, duration, file, id), a heap of the keepers
+    best: list[tuple[bool, int, int, int]] = []  # (failed, duration, file, id): heap of the requests kept
     parents: list[dict[int, int]] = []
     whole = True
     for number, path in enumerate(paths):
@@ -212,7 +210,7 @@ def _kept(
 
 
 def document(page: Page) -> dict[str, Any]:
-    """What the page's script reads; every list is a table with the columns that `columns` names."""
+    """The JSON that the page's script reads; every list in it is a table whose columns `columns` names."""
     rows = sorted(page.traces, key=lambda row: (row[0], row[1].id))
     index = {(number, trace.id): i for i, (number, trace) in enumerate(rows)}
     has_children = {(number, trace.parent) for number, trace in rows if trace.parent}
@@ -270,7 +268,7 @@ def _tensor(activity: str, tensor: dict[str, Any]) -> dict[str, Any]:
 
 
 def html(page: Page) -> str:
-    """The page."""
+    """The page's HTML."""
     folder = files("neptrio.traces") / "page"
     script = (
         '"use strict";\n(() => {\n'
@@ -291,7 +289,8 @@ def html(page: Page) -> str:
     }
     template = (folder / "view.html").read_text()
     made, at = [], 0
-    for name in ("csp", "title", "style", "data", "script"):  # in the template's order; data is not searched
+    # in the order of the template, so that inserted data is not searched for places
+    for name in ("csp", "title", "style", "data", "script"):
         mark = "{" + name + "}"
         found = template.index(mark, at)
         made += [template[at:found], parts[name]]
@@ -308,6 +307,6 @@ def _text(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it ends the element or opens a comment."""
+    """JSON that is safe inside a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
