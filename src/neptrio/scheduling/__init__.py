@@ -1,1 +1,1 @@
-"""Schedulers: who runs next, and with whom. Pure decisions; time is an argument."""
+"""Schedulers: they decide which requests execute next, and which share a batch. No I/O; time is an argument."""

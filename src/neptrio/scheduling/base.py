@@ -1,8 +1,8 @@
-"""What every scheduler offers, and what it is given.
+"""The interface of schedulers, and what they are given to work with.
 
-A scheduler owns a model's accepted requests from enqueue() until it hands them to an instance
-in a batch. It never calls a responder itself: requests it refuses late (timeouts, cancels) go
-through neptrio.execution.batch.complete.
+A scheduler owns a model's accepted requests from enqueue() until it hands them to an instance in a batch. It
+never calls a responder itself: requests that it refuses later (timed out, cancelled) go through
+neptrio.execution.batch.complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("neptrio.batcher")
 
 
 def held_requests(variable: str) -> int:
-    """N of a Triton server's `TRITONSERVER_*DELAY_SCHEDULER=N`; 0 = hold nothing."""
+    """The number N of a Triton server's `TRITONSERVER_*DELAY_SCHEDULER=N`: requests to wait for; 0: none."""
     text = os.environ.get(variable, "")
     if text and not text.isdecimal():
         log.warning("%s: expected a number of requests, got '%s'; nothing is held", variable, text)
@@ -41,96 +41,98 @@ def held_requests(variable: str) -> int:
 
 @dataclass(frozen=True)
 class SchedulerStatistics:
-    """What a scheduler holds now."""
+    """What a scheduler holds at the moment."""
 
     queued: int
     executing: int
-    sequences: int = field(default=0, kw_only=True)  # open ones
-    null_requests_open: int = field(default=0, kw_only=True)  # requests of nobody in batches under way
+    sequences: int = field(default=0, kw_only=True)  # live ones
+    null_requests_open: int = field(default=0, kw_only=True)  # in batches under way; no client waits for them
 
 
 @dataclass(frozen=True)
 class LoopServices:
-    """What the trio thread offers to everything that decides on it."""
+    """The trio thread's helpers that schedulers use."""
 
     loop_pass: LoopPass
     timers: Timers
-    poller: Poller  # reads for all connections
-    lag: LoopLag  # of this loop; large work is noted there
+    poller: Poller  # waits for the sockets of all connections
+    lag: LoopLag  # measures the loop's passes; large work leaves a note there
     rate_limiter: RateLimiter | None = None  # None: --rate-limit=off
     cache: ResponseCache | None = None  # None: no --cache-config
 
 
 class ServedModel(ModelCore):
-    """A model version as schedulers see it; what they are given is a repository.model.Model."""
+    """A model version, as schedulers see it; in fact a repository.model.Model."""
 
     config: Any  # inference.ModelConfig
     context: LoadContext
     counters: ModelCounters
     scheduler: Any
-    state_outputs: tuple[str, ...]  # outputs that go round as implicit state
+    state_outputs: tuple[str, ...]  # outputs that are fed back to the model as implicit state
 
 
 class SequenceStream(Protocol):
-    """A stream on which sequences are started: models may ask to have them ended with it."""
+    """A stream on which sequences are started; it ends them when it ends, for models that ask for that."""
 
-    sequences: dict[Any, Any]  # sequence -> its scheduler
+    sequences: dict[Any, Any]  # live sequence -> the scheduler that holds it
 
 
 class Scheduler(ABC):
-    """Enqueue, cancel, dispatch. After stop() new requests are refused, accepted ones are finished."""
+    """The scheduler of one model. After stop() it refuses new requests and finishes the accepted ones."""
 
     @abstractmethod
     def enqueue(self, request: InferRequest) -> None:
-        """Takes a validated request, or raises TritonError (then it was never accepted)."""
+        """Accepts a validated request, or raises TritonError, in which case the request counts as never accepted."""
 
     @abstractmethod
     def cancel(self, request: InferRequest) -> None:
-        """The caller is gone. Queued requests complete as cancelled at once; others run on."""
+        """The client does not want an answer any more. Queued requests complete as cancelled, others still run."""
 
     def arrived(self, request: InferRequest) -> None:
-        """A request that may be answered without this scheduler (a cache hit) takes its place in the order of
-        responses; see scheduling.ordering."""
+        """Gives a request its place in the order of responses (scheduling.ordering). Called for requests that may
+        be answered without this scheduler, by a cache hit."""
 
     def left(self, request: InferRequest) -> None:
-        """A request that arrived() gives up its place: responses behind it need not wait for it."""
+        """Gives up the place that arrived() gave: later responses need not wait for this request."""
 
     def expect_room(self) -> None:
-        """Raises Unavailable if the queue is so full that every request would be refused now. Asked before
-        a large body is decoded; enqueue() decides."""
+        """Raises Unavailable if the queue is so full that any request would be refused now. Called before a large
+        body is decoded; later enqueue() decides."""
 
     @abstractmethod
     def dispatch(self, now_ns: int) -> None:
-        """Forms batches and submits them while instances are free. Called by the pass."""
+        """Forms batches and submits them while instances are free. Called at the end of a loop pass."""
 
     @abstractmethod
     def statistics(self) -> SchedulerStatistics:
-        """What is held now."""
+        """The current numbers."""
 
     @property
     def of_sequences(self) -> SequenceScheduler | None:
-        """This scheduler, if it keeps sequences that can be listed and ended."""
+        """This scheduler when it holds sequences that can be listed and ended, else None."""
         return None
 
     def complete_sample(self, request: InferRequest, number: int) -> None:
-        """Gives request `number` of a warm-up sample what requests get from the scheduler on their way to
-        the model (controls, state), before it is executed past the scheduler."""
+        """Adds to request `number` of a warm-up sample what this scheduler adds to requests (controls, state).
+
+        The request is then executed without passing through the scheduler.
+        """
 
     def flush(self) -> None:
-        """The server is about to exit: send what waits instead of waiting for company."""
+        """The server is about to exit: batches are sent without waiting for more requests."""
 
     def live_sequences(self) -> int:
-        """Sequences that a request may continue: a server that exits gives them time to end."""
+        """How many live sequences there are; a server that exits gives them time to end."""
         return 0
 
     def stop(self) -> None:
         """Refuses new requests; accepted ones are finished."""
 
     def close(self) -> None:
-        """The model is drained and its instances are about to be finalized."""
+        """Called when all requests are answered and the instances are about to be finalized."""
 
     def reschedule(self, request: InferRequest) -> None:
-        """The model released a request without answering it, to have it executed again."""
+        """Executes a request again: the model has released it without answering it."""
         complete(
             request,
             InferResponse(
@@ -146,6 +148,6 @@ class Scheduler(ABC):
 
 
 def withdraw(request: InferRequest) -> bool:
-    """Takes a request out of a batch that has not begun; False when it runs or is done."""
+    """Takes a request out of a batch that has not begun; False when its execution has begun or ended."""
     batch = request.batch
     return batch is not None and bool(batch.instance.withdraw(request))

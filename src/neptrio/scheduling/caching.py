@@ -1,11 +1,12 @@
 """The response cache in front of a scheduler: hits are answered at once, misses go to the scheduler.
 
 Rules:
- 1. A hit is answered before the model's scheduler hears of it and touches no compute counter.
- 2. A response is offered to the cache once, when it is final, without error and not cancelled.
- 3. With preserve_ordering hits and followers keep the order of arrival as well.
- 4. With coalescing, requests equal to one in flight follow it: they get a copy of its answer, or
-    go on alone when it failed or was cancelled. A follower that is cancelled is answered as cancelled; nothing else changes.
+ 1. A hit is answered before the model's scheduler sees it, and touches none of the compute statistics.
+ 2. A response is stored in the cache once, when it is final, not an error and not cancelled.
+ 3. With preserve_ordering, hits and followers also keep the order of arrival.
+ 4. With coalescing, a request that equals one in flight follows it: it gets a copy of the answer, or is
+    executed itself when that one failed or was cancelled. A follower that is cancelled is answered as
+    cancelled, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ class CachingScheduler(Scheduler):
         self.inner = inner
         self.cache = cache
         self._model = model
-        self._load = f"{model.version}/{next(_LOADS)}"  # a reloaded model starts with no answers
+        # part of every key, so that a reloaded model starts with no answers
+        self._load = f"{model.version}/{next(_LOADS)}"
         self._followers: dict[bytes, list[InferRequest]] = {}
 
     def enqueue(self, request: InferRequest) -> None:
         if device_memory.in_use() and any(t.memory_kind == GPU for t in request.inputs):
-            self.inner.enqueue(request)  # hashing them would mean fetching them from the device
+            self.inner.enqueue(request)  # hashing inputs in device memory would mean copying them to the host
             return
         key = request_key(request, self._model.name, self._load)
         request.stamp(QUEUE_START)
@@ -87,18 +89,18 @@ class CachingScheduler(Scheduler):
         followers = self._followers.get(request.cache_key) if request.cache_key is not None else None
         if followers is not None and request in followers:
             followers.remove(request)
-            request.cache_key = None  # its answer is not for the cache
+            request.cache_key = None  # its answer must not be stored
             self.inner.left(request)
             complete(request, InferResponse(None, Cancelled()), True)
         else:
             self.inner.cancel(request)
 
     def offer(self, request: InferRequest, response: InferResponse) -> None:
-        """Takes the final response of a request that missed, before it is sent. Called by complete()."""
+        """Stores the final response of a request that missed, before it is sent. Called by complete()."""
         key, request.cache_key = request.cache_key, None
         assert key is not None
         outputs = response.outputs
-        if outputs and any(t.memory_kind == GPU for t in outputs):  # written to a region on the device
+        if outputs and any(t.memory_kind == GPU for t in outputs):  # written to a client's region on the GPU
             outputs = None
         if response.error is None and outputs and not request.cancelled:
             request.stamp(INSERT_START)

@@ -1,4 +1,4 @@
-"""Picks the scheduler that a model's configuration asks for."""
+"""Makes the scheduler that a model's configuration asks for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _scheduler(model: ServedModel, pool: InstancePool, loop: LoopServices) -> Sc
 
 
 def make_ensemble(model: ServedModel, loop: LoopServices) -> Scheduler:
-    """The scheduler of an ensemble; the model becomes decoupled if a step is. Raises InvalidArgument."""
+    """The scheduler of an ensemble; marks the model as decoupled if one of its steps is. Raises InvalidArgument."""
     admission = model.context.host.admission
     graph = ensemble_graph.build(model.config, admission.lookup)
     model.config.model_transaction_policy.decoupled = graph.decoupled

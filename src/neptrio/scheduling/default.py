@@ -1,4 +1,4 @@
-"""The default scheduler: each request alone, to the least loaded instance, in arrival order."""
+"""The default scheduler: each request is a batch of its own, for the least loaded instance, in order of arrival."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ QUEUED = int(RequestState.QUEUED)
 class DefaultScheduler(DefaultQueue, Scheduler):
     """Serves models without dynamic or sequence batching.
 
-    A cancelled request is answered at once and leaves a gap in the queue that dispatch() steps
-    over; gaps are swept out when they are the larger half.
+    A cancelled request is answered at once and leaves a gap in the queue, which dispatch() skips. Gaps are
+    removed when they are more than half of the queue.
     """
 
     queue: deque[InferRequest]

@@ -1,19 +1,20 @@
-"""The dynamic batcher: whole requests wait together and leave as batches.
+"""The dynamic batcher: requests wait together and are executed as one batch. A request is never split.
 
-The problem: a batch is cheaper than its requests one by one, yet nobody should wait for it longer
-than the model's owner allows, and limits and deadlines are promises. The choice: the queues and
-the decision (who, how many, why) are cext/scheduling/batch_queue, pure code that is told the time;
-this module connects it to instances, a timer, errors and the log.
+The problem: a batch is cheaper than its requests one by one, but no request should wait longer than the model's
+owner allows, and limits and deadlines are promises. The choice: the queues and the decision (which requests, how
+many, why now) are in cext/scheduling/batch_queue, code without I/O that is told the time. This module connects
+it to instances, a timer, errors and the log.
 
 Rules:
- 1. Everything happens on the trio thread. An expired request is refused before a batch is chosen.
- 2. A batch is formed when an instance is idle. Where no queue policy needs exactness (no limit,
-    no timeout, no priority levels) one batch per instance may be prepared while the instance
-    still works, and only one that waiting could not improve (it is full, or cannot reach a preferred size).
- 3. The delay counts from the oldest request of the batch. One timer stands at the earliest of
-    that and the earliest deadline.
- 4. Before a request is refused because the queue is full, dispatch() runs if it has something to do. So
-    a limit counts requests that really wait, whatever the order of events within one loop pass.
+ 1. Everything happens on the trio thread. Expired requests are refused before a batch is chosen.
+ 2. A batch is formed when an instance is idle. Where no queue policy needs exactness (no limit, no timeout, no
+    priority levels), one batch per instance may be prepared while the instance still works, but only one that
+    waiting could not improve: it is full, or cannot reach a preferred size.
+ 3. The delay counts from the oldest request of the batch. One timer is set to the earlier of the delay's end
+    and the earliest deadline.
+ 4. Before a request is refused because the queue is full, dispatch() runs if it has something to do. So a limit
+    counts requests that really wait, whatever the order of events within one loop pass.
+ 5. A cancelled request leaves at once while it is queued or prepared; the rest of its batch is executed.
  5. A cancelled request leaves at once while it is queued or prepared; its batch-mates go on.
 
 Source: docs/protocol/rules.md E2, docs/protocol/observed.md 9; docs/batching.md.
@@ -41,9 +42,9 @@ QUEUE_START = int(Timestamp.QUEUE_START)
 
 @dataclass(frozen=True)
 class DynamicStatistics(SchedulerStatistics):
-    """What the batcher holds and what it has done.
+    """What the batcher holds, and the batches it has formed so far.
 
-    `close_reasons` counts batches by why they were closed; waits are those of the oldest request
+    `close_reasons` counts batches by the reason why they were closed; waits are those of the oldest request
     of each batch. `queued_by_level` starts with priority level 1.
     """
 
@@ -59,7 +60,7 @@ class DynamicStatistics(SchedulerStatistics):
 
 
 FULL_WITHOUT_ID = "[request id: <id_unknown>] Exceeds maximum queue size"
-FULL = object()  # TritonError.alike: the transports encode that text once
+FULL = object()  # for TritonError.alike: transports encode the text of errors with the same object once
 
 
 class DynamicScheduler(Scheduler):
@@ -84,8 +85,8 @@ class DynamicScheduler(Scheduler):
         self._prefetch = not policy.exact and not pool.limited
         self._order = ArrivalOrder() if policy.preserve_ordering else None
         self._timer: Timer | None = None
-        self._wake = 0  # before this time dispatch() would change nothing, unless _noted; 0 = at any time
-        self._noted = False  # marked in the loop pass
+        self._wake = 0  # when dispatch() is next needed because time passes (ns); 0 = never
+        self._noted = False  # dispatch() will be called at the end of this loop pass
         self._flushing = False
         self._last_count = 1
         self._hold = held_requests("TRITONSERVER_DELAY_SCHEDULER")
@@ -111,7 +112,7 @@ class DynamicScheduler(Scheduler):
         queue = self._queue
         if not queue.push(request):
             now = request.timestamp(QUEUE_START)
-            if self._noted or 0 < self._wake <= now:  # else the last dispatch() left nothing to do
+            if self._noted or 0 < self._wake <= now:  # the last dispatch() may have left something to do
                 self.dispatch(now)
                 if not queue.push(request):
                     raise self._refusal(request.id)
@@ -136,7 +137,7 @@ class DynamicScheduler(Scheduler):
             self._order.skip(request)
 
     def _refusal(self, id: str) -> Unavailable:
-        """The error of a full queue. Cheap: it is raised most when there is least time."""
+        """The error for a request that finds the queue full. Made cheaply: most are raised when load is highest."""
         self._rejected_full += 1
         if id:
             return Unavailable(f"[request id: {id}] Exceeds maximum queue size", reason=Reason.REJECTED)
@@ -153,7 +154,7 @@ class DynamicScheduler(Scheduler):
         if self._queue.remove(request) or withdraw(request):
             self._cancelled += 1
             self._refuse(request, Cancelled())
-            if self._queue.size or self._pool.limited:  # requests that it stood between may batch now
+            if self._queue.size or self._pool.limited:  # its neighbours may now fit into one batch
                 self._mark()
             self._loop.loop_pass.soon()
 
@@ -163,7 +164,7 @@ class DynamicScheduler(Scheduler):
         self._loop.loop_pass.soon()
 
     def stop(self) -> None:
-        """What waits is sent without waiting for batch-mates."""
+        """Refuses new requests; queued ones are sent without waiting for more."""
         self.flush()
 
     def _refuse(self, request: InferRequest, error: TritonError) -> None:
@@ -178,7 +179,8 @@ class DynamicScheduler(Scheduler):
             self._loop.loop_pass.mark(self)
 
     def _freed(self) -> None:
-        if self._queue.size or self._pool.limited:  # a grant that is not wanted is given back
+        # with a rate limiter: to give back a grant that is not wanted
+        if self._queue.size or self._pool.limited:
             self._mark()
 
     def _timer_fired(self) -> None:
@@ -186,7 +188,7 @@ class DynamicScheduler(Scheduler):
         self._mark()
 
     def dispatch(self, now_ns: int) -> None:
-        """Refuses what is due at `now_ns`, then hands batches to instances while both are there."""
+        """Refuses requests that have expired at `now_ns`, then submits batches while instances are free."""
         self._noted = False
         queue = self._queue
         wake = 0
@@ -223,7 +225,7 @@ class DynamicScheduler(Scheduler):
             self._timer = self._loop.timers.at(wake, self._timer_fired)
 
     def _held(self) -> bool:
-        """TRITONSERVER_DELAY_SCHEDULER=N: True until N requests have waited at one time."""
+        """Debugging aid TRITONSERVER_DELAY_SCHEDULER=N: True until N requests have waited at the same time."""
         if self._hold and (self._flushing or self._queue.size >= self._hold):
             self._hold = 0
         return self._hold > 0

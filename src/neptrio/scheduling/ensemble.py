@@ -1,29 +1,28 @@
-"""The ensemble scheduler: a request walks its model's graph, inside the server.
+"""The ensemble scheduler: takes each request through the graph of its model's steps, inside the server.
 
-The problem: steps must start the moment their tensors exist, run in parallel where the graph
-allows it, batch inside their own models with everybody else's requests, and a decoupled step may
-answer any number of times; what follows it runs once for each of its responses. The choice: a
-request's way through the graph is a walk, and a walk holds frames. The root frame carries the request's inputs; each response of a decoupled step opens a
-frame below the one the step ran in. The graph knows each step's level: how many decoupled steps
-it depends on (they follow one another, ensemble_graph sees to that). A step runs once in every
-frame of its level, and a frame sees the tensors of those above it.
+The problem: a step must start the moment its tensors exist, steps run in parallel where the graph allows it, and
+each is batched in its own model with everybody else's requests. A decoupled step may answer any number of times,
+and what follows it runs once for each response. The choice: a request's way through the graph is a walk, and a
+walk holds frames. The root frame holds the request's inputs. Each response of a decoupled step opens a frame
+below the one in which the step ran. The graph knows each step's level: how many decoupled steps it depends on
+(these always follow one another, ensemble_graph sees to that). A step runs once in every frame of its level, and
+a frame sees the tensors of those above it.
 
 Rules:
- 1. A step starts as soon as the last of its tensors exists or is known to be absent, once per frame
-    of its level. Absent is an optional input that the client did not give, and an output that a model
-    left out of its answer. Whether a step can do without is its own model's to say.
- 2. Only frames of the deepest level are answered, each once, in the order in which they opened, with
-    the outputs that were made: like a model of its own, an ensemble may leave some out.
- 3. Without decoupled steps the root is the deepest level: one answer, which is final.
- 4. The first failure ends the walk: the steps that still run are cancelled, and what they answer
-    after that is dropped.
+ 1. A step starts as soon as each of its tensors exists or is known to be absent, once per frame of its level.
+    Absent are an optional input that the client did not send, and an output that a model left out of its
+    answer. The step's own model decides whether it can do without.
+ 2. Only frames of the deepest level are answered, each once, in the order in which they were opened, with the
+    outputs that were made: like other models, an ensemble may leave some out.
+ 3. Without decoupled steps the root is the deepest level: there is one answer, which is final.
+ 4. The first failure ends the walk: steps that still run are cancelled, and their later answers are dropped.
  5. A walk completes its request exactly once.
- 6. Steps are ordinary requests: they carry the ensemble request's id, priority, remaining timeout,
-    sequence and parameters, and they count in their own models.
- 7. A tensor that is no output of the ensemble, and that only models on a GPU read, stays on the device
-    where its step makes it there. Everything else passes through host memory.
- 8. A decoupled step's sender waits while the walk holds more than WALK_BYTES of its responses, or
-    the ensemble's own client has no room, so that a slow reader or a slow later step holds no more memory.
+ 6. Steps are ordinary requests: they carry the ensemble request's id, priority, remaining timeout, sequence and
+    parameters, and are counted in the statistics of their own models.
+ 7. A tensor that is no output of the ensemble and that only models on a GPU read stays in device memory if its
+    step makes it there. Everything else passes through host memory.
+ 8. A decoupled step's response sender waits while the walk holds more than WALK_BYTES of its responses, or
+    while the ensemble's own client has no room: a slow reader or a slow later step cannot make memory grow.
 """
 
 from __future__ import annotations
@@ -52,23 +51,23 @@ from neptrio.scheduling.ensemble_graph import Graph, Step
 QUEUE_START = int(Timestamp.QUEUE_START)
 COMPUTE_START = int(Timestamp.COMPUTE_START)
 TAKEN = int(RequestState.TAKEN)
-WALK_BYTES = 4 << 20  # of decoupled steps' responses on their way through one walk
-RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
+WALK_BYTES = 4 << 20  # most bytes of decoupled steps' responses held by one walk
+RESPONSE_OVERHEAD = 1024  # bytes that a response counts for in addition to its tensors
 
 
 @dataclass(eq=False)
 class _Frame:
-    """Tensors made at one place of the walk, over those of the frames above."""
+    """The tensors made for one response of a decoupled step, or for the request itself; sees those of outer frames."""
 
     parent: _Frame | None
     level: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    absent: set[str] = field(default_factory=set)  # nobody will make them here
+    absent: set[str] = field(default_factory=set)  # tensors that will not be made in this frame
     started: set[int] = field(default_factory=set)
     below: list[_Frame] = field(default_factory=list)
     running: int = 0
     complete: bool = False
-    size: int = 0  # bytes of the response that opened it
+    size: int = 0  # bytes of the response that opened it (WALK_BYTES)
 
     def find(self, name: str) -> Tensor | None:
         frame: _Frame | None = self
@@ -90,7 +89,7 @@ class _Frame:
 
 
 class _Walk(Responder):
-    """One ensemble request on its way through the graph; also hears its steps' responses."""
+    """One ensemble request on its way through the graph. It is the responder of its steps' requests."""
 
     def __init__(self, scheduler: EnsembleScheduler, request: InferRequest) -> None:
         graph = scheduler.graph
@@ -109,10 +108,11 @@ class _Walk(Responder):
         ]
         self.children: dict[InferRequest, tuple[Step, _Frame]] = {}
         self.waiting = 0  # steps held back by max_inflight_requests
-        self._nested = 0  # depth of walk(): a step may answer while it is being started
+        self._nested = 0  # how many calls of walk() are active: a step may answer while it is being started
         self._held = 0  # bytes of the frames below the root
-        self._senders: list[Callable[[], None]] = []  # of decoupled steps, waiting for room
-        self._asked = False  # the client will say when it has room
+        # callbacks of decoupled steps' senders that wait for room
+        self._senders: list[Callable[[], None]] = []
+        self._asked = False  # True when the client has promised to call back when it has room
         given = {t.name: t for t in request.inputs}
         self.root = _Frame(None, 0, given)
         if len(given) != len(graph.inputs):
@@ -120,7 +120,7 @@ class _Walk(Responder):
         self.answers: deque[_Frame] = deque([self.root] if self.depth == 0 else [])
 
     def walk(self, frame: _Frame) -> None:
-        """Goes on from `frame`, then delivers what has come of it."""
+        """Starts steps in and below `frame`, then sends the answers that are complete."""
         self._nested += 1
         try:
             self._run(frame)
@@ -130,7 +130,7 @@ class _Walk(Responder):
             self._settle()
 
     def _run(self, frame: _Frame) -> None:
-        """Starts what can start in `frame` and below it, and notes which answers are complete."""
+        """Starts every step that can start in `frame` and below it, and marks the frames that can be answered."""
         for step in self.steps[frame.level]:
             if step.index not in frame.started and all(frame.settled(n) for n in step.needs):
                 frame.started.add(step.index)
@@ -146,7 +146,7 @@ class _Walk(Responder):
             frame.complete = True
 
     def _settle(self) -> None:
-        """Delivers complete answers in order; finishes when nothing is open."""
+        """Sends complete answers in order; finishes the request when nothing is left to run."""
         while self.answers and self.answers[0].complete and not self.finished:
             frame = self.answers.popleft()
             made = [frame.find(name) for name in self.outputs]
@@ -169,7 +169,7 @@ class _Walk(Responder):
         self.finish(last)
 
     def _drop(self, frame: _Frame) -> None:
-        """Forgets frames that are answered and have nothing running, so their tensors can go."""
+        """Removes frames that are answered and where nothing runs, to free their tensors."""
         while frame.parent is not None and not frame.running and not frame.below:
             if frame in frame.parent.below:
                 frame.parent.below.remove(frame)
@@ -177,7 +177,7 @@ class _Walk(Responder):
             frame = frame.parent
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
-        """Whether a decoupled step must wait; `callback` is called once it need not any more."""
+        """True when a decoupled step must wait before it sends more; then `callback` is called once it may."""
         if self._has_room():
             return False
         self._senders.append(callback)
@@ -188,7 +188,7 @@ class _Walk(Responder):
 
     def _client_is_full(self) -> bool:
         if not self._asked:
-            self._asked = True  # set first: the client may call back before wait_for_room() returns
+            self._asked = True  # set first, because the client may call back before wait_for_room() returns
             if not self.request.responder.wait_for_room(self.request, self._client_has_room):
                 self._asked = False
         return self._asked
@@ -204,7 +204,7 @@ class _Walk(Responder):
                 callback()
 
     def respond(self, child: InferRequest, response: InferResponse, final: bool) -> None:
-        """A step has answered."""
+        """Takes a step's response. Called by complete()."""
         known = self.children.get(child)
         if known is None or self.finished:
             return
@@ -243,7 +243,7 @@ class _Walk(Responder):
             self.finish(InferResponse(None, error))
 
     def finish(self, response: InferResponse) -> None:
-        """The final response; whatever still runs is cancelled."""
+        """Sends the final response and cancels the steps that still run."""
         self.finished = True
         children, self.children = self.children, {}
         self.scheduler.walks.discard(self)
@@ -255,14 +255,14 @@ class _Walk(Responder):
 
 
 def _within(ensemble: str, error: TritonError) -> TritonError:
-    """A step's error as the ensemble's: clients compare the text, so it is a Triton server's."""
+    """A step's error as the ensemble's error, with the text of a Triton server, since clients compare it."""
     made = TritonError(f"in ensemble '{ensemble}', {error}", error.code)
     made.reason = error.reason
     return made
 
 
 class EnsembleScheduler(Scheduler):
-    """Runs requests of one ensemble."""
+    """Takes the requests of one ensemble through its graph."""
 
     def __init__(
         self, graph: Graph, admission: Admission, loop: LoopServices, max_inflight_requests: int = 0
@@ -293,7 +293,7 @@ class EnsembleScheduler(Scheduler):
             walk.fail(Cancelled())
 
     def dispatch(self, now_ns: int) -> None:
-        """Starts the step requests that waited for room (max_inflight_requests)."""
+        """Starts step requests that waited because of max_inflight_requests."""
         dirty, self._dirty = self._dirty, set()
         for index in dirty:
             waiting = self._waiting[index]
@@ -312,7 +312,7 @@ class EnsembleScheduler(Scheduler):
             self._submit(walk, step, frame)
 
     def ended(self, step: Step) -> None:
-        """A step request has had its final response, or was given up."""
+        """A step request has had its final response, or was never accepted: another one may start."""
         self._inflight[step.index] -= 1
         if self._waiting[step.index]:
             self._dirty.add(step.index)
@@ -354,7 +354,7 @@ class EnsembleScheduler(Scheduler):
                 walk.fail(_within(request.model_name, error))
 
     def _keep_on_device(self, walk: _Walk, step: Step, outputs: list[RequestedOutput]) -> None:
-        """Marks the outputs that only models read which take device memory (rule 7)."""
+        """Marks the outputs to be left in device memory: those read only by models that take it there (rule 7)."""
         for output, (_, tensor) in zip(outputs, step.outputs, strict=True):
             if tensor not in walk.outputs:
                 readers = [s for steps in walk.steps for s in steps if tensor in s.needs]

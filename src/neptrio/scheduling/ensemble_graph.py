@@ -1,6 +1,6 @@
-"""An ensemble's graph: which step needs which tensors, checked against the models it names.
+"""An ensemble's graph: which step needs which tensors, checked against the models of the steps.
 
-Pure: a configuration and the models' tensors in, a graph or an InvalidArgument out.
+No I/O: it turns a configuration and the models' tensors into a graph, or raises InvalidArgument.
 Source: docs/protocol/features.md A4 and A5, docs/protocol/rules.md E4.6.
 """
 
@@ -33,7 +33,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Graph:
-    """The steps in configuration order and what they make."""
+    """The steps in the order of the configuration, and which step makes which tensor."""
 
     steps: tuple[Step, ...]
     inputs: frozenset[str]
@@ -48,11 +48,11 @@ class Graph:
         return any(step.decoupled for step in self.steps)
 
     def depth(self, needed: frozenset[int]) -> int:
-        """How many decoupled steps follow one another among those needed."""
+        """The most decoupled steps that follow one another among the steps `needed`."""
         return sum(1 for step in self.steps if step.decoupled and step.index in needed)
 
     def needed_for(self, outputs: Iterable[str]) -> frozenset[int]:
-        """The steps without which these outputs cannot be made."""
+        """The indices of the steps without which these outputs cannot be made."""
         found: set[int] = set()
         todo = [self.maker[name] for name in outputs if name in self.maker]
         while todo:
@@ -65,7 +65,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a tensor was seen, for messages and for consistency."""
+    """Where a tensor is used, with its datatype and shape: for error messages, and to compare it with other uses."""
 
     where: str
     data_type: int
@@ -97,10 +97,10 @@ def build(config: Any, lookup: Callable[[str, str], Any]) -> Graph:
 
 
 def examine(config: Any, lookup: Callable[[str, str], Any], report: Report) -> Graph | None:
-    """build(), but everything that is wrong goes to `report(path of the field, message)`.
+    """build(), but passes every problem to `report(path of the field, message)` instead of raising the first.
 
-    `lookup` may return None for a model whose tensors are not known: nothing is said of them.
-    None when there is no graph.
+    `lookup` may return None for a model whose tensors are not known: then those are not checked. Returns None
+    when the problems leave no graph.
     """
     name = config.name
     if not config.ensemble_scheduling.step:
@@ -210,7 +210,7 @@ def _same(here: Sequence[str | int], name: str, tensor: str, a: _Use, b: _Use, r
 def _below(
     name: str, steps: list[Step], maker: dict[str, int], report: Report
 ) -> dict[int, frozenset[int]] | None:
-    """None when a step depends on itself, which is told."""
+    """The steps that depend on each step; None after reporting a step that depends on itself."""
     direct: dict[int, set[int]] = {s.index: set() for s in steps}
     for step in steps:
         for tensor in step.needs:
@@ -245,7 +245,7 @@ class _Cycle(Exception):
 
 
 def _single_source(name: str, steps: list[Step], below: dict[int, frozenset[int]], report: Report) -> None:
-    """Responses of two unrelated decoupled steps have no common index: they cannot be joined."""
+    """Refuses joins of two unrelated decoupled steps: their responses have no common index by which to join them."""
     sources = [s.index for s in steps if s.decoupled]
     for i in sources:
         for j in sources:

@@ -1,4 +1,4 @@
-"""What will and won't batch for a model, in words: the rules of docs/batching.md with its numbers."""
+"""Says in words what will and won't batch for a model: the rules of docs/batching.md with the model's numbers."""
 
 from __future__ import annotations
 

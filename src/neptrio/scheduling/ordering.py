@@ -1,9 +1,9 @@
 """preserve_ordering: responses leave in the order in which their requests arrived.
 
-A request takes its place in line when it is enqueued; its responses wait until every earlier
-request has had its final one. Requests that never execute (timeouts, cancels) answer at once and
-hold nobody up. A _Place becomes the request's responder and passes responses on to it,
-so models and schedulers know nothing of the order.
+A request gets its place in line when it is enqueued; its responses are held until every earlier request has had
+its final one. Requests that never execute (timed out, cancelled) are answered at once and hold nobody up. A
+_Place becomes the request's responder and passes responses on to the original one, so models and schedulers know
+nothing of the order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 
 
 class _Place(Responder):
-    """A request's place in line: its responder until it answers, in front of the one it came with."""
+    """A request's place in line. It stands in for the request's responder until the final response."""
 
     def __init__(self, order: ArrivalOrder, responder: Responder) -> None:
         self.order = order
@@ -28,7 +28,7 @@ class _Place(Responder):
 
 
 class ArrivalOrder:
-    """The line of one model's accepted requests."""
+    """The line of one model's accepted requests, in order of arrival."""
 
     def __init__(self) -> None:
         self._line: deque[_Place] = deque()
@@ -37,7 +37,7 @@ class ArrivalOrder:
         return len(self._line)
 
     def arrived(self, request: InferRequest) -> None:
-        """Appends an accepted request to the line; one that comes again (iterative) keeps its place."""
+        """Adds an accepted request to the end of the line; one that is executed again (iterative) keeps its place."""
         if isinstance(request.responder, _Place):
             return
         place = _Place(self, request.responder)
@@ -45,7 +45,7 @@ class ArrivalOrder:
         request.responder = place
 
     def skip(self, request: InferRequest) -> None:
-        """The request will not execute: its answer need not wait and nobody waits for it."""
+        """The request will not execute: its answer need not wait, and no other waits for it."""
         place = request.responder
         if isinstance(place, _Place):
             place.done = True
@@ -53,7 +53,7 @@ class ArrivalOrder:
             self._advance()
 
     def responded(self, place: _Place, request: InferRequest, response: InferResponse, final: bool) -> None:
-        """A response of the request in `place`: sent if it is first in line, held otherwise."""
+        """Takes a response of the request in `place`: sends it if the request is first in line, else holds it."""
         place.done = place.done or final
         if self._line[0] is not place:
             place.held.append((request, response, final))

@@ -1,4 +1,4 @@
-"""dynamic_batching of a model's configuration, validated and with its defaults.
+"""The dynamic_batching settings of a model's configuration, checked and with defaults.
 
 Source: docs/protocol/features.md A4, docs/protocol/rules.md E2.
 """
@@ -15,7 +15,7 @@ DELAY = 1  # ModelQueuePolicy.TimeoutAction
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """The rules of one priority level; 0 means no limit and no timeout."""
+    """The queue rules of one priority level. 0 means no limit and no timeout."""
 
     max_size: int = 0
     timeout_us: int = 0
@@ -24,13 +24,13 @@ class QueuePolicy:
 
     @property
     def exact(self) -> bool:
-        """A limit or a timeout is exact only if requests stay in the queue until they execute."""
+        """True with a limit or a timeout: they are exact only if requests stay in the queue until they execute."""
         return bool(self.max_size or self.timeout_us)
 
 
 @dataclass(frozen=True)
 class BatchingPolicy:
-    """A model's batch sizes and delay, and the rules of its queue. `levels[0]` is priority 1."""
+    """A model's batch sizes and delay, and the rules of its queue. `levels[0]` is priority level 1."""
 
     max_batch_size: int
     preferred: tuple[int, ...]
@@ -42,7 +42,7 @@ class BatchingPolicy:
 
     @property
     def exact(self) -> bool:
-        """Preparing batches ahead would make a limit, a deadline or a priority inexact."""
+        """True when batches may not be prepared in advance: a limit, a deadline or a priority would become inexact."""
         return len(self.levels) > 1 or any(level.exact for level in self.levels)
 
 

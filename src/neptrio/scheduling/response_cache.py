@@ -1,7 +1,7 @@
 """The response cache: outputs of deterministic models, kept by a hash of the inputs.
 
-Least recently used entries go when the byte budget is full; the budget counts every byte of the
-tensors and a fixed overhead per entry and tensor, so `used_bytes` never exceeds `total_bytes`.
+When the byte budget is full, least recently used entries are dropped. Every byte of the tensors counts, and a
+fixed overhead per entry and tensor, so `used_bytes` never exceeds `total_bytes`.
 Errors are never cached (docs/protocol/rules.md E3.6 and docs/protocol/README.md, deviation 6).
 """
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from neptrio.request.infer_request import InferRequest, Tensor
 
-ENTRY_OVERHEAD_BYTES = 160  # key, links and the entry itself
+ENTRY_OVERHEAD_BYTES = 160  # the key, its place in the table and the entry itself
 TENSOR_OVERHEAD_BYTES = 120
 
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """Counts since the server started, and what is held now."""
+    """Counts since the server started, and what the cache holds."""
 
     entries: int
     used_bytes: int
@@ -34,12 +34,12 @@ class CacheStatistics:
 
     @property
     def utilization(self) -> float:
-        """Used share of the budget, 0 to 1."""
+        """The used share of the budget, from 0 to 1."""
         return self.used_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
 def request_key(request: InferRequest, name: str, version: str) -> bytes:
-    """The hash of model, version and inputs; id, parameters and requested outputs do not count."""
+    """The hash of model, version and inputs. Id, parameters and requested outputs are no part of it."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{len(name)}:{name}:{version}".encode())
     for tensor in sorted(request.inputs, key=_name):
@@ -56,18 +56,18 @@ def _name(tensor: Tensor) -> str:
 
 
 class ResponseCache:
-    """A byte-bounded LRU from request keys to output tensors."""
+    """Output tensors by request key, up to a number of bytes; the least recently used go first."""
 
     def __init__(self, total_bytes: int, coalesce: bool = False) -> None:
         self.total_bytes = total_bytes
-        self.coalesce = coalesce  # identical requests in flight share one execution
+        self.coalesce = coalesce  # identical requests in flight share one execution (see scheduling.caching)
         self._entries: OrderedDict[bytes, tuple[list[Tensor], int]] = OrderedDict()
         self._used = 0
         self._lookups = self._hits = self._evictions = 0
         self._lookup_ns = self._insertion_ns = 0
 
     def lookup(self, key: bytes, wanted: frozenset[str]) -> list[Tensor] | None:
-        """The outputs kept under `key` if all `wanted` ones are among them; renews the entry."""
+        """The outputs stored under `key`, if all `wanted` ones are among them, else None. A use of the entry."""
         self._lookups += 1
         entry = self._entries.get(key)
         if entry is None or not wanted <= {t.name for t in entry[0]}:
@@ -77,7 +77,7 @@ class ResponseCache:
         return entry[0]
 
     def insert(self, key: bytes, outputs: list[Tensor]) -> bool:
-        """Keeps copies of `outputs`. False when they were there already or cannot fit."""
+        """Stores copies of `outputs`. Returns False when they were stored already or do not fit."""
         size = ENTRY_OVERHEAD_BYTES + sum(TENSOR_OVERHEAD_BYTES + t.nbytes for t in outputs)
         old = self._entries.get(key)
         if old is not None and {t.name for t in outputs} <= {t.name for t in old[0]}:
@@ -91,19 +91,19 @@ class ResponseCache:
             _key, (_outputs, freed) = self._entries.popitem(last=False)
             self._used -= freed
             self._evictions += 1
-        # copies: the originals may be views of a batch's large buffer or of the client's message
+        # copied, because the originals may be views of a batch's large buffer or of the client's message
         kept = [Tensor(t.name, t.dtype, t.shape, t.tobytes()) for t in outputs]
         self._entries[key] = (kept, size)
         self._used += size
         return True
 
     def spent(self, lookup_ns: int, insertion_ns: int) -> None:
-        """Adds to the durations that the metrics report."""
+        """Adds to the lookup and insertion times that the metrics report."""
         self._lookup_ns += lookup_ns
         self._insertion_ns += insertion_ns
 
     def statistics(self) -> CacheStatistics:
-        """What is held and what has happened."""
+        """The current numbers."""
         return CacheStatistics(
             entries=len(self._entries),
             used_bytes=self._used,
@@ -118,7 +118,7 @@ class ResponseCache:
 
 
 def parse_config(text: str) -> ResponseCache:
-    """`local,size=BYTES[,coalesce=true]` as a cache. Raises ValueError saying what was expected."""
+    """A cache from the text of --cache-config, `local,size=BYTES[,coalesce=true]`. Raises ValueError."""
     name, _, rest = text.partition(",")
     if name != "local":
         raise ValueError(f"--cache-config: expected the cache 'local', got '{name}'")

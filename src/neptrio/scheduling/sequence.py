@@ -1,11 +1,11 @@
-"""The sequence batcher: accepts requests into the slot table and acts on what the table decides.
+"""The sequence batcher: puts requests into the slot table and carries out what the table decides.
 
-What is common to both strategies lives here: the checks at admission, controls and implicit state,
-deadlines, cancellation, the end of a sequence, iterative sequences. How a batch is formed from the
-slots is the business of sequence_direct and sequence_oldest.
+What both strategies have in common is here: the checks at admission, controls and implicit state, deadlines,
+cancellation, the end of a sequence, iterative sequences. How batches are formed from the slots is in
+sequence_direct and sequence_oldest.
 
-Order of the checks (docs/protocol/rules.md E1.1): type of the id, batch size, missing id, stopping, missing
-START. A request that fails one of them was never accepted and disturbs nothing.
+Order of the checks (docs/protocol/rules.md E1.1): type of the id, batch size, missing id, stopping, missing START.
+A request that fails one of them counts as never accepted and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ QUEUE_START = int(Timestamp.QUEUE_START)
 
 @dataclass(frozen=True)
 class SequenceStatistics(SchedulerStatistics):
-    """What the sequence batcher holds now. `queued` counts slots and backlog."""
+    """What the sequence batcher holds at the moment. `queued` counts requests in slots and in the backlog."""
 
     table: SlotTableStatistics
-    null_requests: int  # places of batches that null requests have filled so far (direct)
+    null_requests: int  # null requests that have filled empty slots of batches so far (direct strategy)
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class SequenceRow:
 
 
 class SequenceScheduler(Scheduler):
-    """Base of both strategies; subclasses form batches in `form(index, instance, now_ns)`."""
+    """Base class of both strategies; a subclass forms batches in `form(index, instance, now_ns)`."""
 
-    offers = False  # whether the table is to list sequences that have something to issue
+    offers = False  # True to have the table list the sequences that have a request to issue
     null_requests = 0
     null_requests_open = 0
 
@@ -81,7 +81,7 @@ class SequenceScheduler(Scheduler):
         self.table = SlotTable(len(pool.instances), config.slots, config.idle_ns, self.offers)
         self._pool = pool
         self._loop = loop
-        self._instances: list[Instance | None] = list(pool.instances)  # by the table's index
+        self._instances: list[Instance | None] = list(pool.instances)  # by the index that the slot table uses
         self._flights: dict[InferRequest, Sequence] = {}
         model.state_outputs = self.state.output_names
         self._made = self.controls.names | self.state.names
@@ -90,7 +90,7 @@ class SequenceScheduler(Scheduler):
         self.delay_ns = config.delay_ns  # 0 once the server is about to exit
         self._timer: Timer | None = None
         self._timer_ns = 0
-        # debugging aids of a Triton server: every instance waits until so many requests wait
+        # a Triton server's debugging aids: each instance is held until so many requests wait
         hold = held_requests("TRITONSERVER_DELAY_SCHEDULER")
         self._holds = [hold] * len(self._instances)
         self._backlog_hold = held_requests("TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
@@ -180,11 +180,11 @@ class SequenceScheduler(Scheduler):
             self._act()
 
     def form(self, index: int, instance: Instance, now_ns: int) -> None:
-        """Forms and submits the batches of one instance that are due."""
+        """Forms and submits those batches for one instance that are due."""
         raise NotImplementedError
 
     def _issue(self, sequence: Sequence, now_ns: int) -> InferRequest:
-        """The sequence's next request, complete with controls and state."""
+        """Takes the sequence's next request and adds controls and state to it."""
         request: InferRequest = self.table.issue(sequence, now_ns)
         request.state = TAKEN
         self._flights[request] = sequence
@@ -194,7 +194,7 @@ class SequenceScheduler(Scheduler):
         return request
 
     def _held(self, index: int, waiting: int, backlog: int) -> bool:
-        """True while the debugging aid holds this instance. It holds it once."""
+        """True while the debugging aid holds this instance, which it does once."""
         hold = self._holds[index]
         if hold and (waiting < hold or backlog < self._backlog_hold):
             return True
@@ -220,7 +220,7 @@ class SequenceScheduler(Scheduler):
         self._act()
 
     def _wait_until(self, when_ns: int) -> None:
-        """Has dispatch() called at `when_ns` at the latest."""
+        """Has dispatch() called at `when_ns` or earlier."""
         self._arm(when_ns)
 
     def _freed(self) -> None:
@@ -230,8 +230,8 @@ class SequenceScheduler(Scheduler):
     def _finished(self, batch: Batch) -> None:
         """A batch has left its instance and is about to be answered.
 
-        The backend may have taken requests out of the batch: they are answered by other means, or
-        come back through reschedule(), which may have been called already.
+        The backend may have taken requests out of it. Those are answered later by the backend, or executed again
+        through reschedule(), which may already have been called.
         """
         now = monotonic_ns()
         submitted = batch.submitted
@@ -256,13 +256,13 @@ class SequenceScheduler(Scheduler):
             self._act()
 
     def reschedule(self, request: InferRequest) -> None:
-        """Executes a request of an iterative sequence once more, without START and END (E1.16)."""
+        """Executes a request of an iterative sequence again, now without START and END (E1.16)."""
         sequence = self._flights.get(request)
         if not self.config.iterative:
             super().reschedule(request)
         elif sequence is not None:
-            request.release_flags = RESCHEDULE  # its batch is not back yet: _finished() does it
-        elif request.scheduler_data is None:  # a warm-up sample or a null request is executed once
+            request.release_flags = RESCHEDULE  # its batch is not back yet; _finished() will requeue it
+        elif request.scheduler_data is None:  # warm-up samples and null requests are executed only once
             complete(request, InferResponse([]), True)
         else:
             self._requeue(request.scheduler_data, request)
@@ -283,7 +283,7 @@ class SequenceScheduler(Scheduler):
     # ------------------------------------------------------------ ending
 
     def _arm(self, when_ns: int | None = None) -> None:
-        """Sets the one timer to the table's next deadline, or to `when_ns` if that is earlier."""
+        """Sets the timer to the table's next deadline, or to `when_ns` if that is earlier."""
         due = self.table.next_deadline()
         if when_ns is not None and (due is None or when_ns < due):
             due = when_ns
@@ -303,7 +303,7 @@ class SequenceScheduler(Scheduler):
         self._arm()
 
     def _act(self) -> None:
-        """Carries out the table's effects."""
+        """Carries out the effects that the table has collected."""
         table = self.table
         while table.effects:
             effects, table.effects = table.effects, []
@@ -331,7 +331,7 @@ class SequenceScheduler(Scheduler):
             instance.sequence_ended(sequence.id, sequence.reason)
 
     def _drained(self, index: int) -> None:
-        """A retired instance has no sequence any more: the pool may finalize it."""
+        """A retired instance has lost its last sequence: the pool may finalize it."""
         instance, self._instances[index] = self._instances[index], None
         if instance is not None:
             instance.kept = False
@@ -342,7 +342,7 @@ class SequenceScheduler(Scheduler):
         return self
 
     def end_sequence(self, sequence_id: int | str) -> int | None:
-        """Evicts a live sequence: its accepted requests still run. Returns how many, None if not live."""
+        """Ends a live sequence; its accepted requests still run. Returns how many these are, None if it is not live."""
         sequence = self.table.live.get(sequence_id)
         if sequence is None:
             return None
@@ -353,14 +353,14 @@ class SequenceScheduler(Scheduler):
         return left
 
     def disconnected(self, sequence: Sequence) -> None:
-        """The stream that opened the sequence is gone, and the model wants it freed."""
+        """The stream on which the sequence was started has ended, and the model asks to end it then."""
         sequence.stream = None
         self.table.end(sequence, transitions.DISCONNECT, monotonic_ns())
         self._act()
         self._loop.loop_pass.soon()
 
     def complete_sample(self, request: InferRequest, number: int) -> None:
-        """Adds the controls and states that the sample does not give itself."""
+        """Adds the controls and states that the warm-up sample does not contain."""
         given = {tensor.name for tensor in request.inputs}
         sample = Sequence(self.controls.id_of(number + 1), 0)
         request.scheduler = self
@@ -372,7 +372,7 @@ class SequenceScheduler(Scheduler):
         request.inputs = own + [t for t in request.inputs + self.state.initial if t.name not in given]
 
     def flush(self) -> None:
-        """The server is about to exit: batches leave without waiting for more requests, new sequences are refused."""
+        """The server is about to exit: sends batches without waiting for more, and refuses new sequences."""
         self.stop()
         self.delay_ns = 0
         self._holds = [0] * len(self._instances)
@@ -383,11 +383,11 @@ class SequenceScheduler(Scheduler):
         return len(self.table.live)
 
     def stop(self) -> None:
-        """New sequences are refused; running ones may go on (E1.17)."""
+        """Refuses new sequences; live ones may go on (E1.17)."""
         self._stopping = True
 
     def close(self) -> None:
-        """The model is unloaded: the sequences that are left end as unloaded."""
+        """The model is unloaded: sequences that are still live end with the reason "unloaded"."""
         self.table.close(monotonic_ns())
         self._act()
         if self._timer is not None:

@@ -1,14 +1,14 @@
-"""The direct strategy: a slot is a place in the batch.
+"""The direct strategy: a sequence's slot is its place in the batch.
 
-The model may keep its state by position, so slot N's request is always the Nth of its batch, and
-slots below the highest one with a request are filled with null requests.
+The model may keep state by position in the batch, so slot N's request is always the Nth of its batch. Slots
+without a request below the highest one with a request are filled with null requests.
 
 Rules (docs/protocol/rules.md E1.9 and E1.10):
- 1. One batch per instance is under way; the next is formed when it has left the instance.
+ 1. One batch per instance is under way; the next is formed after that has left the instance.
  2. A batch reaches from slot 0 to the highest slot that has a request.
- 3. A request whose inputs do not have the shapes of the first one waits; its slot gets a null request.
- 4. Without a delay or a minimum utilization a batch goes at once; with both, it waits until the share
-    of ready slots reaches the minimum or the oldest request has waited for the delay.
+ 3. A request whose inputs differ in shape from the first one's waits; its slot gets a null request.
+ 4. Without a delay or a minimum utilization a batch is sent at once. With both, it waits until the share of
+    slots with a request reaches the minimum or the oldest request has waited for the delay.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from neptrio.scheduling.sequence_tensors import NullRequests, same_inputs
 
 
 def delay_left(delay_ns: int, utilization: float, slots: int, ready: int, oldest_ns: int, now_ns: int) -> int:
-    """Nanoseconds that a batch of `ready` requests, the oldest from `oldest_ns`, still has to wait.
+    """Nanoseconds that a batch of `ready` requests still has to wait, the oldest having arrived at `oldest_ns`.
 
-    A share of the slots is compared with the number that the configuration says: 0.3 is 3 of 10, though
-    neither the protobuf's 32-bit 0.3 nor 0.3 * 10 need be what it looks like.
+    `utilization` is meant as the decimal number that the configuration shows: 0.3 of 10 slots are 3, although
+    neither the 32-bit 0.3 of the message nor 0.3 * 10 is exact.
     """
     if delay_ns == 0 or utilization == 0.0 or ready / slots >= utilization:
         return 0
@@ -34,7 +34,7 @@ def delay_left(delay_ns: int, utilization: float, slots: int, ready: int, oldest
 
 
 class DirectScheduler(SequenceScheduler):
-    """See the module's text."""
+    """Forms batches by the rules on top of this module."""
 
     def __init__(
         self, model: ServedModel, pool: InstancePool, loop: LoopServices, config: SequenceConfig
@@ -66,7 +66,7 @@ class DirectScheduler(SequenceScheduler):
         for sequence in ready:
             assert sequence.waiting is not None
             if sequence is not first and not same_inputs(pattern, sequence.waiting[0], self.config.ragged):
-                continue  # its slot is filled below, or left out at the end
+                continue  # a null request fills its slot below, or it is beyond the batch's end
             while len(batch) < sequence.slot:
                 batch.append(self._nulls.make(like, self.state.initial))
             batch.append(sequence)
@@ -77,5 +77,5 @@ class DirectScheduler(SequenceScheduler):
 
     @property
     def null_requests_open(self) -> int:  # type: ignore[override]
-        """Null requests in batches that are under way."""
+        """Null requests in batches under way."""
         return self._nulls.open

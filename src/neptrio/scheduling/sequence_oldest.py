@@ -1,15 +1,15 @@
-"""The oldest strategy: the sequences that have waited longest share a dynamic batch.
+"""The oldest strategy: the sequences whose requests have waited longest share a batch.
 
 Rules (docs/protocol/rules.md E1.12 and E2.5):
- 1. At most one request of a sequence is under way; the next is offered when it has left the instance.
- 2. Every instance has a batcher of its own; a sequence stays with its instance.
- 3. The batcher's queue is the table's list of ready sequences, in the order in which they became
-    ready; it is never reordered. A request with other shapes closes the batch.
- 4. The largest prefix of a preferred size goes at once. Without one the batch waits until its oldest
-    request, counted from its arrival, has waited for the delay. A full or closed batch never waits.
- 5. While an instance has all it can work on, one full batch may be prepared for it; anything less stays in the
-    queue, where it can still grow.
- 6. With preserve_ordering responses leave in the order in which their requests entered the batcher.
+ 1. At most one request of a sequence is under way; the next may be batched after that has left the instance.
+ 2. Every instance has a queue of its own; a sequence stays with its instance.
+ 3. The queue is the slot table's list of ready sequences, in the order in which they became ready; it is never
+    reordered. A request with other input shapes ends the batch before it.
+ 4. As many requests as a preferred size asks for are sent at once. With fewer, the batch waits until its oldest
+    request has waited for the delay, counted from its arrival. A full or ended batch never waits.
+ 5. While an instance has all the batches it can work on, one full batch may be prepared for it; anything less
+    stays in the queue, where it can still grow.
+ 6. With preserve_ordering responses leave in the order in which their requests were accepted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from neptrio.scheduling.sequence_transitions import GONE
 def choose(
     ready: int, closed: bool, preferred: frozenset[int], age_ns: int, delay_ns: int, max_size: int
 ) -> tuple[int, str]:
-    """How many of `ready` requests to send now, and why; (0, "") = wait.
+    """(how many of `ready` requests to send now, why); (0, "") means wait.
 
-    `closed` means that the next request cannot join them, `age_ns` is how long the oldest has waited.
+    `closed`: the next request cannot join them. `age_ns`: how long the oldest request has waited.
     """
     if ready >= max_size:
         return max_size, "full"
@@ -43,7 +43,7 @@ def choose(
 
 
 class OldestScheduler(SequenceScheduler):
-    """See the module's text."""
+    """Forms batches by the rules on top of this module."""
 
     offers = True
     _order: ArrivalOrder | None = None
@@ -57,7 +57,7 @@ class OldestScheduler(SequenceScheduler):
         ):
             return
         capacity = instance.backend.capacity
-        limit = capacity - self._pool.limited  # the rate limiter's instances get nothing ahead of time
+        limit = capacity - self._pool.limited  # under the rate limiter nothing is prepared in advance
         while instance.outstanding <= limit:
             picked, closed = self._pick(index, max_size)
             if not picked:
@@ -81,7 +81,7 @@ class OldestScheduler(SequenceScheduler):
             instance.submit(requests, reason, age)
 
     def _pick(self, index: int, max_size: int) -> tuple[list[Sequence], bool]:
-        """The longest prefix of the queue that fits into one batch; drops stale entries on the way."""
+        """The longest prefix of the queue that fits into one batch; removes stale entries from the queue."""
         ready = self.table.ready[index]
         picked: list[Sequence] = []
         pattern: InferRequest | None = None

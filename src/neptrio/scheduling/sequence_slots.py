@@ -1,19 +1,18 @@
 """The slot table: which sequence holds which slot, which one waits, and when each of them ends.
 
-The problem: a sequence's requests must all reach the same slot of the same instance, in order, while
-clients start, end, vanish, cancel, time out and start again at any moment. A slot that is lost, given
-twice or released twice corrupts somebody's state for ever. The choice: a sequence is a small record
-with a state, every change of it is a row of TRANSITIONS (sequence_transitions.py), and nothing else
-touches a slot. The table is pure: time is an argument, and what has to happen outside comes back as
-effects.
+The problem: a sequence's requests must all reach the same slot of the same instance, in order, while clients
+start, end, vanish, cancel, time out and start again at any moment. A slot that is lost, given twice or released
+twice corrupts some sequence's state for good. The choice: a sequence is a small record with a state, every change
+of it is a row of TRANSITIONS (sequence_transitions.py), and nothing else touches a slot. The table does no I/O:
+time is an argument, and what must happen outside is returned as effects.
 
 Rules (E1.n is docs/protocol/rules.md):
  1. An id is live from its START to its END (at enqueue, not at execution), its idle deadline, its
     cancellation or its eviction, whichever comes first (E1.4, E1.7, E1.13).
  2. START on a live id continues in the same slot or backlog place (E1.3).
  3. A free slot is given lowest number first, then lowest instance; without one, a new sequence waits
-    in the backlog, and when a slot frees, the oldest one moves in whole (E1.4, E1.5).
- 4. At most one request of a sequence is in flight.
+    4. At most one request of a sequence is under way.
+ 5. A slot is released once: when its sequence is ENDING, none of its requests waits and none is under way.
  5. A slot is released once, when its sequence is ENDING, nothing of it waits and nothing is in flight.
  6. The backlog is empty while any slot is free.
  7. A cancelled request acts when it is the first one waiting of its slot: every waiting request of the
@@ -68,7 +67,7 @@ class StartMissing(Exception):
 
 
 class Sequence:
-    """One run of one id. Kept small: there may be tens of thousands of them, most of them idle."""
+    """One life of a sequence id, from START to its end. Small, as there may be tens of thousands."""
 
     __slots__ = (
         "corrid",
@@ -96,14 +95,14 @@ class Sequence:
         self.created_ns = now_ns
         self.last_ns = now_ns
         self.expires_ns = 0
-        self.waiting: deque[Any] | None = None  # None when empty: a deque costs more than the rest
+        self.waiting: deque[Any] | None = None  # None when empty, because a deque is larger than all the rest
         self.in_flight: Any = None
         self.offered = False
-        self.started = False  # a request of it has been given to the instance
+        self.started = False  # an instance has been given a request of it
         self.reason = ""
         self.states: list[Any] | None = None  # implicit state, owned by scheduling.sequence_state
         self.corrid: Any = None  # its CORRID tensor
-        self.stream: Any = None  # the gRPC stream whose end ends it too, if the model asks for that
+        self.stream: Any = None  # the gRPC stream on which it was started, if its end ends the sequence
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, {STATE_NAMES[self.state]}, slot={self.instance}/{self.slot})"
@@ -111,30 +110,30 @@ class Sequence:
 
 @dataclass(frozen=True)
 class SlotTableStatistics:
-    """What the table holds now."""
+    """What the table holds at the moment."""
 
     live: int  # ids that a request may continue
     slots: int
     slots_used: int
     backlog_sequences: int
     backlog_requests: int
-    waiting: int  # requests in slots that have not been issued
+    waiting: int  # requests in slots that were not issued yet
     in_flight: int
 
 
 class SlotTable:
-    """Slots of every instance of one model, the backlog and the ids that are live.
+    """The slots of every instance of one model, the backlog, and the ids that are live.
 
-    `effects` collects (CANCELLED | TIMED_OUT, request), (ENDED, sequence) and (DRAINED, instance index)
-    for the caller to act on, in order. With `offers`, `ready[instance]` lists sequences that have a
-    request to issue, in the order in which they came to have one; entries may be stale (see `drop_stale`).
+    `effects` collects what the caller must do, in order: (CANCELLED | TIMED_OUT, request), (ENDED, sequence) and
+    (DRAINED, instance index). With `offers`, `ready[instance]` lists the sequences that have a request to issue,
+    in the order in which they got one; entries may be stale (see drop_stale()).
     """
 
     def __init__(self, instances: int, slots_per_instance: int, idle_ns: int, offers: bool = False) -> None:
         self.live: dict[int | str, Sequence] = {}
         self.slots: list[list[Sequence | None]] = []
         self.held: list[int] = []  # per instance: slots that are held
-        self.waiting: list[int] = []  # per instance: requests in its slots that are not issued
+        self.waiting: list[int] = []  # per instance: requests in its slots that were not issued yet
         self.ready: list[deque[Sequence]] = []
         self.effects: list[tuple[int, Any]] = []
         self.idle_ns = idle_ns
@@ -145,9 +144,9 @@ class SlotTable:
         self._per_instance = slots_per_instance
         self._offers = offers
         self._free: list[tuple[int, int]] = []  # heap of (slot, instance)
-        self._retired: set[int] = set()  # with sequences that go on
-        self._vacant: list[int] = []  # indices of instances that are gone
-        self._backlog: deque[Sequence] = deque()  # may hold GONE ones
+        self._retired: set[int] = set()  # retired instances that still have sequences
+        self._vacant: list[int] = []  # indices of forgotten instances, to be used again
+        self._backlog: deque[Sequence] = deque()  # in order of arrival; may contain sequences that are GONE
         self._idle: OrderedDict[Sequence, None] = OrderedDict()
         self._timeouts: list[tuple[int, int, Sequence]] = []
         self._order = itertools.count()
@@ -157,7 +156,7 @@ class SlotTable:
     # ------------------------------------------------------------ events
 
     def accept(self, sequence_id: int | str, request: Any, now_ns: int) -> tuple[Sequence, bool]:
-        """Queues a request; returns its sequence and whether its START hit a live id.
+        """Queues a request; returns (its sequence, whether its START hit a live id).
 
         `request` has `sequence_start`, `sequence_end`, `timeout_us` and `cancelled`. Raises
         StartMissing.
@@ -179,18 +178,18 @@ class SlotTable:
         return sequence, conflict
 
     def issue(self, sequence: Sequence, now_ns: int) -> Any:
-        """Takes the first waiting request for execution."""
+        """Removes and returns the sequence's first waiting request, to be executed."""
         self._apply(sequence, ISSUE, now_ns)
         request = sequence.in_flight
         self._check_head(sequence, now_ns)
         return request
 
     def finish(self, sequence: Sequence, now_ns: int) -> None:
-        """The request in flight has left the instance."""
+        """The request that issue() returned has left the instance."""
         self._apply(sequence, FINISH, now_ns)
 
     def requeue(self, sequence: Sequence, request: Any, now_ns: int) -> bool:
-        """An iterative sequence's request comes back; False when the id is not live any more."""
+        """Queues an iterative sequence's request again; False when the id is no longer live."""
         if sequence.state != ACTIVE:
             return False
         self._apply(sequence, REQUEST, now_ns, request)
@@ -198,14 +197,17 @@ class SlotTable:
         return True
 
     def cancel(self, sequence: Sequence, request: Any, now_ns: int) -> None:
-        """`request`, which is marked as cancelled, may act at once or when it gets to the head."""
+        """Acts on `request`, which is marked as cancelled: now, or when it becomes the first one waiting (rule 7)."""
         if sequence.state in (WAITING, WAITING_ENDED):
             self._apply(sequence, CANCEL, now_ns)
         elif sequence.state in (ACTIVE, ENDING):
             self._check_head(sequence, now_ns)
 
     def end(self, sequence: Sequence, event: int, now_ns: int) -> bool:
-        """EVICT, DISCONNECT, CLOSE, or END of an iterative sequence; False when its id is not live."""
+        """Ends a live sequence for the reason `event`: EVICT, DISCONNECT, CLOSE, or END of an iterative sequence.
+
+        Returns False when its id is not live.
+        """
         if (sequence.state, event) == (ACTIVE, END):
             event, sequence.reason = CLOSE, "ended"
         if (sequence.state, event) not in TRANSITIONS:
@@ -214,7 +216,7 @@ class SlotTable:
         return True
 
     def expire(self, now_ns: int) -> None:
-        """Ends what has been idle too long and rejects what has waited too long."""
+        """Ends sequences that were idle for too long and rejects requests that waited for too long."""
         limit = now_ns - self.idle_ns
         while self._idle:
             sequence = next(iter(self._idle))
@@ -227,7 +229,7 @@ class SlotTable:
                 self._apply(sequence, TIMEOUT, now_ns)
 
     def next_deadline(self) -> int | None:
-        """When expire() has something to do next, None when never."""
+        """When expire() next has something to do; None: never."""
         when = None
         if self._idle:
             when = next(iter(self._idle)).last_ns + self.idle_ns
@@ -241,16 +243,16 @@ class SlotTable:
         return when
 
     def close(self, now_ns: int) -> None:
-        """Every live sequence ends; what has been accepted still runs."""
+        """Ends every live sequence; accepted requests still run."""
         for sequence in list(self.live.values()):
             self._apply(sequence, CLOSE, now_ns)
 
     # ------------------------------------------------------------ instances
 
     def add_instance(self, now_ns: int = 0) -> int:
-        """A new instance with free slots, which the backlog is given first; returns its index.
+        """Adds an instance, whose free slots go to the backlog first; returns its index.
 
-        Call it when every effect has been acted upon: they name instances by their index.
+        Must be called when all effects have been carried out, since they name instances by index.
         """
         if self.effects:
             raise RuntimeError("an instance was added while effects name instances by index")
@@ -269,7 +271,7 @@ class SlotTable:
         return instance
 
     def retire_instance(self, instance: int) -> None:
-        """No new sequences for it. Running ones keep their slots; (DRAINED, instance) follows the last."""
+        """Gives it no new sequences. Live ones keep their slots; (DRAINED, instance) follows after the last."""
         if instance in self._retired or not self.slots[instance]:
             raise RuntimeError(f"instance {instance} was retired twice")
         self._retired.add(instance)
@@ -288,11 +290,11 @@ class SlotTable:
     # ------------------------------------------------------------ looking
 
     def withdraw(self, instance: int) -> None:
-        """Takes the first entry off `ready[instance]`."""
+        """Removes the first entry of `ready[instance]`."""
         self.ready[instance].popleft().offered = False
 
     def drop_stale(self, instance: int) -> None:
-        """Takes entries that have nothing to issue any more out of `ready[instance]`."""
+        """Removes entries of `ready[instance]` that no longer have a request to issue."""
         kept: deque[Sequence] = deque()
         for sequence in self.ready[instance]:
             if sequence.waiting and sequence.in_flight is None and sequence.state != GONE:
@@ -343,7 +345,7 @@ class SlotTable:
             self._apply(sequence, CANCEL, now_ns)
 
     def _fill(self, now_ns: int) -> None:
-        """Rule 6: gives free slots to the backlog."""
+        """Gives free slots to sequences in the backlog (rule 6)."""
         while self._free and self._backlog:
             sequence = self._backlog.popleft()
             if sequence.state != GONE:
@@ -409,7 +411,8 @@ class SlotTable:
             sequence.offered = True
             ready = self.ready[sequence.instance]
             ready.append(sequence)
-            if len(ready) > 2 * self.held[sequence.instance] + 64:  # many were cancelled
+            # cancelled requests have left many stale entries
+            if len(ready) > 2 * self.held[sequence.instance] + 64:
                 self.drop_stale(sequence.instance)
 
     def _take(self, sequence: Sequence, now_ns: int, request: Any) -> None:

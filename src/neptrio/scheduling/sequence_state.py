@@ -1,18 +1,18 @@
-"""Implicit state: a sequence's last state output is its next request's state input.
+"""Implicit state: a state output of one request becomes the state input of the sequence's next request.
 
-A sequence owns one tensor per configured state. Before an execution they are appended to the request's
-inputs as they are; after it, the response's state outputs take their place. States stay tensors all
-the time: no bytes are copied or converted in Python but where rule 3 or 4 says so.
+A sequence owns one tensor per configured state. Before an execution these are added to the request's inputs as
+they are; after it, the response's state outputs replace them. They stay tensors throughout: bytes are copied
+only where rule 3 or 4 says so.
 
 Rules (docs/protocol/rules.md E1.14):
- 1. START, and only START, resets a state: to its file, or to zeros.
- 2. A response without a state output, and an execution or a request that failed, leave the state alone.
+ 1. START, and only START, resets a state: to the contents of its file, or to zeros.
+ 2. A response without the state output, and a failed execution or request, leave the state unchanged.
  3. A state never shares memory with what a client is sent: it is replaced, not overwritten. With
-    `use_same_buffer_for_input_output` it is overwritten in place, so its address never changes; then,
-    too, nothing is written before the execution has succeeded.
- 4. A lone request's state output is adopted without a copy; one cut from a batch is copied, so that an
-    idle sequence does not keep the memory of its batch mates. States in GPU memory are always adopted.
- 5. Null requests get the initial state, and what they make of it is dropped.
+    `use_same_buffer_for_input_output` it is overwritten in place, so that its address never changes, but also
+    then nothing is written before the execution has succeeded.
+ 4. The state output of a request executed alone is kept without a copy. One that is part of a batch's buffer is
+    copied, so that an idle sequence does not keep the whole batch in memory. States in GPU memory are never copied.
+ 5. Null requests get the initial state; the state they produce is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU = int(MemoryKind.GPU_MEMORY)
 
 
 class ImplicitState:
-    """The states of one model's sequences."""
+    """Makes, keeps and replaces the states of one model's sequences."""
 
     def __init__(self, config: SequenceConfig, model_name: str) -> None:
         self._model = model_name
@@ -53,13 +53,13 @@ class ImplicitState:
         return Tensor(state.input_name, state.dtype, shape, data)
 
     def inputs(self, sequence: Sequence, start: bool) -> list[Tensor]:
-        """The state inputs of a request that is about to be executed."""
+        """The state inputs of a request that is about to be executed; `start` resets them first."""
         if start or sequence.states is None:
             sequence.states = list(self.initial)
         return sequence.states
 
     def commit(self, sequence: Sequence | None, response: InferResponse | None, alone: bool) -> None:
-        """Takes the state outputs out of a response. A wrong one fails the request and changes nothing."""
+        """Takes the state outputs out of a response. One of a wrong type or shape fails the request alone."""
         if response is None or response.error is not None or not response.outputs:
             return
         found: list[tuple[int, Tensor]] = []

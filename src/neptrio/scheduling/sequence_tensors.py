@@ -1,8 +1,8 @@
-"""The tensors that the server adds to a sequence's requests: controls, and what null requests hold.
+"""The tensors that the server adds to a sequence's requests: controls, and the inputs of null requests.
 
-Control tensors of a model are few (START, END and READY are each one of two), so they are made once
-and shared by every request; a sequence's CORRID is made once per sequence. Nothing is written to them
-after that. Source: docs/protocol/rules.md E1.9 and E1.11, docs/protocol/observed.md 8.
+A model has few distinct control tensors (START, END and READY are each true or false), so they are made once and
+shared by all requests; a sequence's CORRID is made once per sequence. They are never written to after that.
+Source: docs/protocol/rules.md E1.9 and E1.11, docs/protocol/observed.md 8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INTEGER_BYTES = {
 
 
 def corrid_bytes(sequence_id: int | str, dtype: int) -> bytes:
-    """A CORRID element: the low bytes of an integer id, or a length-prefixed string of any length."""
+    """The bytes of a CORRID element: the low bytes of an integer id, or a string with its length in front."""
     if dtype == datatypes.BYTES:
         text = text_bytes(sequence_id) if isinstance(sequence_id, str) else b""
         return struct.pack("<I", len(text)) + text
@@ -32,14 +32,14 @@ def corrid_bytes(sequence_id: int | str, dtype: int) -> bytes:
 
 
 class Controls:
-    """The control tensors of one model."""
+    """Makes the control tensors of one model and adds them to requests."""
 
     def __init__(self, config: SequenceConfig) -> None:
         self._shape = (1, 1) if config.max_batch_size > 0 else (1,)
         flags = [c for c in config.controls if c.kind != CORRID]
         self._corrid: Control | None = next((c for c in config.controls if c.kind == CORRID), None)
         self.names = frozenset(c.name for c in config.controls)
-        # index: START + 2 * END; the null request's set comes last
+        # index: START + 2 * END; the last entry is for null requests
         self._flags = [
             [self._flag(c, {START: start, END: end, READY: 1}[c.kind]) for c in flags]
             for end in (0, 1)
@@ -59,12 +59,12 @@ class Controls:
         return Tensor(self._corrid.name, self._corrid.dtype, self._shape, data)
 
     def id_of(self, number: int) -> int | str:
-        """An id that the server makes: a string where ids must be strings."""
+        """The id that the server gives to sequence `number` of its own: a string where ids must be strings."""
         text = self._corrid is not None and self._corrid.dtype == datatypes.BYTES
         return str(number) if text else number
 
     def check_id(self, request: InferRequest) -> None:
-        """Raises InvalidArgument when the id's type is not that of CORRID; without one, any will do."""
+        """Raises InvalidArgument when the id's type differs from CORRID's; without CORRID any type will do."""
         corrid = self._corrid
         if corrid is not None and isinstance(request.sequence_id, str) != (corrid.dtype == datatypes.BYTES):
             got = "BYTES" if isinstance(request.sequence_id, str) else "UINT64"
@@ -83,7 +83,7 @@ class Controls:
 
 
 def same_inputs(a: InferRequest, b: InferRequest, ragged: frozenset[str]) -> bool:
-    """True when two requests fit into one batch: the same inputs with the same shapes."""
+    """True when two requests fit into one batch: same inputs, same shapes (except those of `ragged` inputs)."""
     mine, other = a.inputs, b.inputs
     if len(mine) == len(other):
         for x, y in zip(mine, other, strict=True):
@@ -99,7 +99,7 @@ def _signature(request: InferRequest, ragged: frozenset[str]) -> dict[str, Any]:
 
 
 class _Nobody(Responder):
-    """Nobody waits for a null request; `open` counts those that are under way."""
+    """The responder of null requests: drops the response. `open` counts null requests under way."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -109,9 +109,9 @@ class _Nobody(Responder):
 
 
 class NullRequests:
-    """Makes the requests that fill slots without one: READY=0, zeros shaped like a real request's inputs.
+    """Makes null requests, which fill empty slots: READY=0, and zeros in the shapes of a real request's inputs.
 
-    They are executed like any other and counted nowhere but in the batch size (E1.9).
+    They are executed like others, but only the batch size counts them (E1.9).
     """
 
     def __init__(self, model: ModelCore, controls: Controls) -> None:
@@ -123,11 +123,11 @@ class NullRequests:
 
     @property
     def open(self) -> int:
-        """Null requests that are under way. They count among the model's accepted requests, though nobody sent them."""
+        """Null requests under way; the model's count of accepted requests includes them."""
         return self._nobody.open
 
     def make(self, like: list[Tensor], states: list[Tensor]) -> InferRequest:
-        """A null request for a batch with inputs `like`."""
+        """A null request for a batch whose other requests have inputs shaped like `like`."""
         request = InferRequest()
         request.model = self._model
         request.model_name = self._model.name
@@ -145,7 +145,8 @@ class NullRequests:
         key = (tensor.name, tensor.dtype, tensor.shape)
         made = self._zeros.get(key)
         if made is None:
-            size = datatypes.ITEM_SIZE[tensor.dtype] or 4  # an empty string is its length, 0
+            # a BYTES element that is empty is 4 bytes of length 0
+            size = datatypes.ITEM_SIZE[tensor.dtype] or 4
             if len(self._zeros) > 64:
                 self._zeros.clear()
             made = self._zeros[key] = Tensor(*key, bytes(size * tensor.count()))

@@ -1,4 +1,4 @@
-"""The life of a sequence as one table: what may happen to it in which state, and what follows.
+"""The states of a sequence as one table: which event may happen in which state, and what it causes.
 
 States of a sequence:
 
@@ -8,8 +8,8 @@ States of a sequence:
     ENDING         holds a slot until its accepted requests have run; its id is free again
     GONE           forgotten
 
-An action is a method of SlotTable (sequence_slots.py) with an underscore in front; the rules that the
-rows follow are there.
+An action names a method of SlotTable (sequence_slots.py) without its leading underscore; the rules behind the
+rows are on top of that module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENT_NAMES = (
     "EMPTY",
 )
 
-# (state, event) -> (next state, actions in order). What is not listed cannot happen.
+# (state, event) -> (next state, actions in order). Pairs that are not listed cannot happen.
 TRANSITIONS: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {
     (WAITING, REQUEST): (WAITING, ("queue", "note_timeout")),
     (WAITING, END): (WAITING_ENDED, ("queue", "note_timeout", "unmap")),
@@ -61,7 +61,7 @@ TRANSITIONS: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {
     (ENDING, EMPTY): (GONE, ("release",)),
 }
 
-# why a sequence ended, by the event that ended it
+# the reason that is reported for a sequence's end, by the event that ended it
 REASONS = {
     END: "ended",
     IDLE: "idle",
