@@ -1,6 +1,6 @@
-"""Tells waiting tasks that the readiness of models may have changed; they look for themselves.
+"""Lets tasks wait until the readiness of some model may have changed; they then check for themselves.
 
-Rule: who notes `rings` before it looks and waits with that number misses no ring in between.
+Rule: read `rings`, then check, then wait(rings). A ring in between is not missed.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import trio
 
 
 class Bell:
-    """Rung and waited for on the trio thread."""
+    """A counter of changes that tasks can wait for. Trio thread only."""
 
     def __init__(self) -> None:
         self.rings = 0
-        self._event: trio.Event | None = None  # only while somebody waits
+        self._event: trio.Event | None = None  # exists only while somebody waits
 
     def ring(self) -> None:
-        """Wakes whoever waits."""
+        """Wakes all who wait."""
         self.rings += 1
         if self._event is not None:
             self._event.set()
             self._event = None
 
     async def wait(self, seen: int) -> None:
-        """Returns once there were more than `seen` rings."""
+        """Returns when `rings` exceeds `seen`."""
         while self.rings == seen:
             if self._event is None:
                 self._event = trio.Event()

@@ -1,6 +1,6 @@
-"""What is served now: the records of every model, and the one place where names are looked up.
+"""What is served now: a record for every model, and the one place where models are looked up by name.
 
-Nothing here changes anything: models come by repository.loading and go by repository.withdrawal.
+Nothing here changes what is served: repository.loading brings models in, repository.withdrawal takes them out.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from neptrio.settings import Settings
 
 
 def version_number(version: str) -> int:
-    """The number that a request names a version by. Raises InvalidArgument for text that is none."""
-    try:  # int() also reads '1_0' and the digits of other scripts
+    """The number of a version named in a request. Raises InvalidArgument for text that is no number."""
+    try:  # int() also reads '1_0' and digits of other scripts
         if len(version) < 19 and version.isascii() and "_" not in version:
             return int(version)
     except ValueError:
@@ -35,25 +35,25 @@ def version_number(version: str) -> int:
 
 
 def not_above_zero(version: str) -> InvalidArgument:
-    """The error of a version's number that no version has."""
+    """The error for a version number of 0 or below, which no version has."""
     return InvalidArgument(
         f"invalid model version specified '{version}' , version should be an integral value > 0"
     )
 
 
 class Catalog:
-    """Every model that is or was served, or was asked for. Lives on the trio thread."""
+    """The records of all models that are or were served, or were asked for. Trio thread only."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.places = Places(settings)
         self.records: dict[str, Record] = {}
-        self.latest: dict[str, Model] = {}  # the highest version of each model that serves
+        self.latest: dict[str, Model] = {}  # model -> its highest version that serves
         self.readiness = Bell()  # rung when the state or the health of a version changes
-        self.nursery: trio.Nursery | None = None  # of loads and retirements, while the server runs
+        self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
 
     def lookup(self, name: str, version: str = "") -> Model:
-        """The ready version asked for, or the highest ready one. Texts as in docs/protocol/features.md A1."""
+        """The ready version with that number, or the highest one. Errors are those of docs/protocol/features.md A1."""
         if not version:
             model = self.latest.get(name)
             if model is not None:
@@ -79,8 +79,8 @@ class Catalog:
         return row.model
 
     def lookup_step(self, name: str, version: str) -> Model:
-        """lookup() for a step of an accepted ensemble request: a model that was withdrawn together
-        with the ensemble serves it to its end."""
+        """lookup() for a step of an accepted ensemble request. Also finds a model that was withdrawn together with
+        the ensemble: it serves the ensemble's requests to their end."""
         try:
             return self.lookup(name, version)
         except TritonError:
@@ -104,7 +104,7 @@ class Catalog:
         return sorted(v for v, row in rows.items() if row.model is not None and row.model.ready)
 
     def ready_models(self) -> list[Model]:
-        """Every ready version, by name, then version number."""
+        """Every ready version, sorted by name and version number."""
         return [
             row.model
             for name in sorted(self.records)
@@ -113,7 +113,7 @@ class Catalog:
         ]
 
     def all_ready(self) -> bool:
-        """Strict readiness: no version loading, unloading or failed."""
+        """Strict readiness: True when no version is loading, unloading or failed."""
         return all(
             lifecycle.keeps_ready(row.state, row.reason) and (row.model is None or row.model.ready)
             for record in self.records.values()
@@ -123,8 +123,10 @@ class Catalog:
     def index(
         self, ready: bool, timings: bool = False, model_dirs: Mapping[str, list[Path]] | None = None
     ) -> list[dict[str, Any]]:
-        """The rows of the repository index, sorted by name and version: folders of the
-        repositories only. `model_dirs` is what places.model_dirs() has just said on another thread."""
+        """The rows of the repository index, sorted by name and version, only of models with a folder in a repository.
+
+        `model_dirs` is what places.model_dirs() returned on another thread just before.
+        """
         rows: list[dict[str, Any]] = []
         for name, folders in (self.places.model_dirs() if model_dirs is None else model_dirs).items():
             record = self.records.get(name)
@@ -147,18 +149,18 @@ class Catalog:
         return record.progress()
 
     def flush(self) -> None:
-        """Shutdown has begun: no scheduler waits any longer for company before it sends."""
+        """Shutdown has begun: schedulers send their batches without waiting for more requests."""
         for scheduler in self._ready_schedulers():
             scheduler.flush()
 
     def live_sequences(self) -> int:
-        """Sequences of all models that a request may continue."""
+        """How many sequences of all models are live."""
         return sum(scheduler.live_sequences() for scheduler in self._ready_schedulers())
 
     def _ready_schedulers(self) -> list[Scheduler]:
-        """Those of the ready models; a model has one from its start."""
+        """The schedulers of all ready models."""
         return [model.scheduler for model in self.ready_models() if model.scheduler is not None]
 
     def standings(self) -> dict[str, lifecycle.Standing]:
-        """What lifecycle's plans need to know of every model."""
+        """What the plans in repository.lifecycle need to know of every model."""
         return {name: record.standing for name, record in self.records.items()}

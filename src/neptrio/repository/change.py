@@ -1,4 +1,4 @@
-"""Whether a folder as a load finds it differs from what serves, and in what."""
+"""Compares what a load has found in a model's folder with what is served from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neptrio.repository.records import Record
 
 
 def unchanged(record: Record, found: Found) -> bool:
-    """Every wanted version serves already, from the files as they are, and none has broken for good."""
+    """True when every wanted version is served from the files as they are, and none is broken for good."""
     return (
         record.folder is None
         and not any(model.lost for model in record.serving.values())
@@ -23,7 +23,7 @@ def unchanged(record: Record, found: Found) -> bool:
 
 
 def same_but_instances(record: Record, found: Found) -> bool:
-    """The new configuration differs from the serving one in instance groups at most."""
+    """True when the new configuration differs from the served one at most in instance groups."""
     if record.source is None or found.folder is not None or record.folder is not None:
         return False
     before, after = (_without(s.config, "instance_group") for s in (record.source, found.source))
@@ -31,11 +31,10 @@ def same_but_instances(record: Record, found: Found) -> bool:
 
 
 def going_on(record: Record, found: Found) -> dict[int, Model]:
-    """The versions that need no new model: nothing but instance groups or the choice of versions differs.
+    """The served versions that need no new model, because only instance groups or the choice of versions changed.
 
-    None when the configuration and the versions are what they were: then something else has changed,
-    or a reload is what was asked for. A configuration may be given as it was written or as it was
-    completed and a client has seen it.
+    None when configuration and versions are unchanged: then something else has changed, or a reload was asked
+    for. The configuration may be given as its owner wrote it, or as the server completed it and showed it.
     """
     config = found.source.config
     if record.source is None or found.folder is not None or record.folder is not None:
@@ -70,7 +69,7 @@ def _without(config: Any, *fields: str) -> bytes:
 
 
 def _files_of(state: scan.Fingerprint | None, versions: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """The folder's state as far as these versions may look at it."""
+    """The part of the folder's state that these versions can see."""
     folders = {str(version) for version in versions}
     return {
         name: value
@@ -80,7 +79,7 @@ def _files_of(state: scan.Fingerprint | None, versions: Iterable[int]) -> dict[s
 
 
 def _files(state: scan.Fingerprint | None) -> dict[str, tuple[int, int]]:
-    """The folder's state without its configuration files."""
+    """The folder's state without the configuration files."""
     return {
         name: value
         for name, value in (state or {}).items()

@@ -1,14 +1,14 @@
 """A dry run: everything that is wrong with the models of a repository, without serving them.
 
-The problem: a load stops at the first thing that is wrong, and a model that runs fine today may be
-replaced by one that does not load. The choice: the steps of a load are taken one by one, each tells
-all it finds, and what follows works with what is left.
+The problem: a load stops at the first thing that is wrong, and a model that runs well today may be replaced by one
+that does not load. The choice: the steps of a load are taken one by one, each reports everything it finds, and
+the next works with what was right.
 
 Rules:
- 1. Nothing is run and nothing is loaded: no model code, no session, no compiler, no weights. What
-    only these can tell is not told (docs/model-repository.md says what that is).
- 2. An error is what the server would refuse; a warning is what it would take but is hardly meant.
- 3. A problem is told once, at its cause: a field that could not be read is not missing as well, and
+ 1. Nothing is run or loaded: no model code, no session, no compiler, no weights. What only these could find is
+    not found (docs/model-repository.md lists it).
+ 2. An error is what the server would refuse; a warning is what it would accept but was probably not meant.
+ 3. A problem is reported once, at its cause: a field that could not be read is not also reported as missing, and
     an ensemble only says that a model of its steps has errors, not which.
 """
 
@@ -44,33 +44,33 @@ NO_GPU = "no GPUs are available"
 
 @dataclass
 class Checked:
-    """What was found out about one model."""
+    """The problems and facts found about one model."""
 
     name: str
     folder: Path | None = None
     problems: list[Problem] = field(default_factory=list)
     source: ConfigSource | None = None
-    versions: list[int] = field(default_factory=list)  # that would be served, ascending
+    versions: list[int] = field(default_factory=list)  # the ones that would be served, ascending
     configs: dict[int, Any] = field(default_factory=dict)  # version -> its completed configuration
-    complete: bool = True  # inputs and outputs are known without running the model
+    complete: bool = True  # False when inputs or outputs can be known only by running the model
 
     @property
     def ok(self) -> bool:
-        """There is no error; there may be warnings."""
+        """True when there is no error; there may be warnings."""
         return all(problem.severity != ERROR for problem in self.problems)
 
     @property
     def config(self) -> Any:
-        """The latest version's configuration, None when there is none."""
+        """The highest version's configuration, None when no version has one."""
         return self.configs[max(self.configs)] if self.configs else None
 
     def report(self, problem: Problem) -> None:
-        """Takes a problem, once."""
+        """Notes a problem, unless it was noted before."""
         if problem not in self.problems:
             self.problems.append(problem)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """As a JSON object."""
         return {
             "name": self.name,
             "ok": self.ok,
@@ -80,10 +80,10 @@ class Checked:
 
 
 class Checker:
-    """Checks the models of some repositories; each is looked at once. Used on one thread.
+    """Checks the models of some repositories, each at most once. Used on one thread.
 
-    `serving` are the configurations that run now: an ensemble is checked against them, as a load of
-    it would be. `here` says that the models are to run on this machine, so missing GPUs are errors.
+    `serving` holds the configurations that run now: an ensemble is checked against those, as its load would be.
+    `here`: the models are to run on this machine, so missing GPUs are errors.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class Checker:
         self._under_way: list[str] = []
 
     def all(self) -> list[Checked]:
-        """Every model, by name. A folder without anything that makes it a model is one with errors."""
+        """Every model, sorted by name. A folder without anything that makes it a model is one with errors."""
         return [self.model(name) for name in self._folders]
 
     @property
     def names(self) -> Sequence[str]:
-        """The models there are."""
+        """The names of the models."""
         return list(self._folders)
 
     def model(self, name: str) -> Checked:
-        """One model of the repositories."""
+        """One model of the repositories. A name that no folder has is a model with an error."""
         checked = self._done.get(name)
         if checked is None:
             checked = Checked(name)
@@ -131,7 +131,7 @@ class Checker:
         return checked
 
     def given(self, name: str, folder: Path | None, config: str | None) -> Checked:
-        """A model as a load call would bring it: another folder, another configuration, or both."""
+        """A model as a load call would bring it: with another folder, another configuration, or both."""
         checked = Checked(name)
         if folder is None and len(self._folders.get(name, [])) == 1:
             folder = self._folders[name][0]
@@ -173,7 +173,8 @@ class Checker:
             return
         lost = config_problems.Lost(checked.problems)
         auto_complete = not self._settings.disable_auto_complete_config
-        for _ in range(2):  # first the name, then the backend
+        # defaults.identify() raises one error at a time: for the name, then for the backend
+        for _ in range(2):
             try:
                 defaults.identify(source, checked.name, folder, auto_complete)
                 break
@@ -216,7 +217,7 @@ class Checker:
     def _version(
         self, checked: Checked, version: int, source: ConfigSource, backend: Any, lost: Lost
     ) -> None:
-        """One version; 0 stands for a model without any, so that its configuration is checked too."""
+        """Checks one version; 0 stands for a model without versions, so that its configuration is still checked."""
         assert checked.folder is not None
         own = model_config.new_config()
         own.CopyFrom(source.config)
@@ -254,7 +255,7 @@ class Checker:
             self._ensemble(checked, source, own)
             return
         if found or lost:
-            return  # what follows would say the same in other words
+            return  # later checks would report the same in other words
         try:
             if own.WhichOneof("scheduling_choice") == "sequence_batching":
                 sequence_config.parse(own, folder)
@@ -354,7 +355,7 @@ class _Child:
 
 
 def _placed(source: ConfigSource, text: str, place: str = "") -> Problem:
-    """An error whose text may begin with FILE:LINE: FIELD."""
+    """An error whose text may begin with its place, FILE:LINE: FIELD."""
     text = text.rstrip("\n")
     for prefix in (source.path, place):
         if prefix and text.startswith(prefix):
@@ -372,7 +373,7 @@ def _placed(source: ConfigSource, text: str, place: str = "") -> Problem:
 
 
 def _at_its_tensor(source: ConfigSource, version: int, problem: Problem) -> Problem:
-    """A problem of a version's files that names a tensor of the configuration, with the line of that."""
+    """A problem with a version's files that names a tensor, placed at the line that configures this tensor."""
     named = None if problem.line else _TENSOR.search(problem.message)
     if named is None:
         return problem
@@ -384,7 +385,7 @@ def _at_its_tensor(source: ConfigSource, version: int, problem: Problem) -> Prob
 
 
 def _layout(checked: Checked, folder: Path) -> None:
-    """Names in a model's folder that look like something they are not."""
+    """Reports names in a model's folder that are probably misspelt."""
     names = {entry.name: entry for entry in folder.iterdir()}
     if "config.pbtxt" in names and "config.json" in names:
         text = "config.pbtxt counts, config.json beside it does not"

@@ -1,20 +1,20 @@
-"""A repository in cloud storage: any fsspec URL, mirrored to local folders as models are loaded.
+"""A repository in cloud storage: any fsspec URL, copied model by model to local folders when models are loaded.
 
-The problem: backends read local files, storage is slow and fails halfway, and what lies there changes
-while it is read. The choice: every model has a local folder, brought up to date when the model is
-loaded (or a poll saw a change) and put in place whole.
+The problem: backends read local files; storage is slow and may fail halfway; and its contents may change while they
+are read. The choice: every model has a local folder, which is brought up to date when the model is loaded (or
+when polling has seen a change) and replaced as a whole.
 
 Rules:
- 1. A loader never sees part of a download: files go to a folder of their own, which takes the model
-    folder's place by renaming once everything is there.
- 2. A file whose ETag (or checksum, or else size and time) is the one it was fetched with is not
-    fetched again: it is linked from the folder before. Files kept by an earlier server are taken only
-    if their contents have the SHA-256 written down then.
- 3. What is there is listed again after a fetch: when it has changed meanwhile, the fetch starts over.
- 4. Storage that cannot be reached keeps the last listing; what it held goes on serving.
- 5. Credentials are fsspec's business (its configuration and the usual environment variables); they
-    never appear in a message.
- 6. fsspec is imported when a URL is used, and not otherwise.
+ 1. A loader never sees part of a download: files go to a separate folder, which is renamed to the model's folder
+    once everything is there.
+ 2. A file is fetched again only if its ETag has changed (or its checksum, or else its size or time); otherwise it
+    is linked from the previous folder. Files that an earlier server left are used only if they still have the
+    SHA-256 noted then.
+ 3. After a fetch the model is listed again; if it has changed meanwhile, the fetch starts over.
+ 4. When storage cannot be reached the last listing stays valid, and its models go on serving.
+ 5. Credentials are left to fsspec (its configuration and the usual environment variables); they never appear in
+    a message.
+ 6. fsspec is imported only when a URL is used.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from neptrio.repository import override
 
 log = logging.getLogger("neptrio.repository")
 
-ATTEMPTS = 3  # to fetch a model that changes meanwhile
+ATTEMPTS = 3  # of fetching a model that changes meanwhile
 CHECKSUMS = ("ETag", "etag", "e_tag", "md5Hash", "md5", "content_md5", "Content-MD5", "checksum", "crc32c")
 TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modified", "created")
-MANIFEST = ".neptrio-manifest.json"  # beside the models' folders, one for all
+MANIFEST = ".neptrio-manifest.json"  # beside the models' folders; describes the files of all of them
 Fingerprint = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class CloudStatistics:
-    """What a repository in cloud storage has cost."""
+    """What a repository in cloud storage has fetched, and how often it was listed."""
 
     url: str
     models: int
@@ -58,7 +58,7 @@ class CloudStatistics:
 
 @dataclass(frozen=True)
 class _Remote:
-    """A file in the storage: `key` changes with its contents."""
+    """A file in the storage. `key` changes when its contents change."""
 
     path: str
     key: str
@@ -66,10 +66,10 @@ class _Remote:
 
 
 class CloudRepository:
-    """One URL and its mirror. Any thread; every method may take long."""
+    """One URL and the local copies of its models. Any thread; every method may take long."""
 
     def __init__(self, url: str, cache: Path | None) -> None:
-        self.url = re.sub(r"://[^/@]*@", "://", url)  # as it may be shown
+        self.url = re.sub(r"://[^/@]*@", "://", url)  # without credentials, to be shown
         self.problem = ""  # why the last listing failed
         self._url = url
         self._cache = cache
@@ -79,7 +79,7 @@ class CloudRepository:
         self._locks: dict[str, threading.Lock] = {}
         self._folder: Path | None = None
         self._manifest: dict[str, dict[str, Any]] = {}
-        self._verified: set[str] = set()  # models whose files this process has fetched or looked at
+        self._verified: set[str] = set()  # models whose local files this process has fetched or verified
         self._fetched = self._kept = self._bytes = 0
 
     def statistics(self) -> CloudStatistics:
@@ -88,7 +88,7 @@ class CloudRepository:
 
     @property
     def folder(self) -> Path:
-        """Where the models' folders are; made when first asked for."""
+        """The folder with the models' local folders; created at the first use."""
         with self._lock:
             if self._folder is None:
                 if self._cache is None:
@@ -104,7 +104,7 @@ class CloudRepository:
             return self._folder / "models"
 
     def close(self) -> None:
-        """Removes the mirror, unless it is kept in --model-repository-cache."""
+        """Removes the local copies, unless they are kept in --model-repository-cache."""
         if self._own and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -112,7 +112,7 @@ class CloudRepository:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[tuple[Any, str]]:
-        """(file system, path of the repository). Raises Unavailable for whatever goes wrong with it."""
+        """(file system, path of the repository). Raises Unavailable for any error of the storage."""
         try:
             try:
                 import fsspec
@@ -144,7 +144,7 @@ class CloudRepository:
         self.problem = ""
 
     def model_dirs(self) -> dict[str, Path]:
-        """Model name -> its local folder, which is there once the model was localised."""
+        """Model name -> its local folder, which exists once localise() was called for it."""
         return {name: self.folder / name for name in self._names}
 
     def _list(self, name: str) -> tuple[dict[str, _Remote], tuple[str, ...]]:
@@ -180,14 +180,14 @@ class CloudRepository:
         return _Remote(path, f"{key}:{size}", -1 if size is None else int(size))
 
     def state(self, name: str) -> Fingerprint:
-        """What tells whether the model changed. Raises Unavailable."""
+        """The model's state in the storage, to be compared with an earlier one. Raises Unavailable."""
         return _fingerprint(*self._list(name))
 
-    # ------------------------------------------------------------ the mirror
+    # ------------------------------------------------------------ the local copies
 
     def localise(self, name: str) -> Fingerprint:
-        """Brings the model's local folder up to date; its state. Raises Unavailable."""
-        _ = self.folder  # and with it the manifest of an earlier server
+        """Brings the model's local folder up to date and returns its state. Raises Unavailable."""
+        _ = self.folder  # creates the folder and reads an earlier server's manifest
         with self._lock:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
@@ -217,7 +217,7 @@ class CloudRepository:
             raise Unavailable(f"model '{name}' of repository '{self.url}' kept changing while it was fetched")
 
     def _usable(self, name: str) -> dict[str, dict[str, str]]:
-        """What is known of the local files, damaged ones left out."""
+        """The manifest's entries of a model whose local files are undamaged."""
         known: dict[str, dict[str, str]] = self._manifest.get(name, {})
         if name not in self._verified:
             folder = self.folder / name
@@ -277,7 +277,7 @@ def _leaf(path: str) -> str:
 
 
 def _key(info: dict[str, Any]) -> str:
-    """What changes with a file's contents, "" when the storage does not say."""
+    """A value that changes with the file's contents, "" when the storage gives none."""
     for names in (CHECKSUMS, TIMES):
         for name in names:
             if info.get(name):

@@ -1,7 +1,7 @@
-"""The check of one model of a live server: would a load succeed, and what would it change?
+"""Checks one model of a running server: would a load succeed, and what would it change?
 
-Nothing that serves is touched. What runs now is looked up on the trio thread; files are read on a
-thread of its own, so a check of large folders holds nobody up.
+Nothing that serves is changed. The served configurations are collected on the trio thread; files are read on a
+thread of the check's own, so a check of large folders delays nobody.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Serving = Mapping[str, Mapping[int, Any]]  # model -> version -> its running con
 async def dry_run(
     settings: Settings, catalog: Catalog, name: str, parameters: LoadParameters
 ) -> dict[str, Any]:
-    """The answer of `check`: problems, what a load with these parameters would do, what would change.
+    """The answer of the verb `check`: problems, what a load with these parameters would do, and the differences.
 
     Raises NotFound for a name that is no model's, InvalidArgument for broken parameters.
     """
@@ -84,7 +84,7 @@ async def dry_run(
 
 
 def _above(checked: Checked, serving: Serving) -> None:
-    """Ensembles that run now and would not fit the new version of this model."""
+    """Reports served ensembles that would not fit the new version of this model."""
     config = checked.config
     if config is None or not checked.complete or not checked.ok:
         return
@@ -123,12 +123,12 @@ def _action(
     if not parameters.overrides and change.unchanged(record, found):
         return "nothing"
     if not parameters.files and change.going_on(record, found):
-        return "update"  # in place, nothing is loaded again
+        return "update"  # changed in place, no version is loaded again
     return "reload"
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """What differs between two configurations as JSON, field by field."""
+    """Yields the differences between two configurations, field by field, as JSON objects."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in dict.fromkeys((*before, *after)):
             yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)

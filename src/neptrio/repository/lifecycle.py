@@ -1,19 +1,18 @@
-"""The lifecycle of model versions, as a table, and what an operation on one model means for others.
+"""The states of a model version as a table, and which other models an operation on one model concerns.
 
-The problem: models are loaded, reloaded and unloaded while they serve, several operations at a
-time, on models that depend on each other; and an operator must always be able to say what state
-a version is in and why. The choice: a version's state moves only by the table below, which the
-loads and withdrawals (repository.loading, repository.withdrawal) follow. Nothing here waits, reads
-files or knows a clock.
+The problem: models are loaded, reloaded and unloaded while they serve, several operations at a time, on models that
+depend on each other; and an operator must always be told what state a version is in and why. The choice: a
+version's state changes only by the table below, which loads and withdrawals (repository.loading,
+repository.withdrawal) follow. Nothing here waits, reads files or knows the time.
 
 Rules (docs/protocol/rules.md E4, docs/protocol/observed.md 14):
- 1. A load makes the new version beside the old one (RELOADING serves), then swaps, or changes its
-    instances in place. A load that fails leaves a version that served READY.
- 2. Unloading takes effect at once: the version serves nobody new, and is UNLOADING until its last
-    accepted request is answered (RETIRED).
+ 1. A load makes the new version beside the old one (which serves, as RELOADING), then swaps them, or changes the
+    old version's instances in place. A failed load leaves a version that served READY.
+ 2. An unload takes effect at once: the version accepts no more requests, and is UNLOADING until its last accepted
+    request is answered (RETIRED).
  3. A version that failed to load keeps its reason, also through an unload.
- 4. An unload outdates every load of the model that began before it; loads of one model run one
-    after the other.
+ 4. An unload invalidates every load of the model that began before it. Loads of one model run one after the
+    other.
  5. An ensemble serves only while its steps' models do: it is withdrawn with them, and comes back
     with them as long as it is wanted (asked for and not itself unloaded since).
  6. A model loaded only because an ensemble needs it is removed with its last wanted ensemble when
@@ -31,12 +30,12 @@ OUTDATED = "Newer operation has been applied to the model lifecycle, current loa
 
 
 class State(Enum):
-    """Where a version is. The value is what the repository index shows."""
+    """The state of a version. The value, without spaces, is what the repository index shows."""
 
     NEW = "UNKNOWN"
     LOADING = "LOADING"
     READY = "READY"
-    RELOADING = "READY "  # serves while its successor loads
+    RELOADING = "READY "  # serves while its successor loads; the space keeps it apart from READY
     UNLOADING = "UNLOADING"
     FAILED = "UNAVAILABLE"
     UNLOADED = "UNAVAILABLE "
@@ -48,7 +47,7 @@ class State(Enum):
 
     @property
     def serves(self) -> bool:
-        """Requests are accepted."""
+        """True when requests are accepted."""
         return self in (State.READY, State.RELOADING)
 
 
@@ -64,7 +63,7 @@ class Event(Enum):
 
 
 _S, _E = State, Event
-# (state, event) -> state; a pair that is missing cannot happen
+# (state, event) -> next state; pairs that are missing cannot happen
 TABLE: Mapping[tuple[State, Event], State] = {
     (_S.NEW, _E.BEGIN): _S.LOADING,
     (_S.FAILED, _E.BEGIN): _S.LOADING,
@@ -79,20 +78,20 @@ TABLE: Mapping[tuple[State, Event], State] = {
     (_S.RELOADING, _E.ABANDON): _S.READY,
     (_S.READY, _E.WITHDRAW): _S.UNLOADING,
     (_S.RELOADING, _E.WITHDRAW): _S.UNLOADING,
-    # withdrawn while its load runs on or has failed: nothing served
+    # withdrawn while its load still runs or after it failed: nothing was served
     (_S.LOADING, _E.WITHDRAW): _S.UNLOADED,
     (_S.FAILED, _E.WITHDRAW): _S.FAILED,
     (_S.UNLOADED, _E.WITHDRAW): _S.UNLOADED,
     (_S.UNLOADING, _E.WITHDRAW): _S.UNLOADING,
     (_S.NEW, _E.WITHDRAW): _S.UNLOADED,
-    # a predecessor may end when its version has long moved on
+    # a predecessor may end long after its version's state has changed
     (_S.UNLOADING, _E.RETIRED): _S.UNLOADED,
     (_S.LOADING, _E.RETIRED): _S.LOADING,
     (_S.READY, _E.RETIRED): _S.READY,
     (_S.RELOADING, _E.RETIRED): _S.RELOADING,
     (_S.FAILED, _E.RETIRED): _S.FAILED,
     (_S.UNLOADED, _E.RETIRED): _S.UNLOADED,
-    # the load ended after its version had been withdrawn
+    # the load ended after its version was withdrawn
     (_S.UNLOADING, _E.FAIL): _S.UNLOADING,
     (_S.UNLOADING, _E.ABANDON): _S.UNLOADING,
     (_S.UNLOADED, _E.FAIL): _S.FAILED,
@@ -106,7 +105,7 @@ def after(state: State, event: Event) -> State:
 
 
 def reason_after(state: State, event: Event, old: str, given: str) -> str:
-    """The reason of the state that follows: why it failed, that it was unloaded, or nothing."""
+    """The reason that the index shows for the next state: why it failed, that it was unloaded, or nothing."""
     new = after(state, event)
     if new is State.UNLOADED:
         return UNLOADED
@@ -116,7 +115,7 @@ def reason_after(state: State, event: Event, old: str, given: str) -> str:
 
 
 def keeps_ready(state: State, reason: str) -> bool:
-    """Strict readiness: False while a version loads, unloads or has failed."""
+    """Strict readiness: False while the version loads, unloads or has failed."""
     return state.serves or (state is State.UNLOADED and reason == UNLOADED)
 
 
@@ -125,15 +124,15 @@ def keeps_ready(state: State, reason: str) -> bool:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the plans below need to know of a model."""
+    """What the functions below need to know of a model."""
 
-    children: tuple[str, ...] = ()  # the models of its steps, "" for a plain model
-    wanted: bool = False  # asked for, or needed by an ensemble that is
+    children: tuple[str, ...] = ()  # the models of its steps; () for a model that is no ensemble
+    wanted: bool = False  # asked for by name, or needed by a wanted ensemble
     explicit: bool = False  # asked for by name
 
 
 def above(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
-    """The ensembles that need `name`, directly or not; those nearest to it last.
+    """The ensembles that need `name`, directly or not, the nearest ones last.
 
     In this order an ensemble is withdrawn before the models of its steps.
     """
@@ -150,7 +149,7 @@ def above(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
     left = list(found)
     while left:
         free = [m for m in left if not any(m in models[o].children for o in left if o != m)]
-        for m in free or left:  # a cycle cannot serve, but must not hang
+        for m in free or left:  # models in a cycle cannot serve, but this loop must end
             ordered.append(m)
             left.remove(m)
             if not free:
@@ -159,8 +158,8 @@ def above(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
 
 
 def orphans(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
-    """The models to unload with the ensemble `name` and unload_dependents: implicit ones that no
-    other wanted model needs, recursively, parents before children."""
+    """The models to unload together with the ensemble `name` when unload_dependents is set: those not asked for
+    by name that no other wanted model needs, recursively, ensembles before the models of their steps."""
     gone = {name}
     found: list[str] = []
 
@@ -180,7 +179,7 @@ def orphans(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
 
 
 def would_wait_for_itself(waits: Mapping[str, Iterable[str]], waiter: str, target: str) -> bool:
-    """True when `target`'s load waits, directly or not, for `waiter`'s."""
+    """True when the load of `target` waits, directly or not, for the load of `waiter`."""
     seen: set[str] = set()
     todo = [target]
     while todo:

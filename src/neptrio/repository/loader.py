@@ -1,12 +1,12 @@
-"""From a model's folder to models that could serve: everything of a load that can fail or take long.
+"""Makes models from their folders: the part of a load that can fail or take long.
 
 Rules:
- 1. Files are read on loader threads (--model-load-thread-count); nothing here touches what serves.
- 2. A load that is cancelled leaves its thread behind: what the thread still makes is dropped when
-    it ends, and another thread may take its place, so that a stuck model never blocks other loads.
- 3. Every failure is a TritonError with the model's own words and traceback.
- 4. A folder that changes while its configuration is read is read again: nobody is served half a file.
-    What changes later (weights replaced during the load) is seen as a change by the next load or poll.
+ 1. Files are read on loader threads (--model-load-thread-count); nothing here changes what serves.
+ 2. A cancelled load leaves its thread behind: what the thread still makes is dropped when it ends. Another thread
+    may run in its place, so a model that hangs never blocks other loads.
+ 3. Every failure is a TritonError with the text and traceback of the model's own error.
+ 4. A folder that changes while its configuration is read is read again, so that nobody serves half a file.
+    Later changes (weights replaced during the load) are noticed by the next load or poll.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from neptrio.settings import Settings
 
 log = logging.getLogger("neptrio.repository")
 
-READS = 5  # of a folder that changes while it is read; then what was read last counts
+READS = 5  # of a folder that changes while it is read; after these the last reading is used
 
 
-Building = Model | Regrouping  # what a load makes; stop() takes it back
+Building = Model | Regrouping  # a load's product; its stop() undoes it
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model's folder as a load found it."""
+    """A model's folder and configuration as a load found them."""
 
     model_dir: Path
-    source: ConfigSource  # name and backend settled, otherwise as it was given
+    source: ConfigSource  # name and backend are filled in, the rest is as it was given
     fingerprint: scan.Fingerprint
-    versions: list[int]  # that the version policy selects, ascending
-    folder: Folder | None = None  # of a file override
+    versions: list[int]  # those that the version policy selects, ascending
+    folder: Folder | None = None  # the temporary folder of a file override
     listed: bool = True  # a repository has a folder of that name
 
 
 class PollFailure(Exception):
-    """The folder or its configuration cannot be taken; the message says why."""
+    """The folder or its configuration cannot be used; the message says why."""
 
-    fingerprint: scan.Fingerprint | None = None  # of the folder, before it was read
+    fingerprint: scan.Fingerprint | None = None  # the folder's state before it was read
     listed = False  # a repository has a folder of that name
 
 
 class Loader:
-    """Reads folders and makes models. Lives on the trio thread, works on loader threads."""
+    """Reads folders and makes models. Used on the trio thread, works on loader threads."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class Loader:
         self._memory = MemoryProbe()
         self._limiter = trio.CapacityLimiter(settings.model_load_thread_count)
         self._host = host
-        self.left_behind = 0  # threads of cancelled loads that have not ended
+        self.left_behind = 0  # threads of cancelled loads that are still running
 
     async def fingerprint(self, name: str) -> scan.Fingerprint | None:
-        """The state of the model's folder now; None when there is none, or not exactly one."""
+        """The current state of the model's folder; None when no folder or several have that name."""
 
         def look() -> scan.Fingerprint | None:
             folders = self._places.model_dirs().get(name, [])
@@ -99,7 +99,7 @@ class Loader:
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
 
     async def find(self, name: str, parameters: LoadParameters) -> Found:
-        """The folder to load from. Raises PollFailure, or InvalidArgument for broken base64."""
+        """The folder and configuration to load. Raises PollFailure, or InvalidArgument for broken base64."""
         found: Found = await self._on_thread(lambda: self._find(name, parameters), _forget)
         return found
 
@@ -110,7 +110,8 @@ class Loader:
         folders: list[Path] = []
         try:
             folders = self._places.model_dirs().get(name, [])
-            if not folders and not files:  # storage that cannot be reached holds up no known model
+            # unreachable storage does not delay models that are known not to be there
+            if not folders and not files:
                 self._places.refresh()
                 folders = self._places.model_dirs().get(name, [])
             if files:
@@ -148,7 +149,7 @@ class Loader:
             raise failure from None
 
     def _changed(self, model_dir: Path, state: scan.Fingerprint) -> bool:
-        """Somebody wrote to the folder while it was read: what was read may be half of something."""
+        """True when the folder has changed since `state`: what was read may be half of something."""
         return scan.fingerprint(model_dir, self._places.roots) != state
 
     def _read(
@@ -182,9 +183,12 @@ class Loader:
     async def build(
         self, name: str, version: int, found: Found, made: list[Building], tell: Callable[[str], None]
     ) -> Model:
-        """A started model, not serving yet. It is in `made` from the moment it holds anything;
-        `tell` is called with each phase. A failure is final once --model-load-retry-count attempts more
-        have failed, or when a thread of the model does not come back. Raises TritonError."""
+        """Makes and starts a model that does not serve yet.
+
+        It is put into `made` as soon as it holds anything; `tell` is called with the name of each phase. A failed
+        build is tried again --model-load-retry-count times, except when a thread of the model hangs. Raises
+        TritonError.
+        """
         for left in range(self._settings.model_load_retry_count, -1, -1):
             try:
                 return await self._build(name, version, found, made, tell)
@@ -248,9 +252,10 @@ class Loader:
     async def regroup(
         self, model: Model, found: Found, made: list[Building], tell: Callable[[str], None]
     ) -> Regrouping:
-        """A change of `model`'s instances to those of the folder's configuration, ready to take place.
+        """Prepares the change of `model`'s instances to those of the folder's configuration, without carrying it out.
 
-        It is in `made` from the moment it holds anything; `tell` is called with each phase. Raises TritonError.
+        The Regrouping is put into `made` as soon as it holds anything; `tell` is called with the name of each
+        phase. Raises TritonError.
         """
 
         def complete() -> Any:
@@ -275,8 +280,8 @@ class Loader:
         return regrouping
 
     async def _on_thread(self, work: Any, late: Any, abandonment: Abandonment | None = None) -> Any:
-        """work() on a loader thread. When the caller is cancelled meanwhile, late(result) follows it,
-        and `abandonment` is told."""
+        """Returns work() of a loader thread. When the caller is cancelled meanwhile, `abandonment` is told, and
+        late(result) is called when the thread is done."""
         token = trio.lowlevel.current_trio_token()
         lock = threading.Lock()
         outcome: list[Any] = []
@@ -339,7 +344,7 @@ def _forget(found: Found) -> None:
 
 
 def no_version(name: str) -> InvalidArgument:
-    """The error of a folder without a version to load."""
+    """The error for a folder without a version to load."""
     return InvalidArgument(
         f"load failed for model '{name}': at least one version must be available under the version "
         f"policy of model '{name}'\n"
@@ -347,14 +352,14 @@ def no_version(name: str) -> InvalidArgument:
 
 
 def version_failed(name: str, version: int, reason: str) -> InvalidArgument:
-    """The error of a load whose version did not come up."""
+    """The error for a load of which a version failed."""
     return InvalidArgument(
         f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason};\n"
     )
 
 
 def poll_failed(name: str, why: str) -> Internal:
-    """The error of a folder or configuration that cannot be taken."""
+    """The error for a folder or configuration that cannot be used."""
     return Internal(
         f"failed to load '{name}', failed to poll from model repository{f': {why}' if why else ''}"
     )

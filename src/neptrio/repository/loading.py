@@ -1,13 +1,13 @@
-"""How models come: each load is a task, from the call to the swap.
+"""Runs loads: each is a task, from the call to the moment the new versions serve.
 
-Reading files and making models is repository.loader's; here loads run.
+Reading files and making models is in repository.loader.
 
-Rules (beyond those of repository.lifecycle):
- 1. A swap happens between two awaits: whoever looks a model up finds the old or the new one.
- 2. Loads of one model run one after the other; loads of different models side by side. An ensemble
-    waits for the models of its steps, never for itself.
- 3. A load that is outdated leaves nothing: what it made is stopped, its thread is left behind.
- 4. A caller who leaves does not end a load.
+Rules (in addition to those of repository.lifecycle):
+ 1. New versions replace old ones without an await in between: a lookup finds the old or the new one.
+ 2. Loads of one model run one after the other, loads of different models side by side. An ensemble waits for the
+    models of its steps, but never for itself.
+ 3. An invalidated load leaves nothing: what it made is stopped, its thread is left behind.
+ 4. A caller who is cancelled does not end the load.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Loading:
         self._withdrawal = withdrawal
         self.loader = made_by
         self._numbers = itertools.count(1)
-        self._waits: dict[str, set[str]] = {}  # model -> the models its load waits for
-        self.discarding = 0  # half-made models of outdated loads that have not stopped
+        self._waits: dict[str, set[str]] = {}  # model -> the models that its load waits for
+        self.discarding = 0  # unfinished models of invalidated loads that have not stopped yet
         self.closing = False
 
     def begin(self, name: str, parameters: LoadParameters, explicit: bool = True) -> Operation:
-        """Starts a load. Raises Unavailable once the server exits."""
+        """Starts a load. Raises Unavailable when the server exits."""
         if self.closing or self._catalog.nursery is None:
             raise Unavailable(EXITING)
         record = self._catalog.records.setdefault(name, Record(name))
@@ -91,8 +91,8 @@ class Loading:
             operation.done.set()
 
     def _without_versions(self, operation: Operation) -> None:
-        """A load failed before any version had a row: the index tells why (`problem`). A name that was
-        never a model's, and a load that was ended, leave no trace."""
+        """Notes why a load failed before it had any version to show it: in `problem`, for the index. A name that
+        never was a model's, and a load that was ended from outside, leave nothing."""
         record = operation.record
         if record.listed and operation.stopped_by is None and not record.problem:
             record.problem = record.last_error.removeprefix(f"load failed for model '{record.name}': ")
@@ -100,13 +100,13 @@ class Loading:
             self._catalog.records.pop(record.name, None)
 
     async def _first_in_line(self, operation: Operation) -> None:
-        """Waits for the older loads of the model."""
+        """Waits until older loads of the model have ended."""
         while operation.stopped_by is None and (first := operation.record.operations[0]) is not operation:
             await first.released.wait()
         operation.check()
 
     def _abandon(self, operation: Operation) -> None:
-        """Stops what a load made and did not bring into service."""
+        """Stops what a load has made and not put into service."""
         self._stop_made(operation)
         for row in operation.record.rows.values():
             if row.state in (State.LOADING, State.RELOADING) and not operation.released.is_set():
@@ -121,7 +121,7 @@ class Loading:
             self.discarding -= 1
 
     async def _load(self, operation: Operation) -> bool:
-        """Loads, and swaps; True when what serves has changed."""
+        """Loads and puts into service; returns True when what is served has changed."""
         record, name = operation.record, operation.record.name
         parameters = operation.parameters
         persists = record.override is not None and record.folder is None
@@ -199,7 +199,7 @@ class Loading:
     async def _build(
         self, operation: Operation, found: Found, children: tuple[str, ...], same: dict[int, Model]
     ) -> tuple[dict[int, Model], dict[int, Regrouping]]:
-        """The versions' models; those of an ensemble fit the models of its steps as they are now."""
+        """Makes the models of the versions; those of an ensemble fit the models of its steps as they are now."""
         name = operation.record.name
         for _ in range(REBUILDS):
             if children:
@@ -215,7 +215,7 @@ class Loading:
     async def _versions(
         self, operation: Operation, found: Found, same: dict[int, Model]
     ) -> tuple[dict[int, Model], dict[int, Regrouping]]:
-        """Every wanted version, made in parallel, or changed in place if it goes on."""
+        """Makes every wanted version, in parallel, or changes it in place when it needs no new model."""
         record, name = operation.record, operation.record.name
         operation.check()
         models: dict[int, Model] = {}
@@ -264,7 +264,7 @@ class Loading:
     def _swap(
         self, operation: Operation, models: dict[int, Model], changes: dict[int, Regrouping], keep: bool
     ) -> None:
-        """The new versions serve, the old ones retire, changes take place: no await in here."""
+        """Puts new versions into service, retires old ones and carries out changes in place. Must not await."""
         record = operation.record
         operation.building = []
         for version, row in list(record.rows.items()):
@@ -286,7 +286,7 @@ class Loading:
         self._catalog.latest[record.name] = record.serving[max(record.serving)]
 
     async def _children(self, name: str, children: tuple[str, ...]) -> None:
-        """Sees to it that the models of an ensemble's steps serve. Raises InvalidArgument."""
+        """Loads the models of an ensemble's steps that do not serve. Raises InvalidArgument."""
         failed: list[str] = []
 
         async def one(child: str) -> None:
@@ -318,7 +318,7 @@ class Loading:
             )
 
     async def _follow(self, name: str) -> None:
-        """The ensembles that use a model follow its change: they come back, or take its new tensors."""
+        """After a model has changed: loads the ensembles that use it again, with its new tensors."""
         waiting = []
         for above in reversed(lifecycle.above(self._catalog.standings(), name)):
             record = self._catalog.records[above]

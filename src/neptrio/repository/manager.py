@@ -1,11 +1,9 @@
-"""The models that are served: how they come and go, put together.
+"""The repository manager: the verbs that the rest of the server calls, polling, start-up and shutdown.
 
-States and plans are repository.lifecycle's table, reading files and making models is
-repository.loader's, loads run in repository.loading, models leave by repository.withdrawal, and
-what serves is in repository.catalog. Here are the verbs that the rest of the server calls, polling,
-start and shutdown. Loads and retirements are tasks of the manager's own nursery, so that a caller
-who leaves does not end them, and a load that never ends holds up neither a newer operation nor the
-shutdown.
+It joins the parts: repository.lifecycle has the states, repository.loader makes models, repository.loading runs
+loads, repository.withdrawal takes models out of service, repository.catalog knows what serves. Loads and
+retirements are tasks in the manager's own nursery. So a caller who is cancelled does not end them, and a load
+that never ends delays neither newer operations nor the shutdown.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from neptrio.settings import Settings
 log = logging.getLogger("neptrio.repository")
 
 
-REFRESH_SECONDS = 30.0  # that a listing of cloud storage may hold up the start, or a poll
+REFRESH_SECONDS = 30.0  # how long listing cloud storage may delay the start, or a poll
 
 
 class RepositoryManager(Catalog):
-    """Finds, loads, serves and unloads models. Lives on the trio thread."""
+    """Finds, loads, serves and unloads models. Trio thread only."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class RepositoryManager(Catalog):
         completions: CompletionQueue,
         host: Callable[[RepositoryManager], ModelHost],
     ) -> None:
-        """`host` makes what models may call; some of that is this manager's."""
+        """`host` makes the ModelHost for models' calls from this manager, which is part of it."""
         super().__init__(settings)
         self.host = host(self)
         self.withdrawal = Withdrawal(self)
@@ -54,7 +52,7 @@ class RepositoryManager(Catalog):
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The nursery of every load and retirement; runs until it is cancelled."""
+        """The nursery of all loads and retirements; runs until it is cancelled."""
         try:
             async with trio.open_nursery() as self.nursery:
                 task_status.started()
@@ -64,11 +62,11 @@ class RepositoryManager(Catalog):
 
     @property
     def left_behind(self) -> int:
-        """Threads and half-made models of outdated loads that have not ended."""
+        """Threads and unfinished models of invalidated loads that have not ended."""
         return self.loading.loader.left_behind + self.loading.discarding
 
     async def _refresh(self) -> None:
-        """Lists the repositories in cloud storage anew."""
+        """Lists the repositories in cloud storage again."""
         if self.places.cloud:
             with trio.move_on_after(REFRESH_SECONDS) as scope:
                 await trio.to_thread.run_sync(self.places.refresh, abandon_on_cancel=True)
@@ -88,7 +86,7 @@ class RepositoryManager(Catalog):
             begin(self._settings.load_model)
             await self._refresh()
         else:
-            begin(await self.places.listed())  # local ones do not wait for storage
+            begin(await self.places.listed())  # local models do not wait for the cloud storage
             await self._refresh()
             begin(await self.places.listed())
         failed = bool(self.places.problems)
@@ -114,16 +112,16 @@ class RepositoryManager(Catalog):
             raise operation.error
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
-        """Takes a model out of service and returns; accepted requests finish (state UNLOADING).
+        """Takes a model out of service and returns; accepted requests are still answered (state UNLOADING).
 
-        Ensembles above it go with it, and come back with it unless `unload_dependents`. That also
-        removes the models that were only loaded because of an ensemble.
+        Ensembles that use it are taken out too, and come back with it unless `unload_dependents` is set, which
+        also unloads models that were loaded only because an ensemble needs them.
         """
         self.withdrawal.unload(name, unload_dependents)
         await trio.lowlevel.checkpoint()
 
     async def poll_once(self) -> None:
-        """Mode poll: loads what is new or has changed, unloads what is gone."""
+        """Mode poll: loads models that are new or have changed, unloads those whose folder is gone."""
         await self._refresh()
         names = await self.places.listed()
         for name in list(self.records):
@@ -154,14 +152,14 @@ class RepositoryManager(Catalog):
                 log.error("polling the model repository failed: %s", error)
 
     def close(self) -> None:
-        """Shutdown has begun: loads end at once, and none begins."""
+        """Shutdown has begun: loads end at once, and no new one starts."""
         self.loading.closing = True
         for record in self.records.values():
             for operation in list(record.operations):
                 operation.cancel(Unavailable(EXITING))
 
     async def unload_all(self) -> None:
-        """Shutdown: drains and unloads everything."""
+        """Shutdown: unloads every model after its accepted requests are answered."""
         self.close()
         try:
             for record in list(self.records.values()):

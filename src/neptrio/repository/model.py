@@ -1,8 +1,7 @@
 """A loaded model version: its backend, its instances and its scheduler.
 
-Life: Model.load() on a loader thread reads files; start() on the trio thread makes the instances
-and waits for their initialize(); drain() waits until the last accepted request is answered;
-stop() finalizes the instances.
+In order: Model.load() reads files on a loader thread; start() makes the instances on the trio thread and waits for
+their initialize(); drain() waits until the last accepted request is answered; stop() finalizes the instances.
 """
 
 from __future__ import annotations
@@ -65,13 +64,13 @@ class Model(ServedModel):
         if output_reshapes:
             self.reshape_outputs = reshape.output_reshaper(output_reshapes)
         self.decoupled = config.model_transaction_policy.decoupled
-        # outputs that go round as implicit state, to be made whatever the client asked for
+        # outputs that are fed back as implicit state: made whatever the client asked for
         self.state_outputs = ()
         self.counters = ModelCounters()
-        self.told_of_outputs = False  # that it makes outputs which its configuration does not have
-        self._question: _Question | None = None  # is_ready(), while the instances are asked
+        self.told_of_outputs = False  # the log has said that it makes outputs missing from its configuration
+        self._question: _Question | None = None  # while the instances are asked is_ready()
         self.load_duration_secs = 0.0
-        self.loaded_at_ms = 0  # since the epoch, as last_inference of the statistics
+        self.loaded_at_ms = 0  # milliseconds since the epoch, like last_inference of the statistics
         self._cpu_bytes = 0
         self.pool = InstancePool(loop.loop_pass)
         self._loop = loop
@@ -79,35 +78,36 @@ class Model(ServedModel):
         self._idle = trio.Event()
         self.on_idle = None
         self._serving = False
-        self.on_ready: Callable[[], None] = lambda: None  # `ready` of a model that serves has changed
-        self.stuck = False  # initialize() has not returned in time: nobody can wait for stop()
+        # called after `ready` of a model that serves has changed
+        self.on_ready: Callable[[], None] = lambda: None
+        self.stuck = False  # initialize() hangs, so nobody can wait for stop()
 
     def measured(self, measured: Measured) -> None:
-        """Takes what the load took: seconds, and memory as the statistics extension reports it."""
+        """Notes what the load took: seconds, and memory as the statistics extension reports it."""
         self.load_duration_secs = measured.seconds
         self.loaded_at_ms = int(time.time() * 1000)
         self._cpu_bytes = measured.cpu_bytes
         self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
 
     def _memory_changed(self) -> None:
-        """An instance has taken memory while it served."""
+        """The memory use of an instance has changed while it serves."""
         self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
 
     @cached_property
     def known_outputs(self) -> frozenset[str]:
-        """What a response may hold when the client asked for nothing in particular: the outputs of the
+        """The outputs that a response may hold when the client asked for none in particular: those of the
         configuration and those that are implicit state."""
         return frozenset((*self.output_names, *self.state_outputs))
 
     @property
     def takes_device_memory(self) -> bool:
-        """Every instance reads inputs in device memory where they lie."""
+        """True when every instance reads inputs in device memory in place."""
         instances = self.pool.instances
         return bool(instances) and all(i.backend.takes_device_memory for i in instances)
 
     @property
     def lost(self) -> bool:
-        """It has stopped serving for good: only a load that makes it anew helps."""
+        """True when it has stopped serving for good, until a load makes it anew."""
         return any(i.backend.lost for i in self.pool.instances)
 
     def remeasured(self, measured: Measured) -> None:
@@ -116,10 +116,10 @@ class Model(ServedModel):
         self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
 
     async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
-        """Creates and initializes the instances, in parallel, and warms them up; `tell` is called with the phase.
+        """Makes and initializes the instances, in parallel, and warms them up; `tell` is called with each phase's name.
 
-        Raises what initialize() raised, after stopping what was made; where the model is `stuck` then, that
-        is left to the caller.
+        Raises what initialize() raised, after stopping what was made. When the model is `stuck`, the caller must
+        stop it instead.
         """
         try:
             places = list(groups.places(self.config))
@@ -127,7 +127,7 @@ class Model(ServedModel):
                 instance = self.make_instance(place, name)
                 self.pool.add(instance, self._loop.rate_limiter, place.group, place.device)
             self.scheduler = make_scheduler(self, self.pool, self._loop)
-            # after the scheduler: an ensemble learns from its steps that it is decoupled
+            # after the scheduler was made: only then does an ensemble know whether one of its steps is decoupled
             MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)
         except BaseException:
             self.pool.clear()
@@ -146,7 +146,7 @@ class Model(ServedModel):
             tell("warming up")
         try:
             await warm_up(self, self.pool.instances)
-        except Exception:  # when cancelled, the caller stops the model: that may take long
+        except Exception:  # a cancelled caller stops the model itself, since that may take long
             with trio.CancelScope(shield=True):
                 await self.stop()
             raise
@@ -154,7 +154,7 @@ class Model(ServedModel):
         self._health_changed()
 
     def make_instance(self, place: Place, name: str) -> Instance:
-        """An instance that has not started. Raises what the backend raises."""
+        """A new instance that is not started. Raises what the backend raises."""
         made = self.backend.create_instance(name, place.kind, place.device)
         made.on_health = self._health_changed  # type: ignore[method-assign]
         made.on_memory = self._memory_changed  # type: ignore[method-assign]
@@ -163,8 +163,8 @@ class Model(ServedModel):
         return instance
 
     async def start_instances(self, instances: Iterable[Instance]) -> None:
-        """Initializes instances, in parallel. Raises the first TritonError when all are done, and
-        TooLong when some are not within the backend's time limit."""
+        """Initializes instances in parallel. When all are done, raises the first TritonError; raises TooLong when
+        some exceed the backend's time limit."""
         errors: list[BaseException] = []
         limit = self.backend.time_limit(self.context)
         with trio.move_on_after(math.inf if limit is None else limit) as scope:
@@ -177,20 +177,20 @@ class Model(ServedModel):
             raise errors[0]
 
     async def stop_instances(self, instances: Iterable[Instance]) -> None:
-        """Finalizes started instances that have nothing to do, in parallel; failures are logged."""
+        """Finalizes started instances that are idle, in parallel; failures are logged."""
         async with trio.open_nursery() as nursery:
             for instance in instances:
                 nursery.start_soon(self._stop_instance, instance)
 
     def exchange(self, config: Any, added: list[Instance], retired: list[Instance]) -> None:
-        """In-place change: takes over what `config` says of instances and versions, and the instances."""
+        """A change in place: takes over the instance groups and version policy of `config`, and swaps instances."""
         groups.take_over(self.config, config)
         self.pool.exchange(added, retired)
         self._health_changed()
         self.pass_soon()
 
     def _health_changed(self) -> None:
-        """Ready is a model whose instances all are; called whenever one falls ill or recovers."""
+        """Updates `ready`: a model is ready when all of its instances are healthy. Called when one changes."""
         if self._serving:
             self.ready = all(i.backend.healthy for i in self.pool.instances)
             self.on_ready()
@@ -201,7 +201,7 @@ class Model(ServedModel):
         return next((i.backend.reason for i in self.pool.instances if i.backend.reason), "")
 
     def pass_soon(self) -> None:
-        """Asks for a loop pass: something was decided outside of one."""
+        """Has the loop pass ended soon: something was decided outside of a pass."""
         self._loop.loop_pass.soon()
 
     async def _start_instance(self, instance: Instance, errors: list[BaseException]) -> None:
@@ -213,10 +213,10 @@ class Model(ServedModel):
                 errors.append(Internal(instance.backend.describe_failure(error).message))
 
     async def is_ready(self) -> bool:
-        """Asks the instances themselves; those that do not answer in time are not ready.
+        """Asks the instances whether they can serve; one that does not answer in time counts as not ready.
 
-        Whoever asks while an answer is under way waits for that one, also where the one who asked first has given up:
-        a model that hangs must not take a thread with every question.
+        A caller who comes while an answer is awaited waits for the same one, even if the caller who asked has given
+        up: a model that hangs must not take a thread with every question.
         """
         if not self.ready:
             return False
@@ -251,16 +251,16 @@ class Model(ServedModel):
             question.answered.set()
 
     def abort(self) -> None:
-        """Nobody waits for the start any longer; stop() follows."""
+        """The load was abandoned: initialize() should stop early; stop() follows."""
         for instance in self.pool.instances:
             instance.backend.abort()
 
     def withdraw(self) -> None:
-        """Takes no new requests from now on; drain() and stop() follow."""
+        """Refuses new requests; drain() and stop() follow."""
         self._serving = self.ready = False
 
     async def drain(self) -> None:
-        """Returns once no accepted request is left."""
+        """Returns when all accepted requests are answered."""
         self._serving = self.ready = False
         if self.scheduler is not None:
             self.scheduler.stop()
@@ -277,7 +277,7 @@ class Model(ServedModel):
             self.scheduler.close()
         self.pool.dispatch(0)
         await self.stop_instances(self.pool.instances)
-        while self.pool.retiring:  # nothing holds them any more
+        while self.pool.retiring:  # drain() has returned, so nothing holds retired instances
             await self.pool.gone.wait()
         self.pool.clear()
         self.pass_soon()
@@ -303,7 +303,7 @@ def too_long(what: str, context: LoadContext, limit: float | None) -> TooLong:
 
 
 async def _called(start: Any) -> BaseException | None:
-    """Awaits the done-callback of Instance.start or Instance.stop."""
+    """Calls Instance.start or Instance.stop and waits for its done-callback; returns the error or None."""
     finished = trio.Event()
     outcome: list[BaseException | None] = []
 

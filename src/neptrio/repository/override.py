@@ -1,9 +1,8 @@
-"""What a load call brings along: a configuration, files, or both.
+"""The parameters of a load call: a configuration, files, or both.
 
-The parameters are those of docs/protocol/model-repository-extension.md. Files are written to a
-temporary folder that takes the model folder's place; it lives as long as a model loaded from it.
-Nothing is ever written outside that folder: a path is relative, has no `..` and no component that a
-file system refuses.
+Their form is that of docs/protocol/model-repository-extension.md. Files are written to a temporary folder, which
+replaces the model's folder and exists for as long as a model loaded from it. Nothing is ever written outside that
+folder: a path must be relative, without `..` and without names that a file system refuses.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from typing import Any
 from neptrio.errors import Internal, InvalidArgument
 
 FILE = "file:"
-LONGEST_COMPONENT = 255  # bytes, of every file system in use
+LONGEST_COMPONENT = 255  # bytes; no file system in common use allows longer names
 
 
 class Folder:
-    """The temporary folder of a file override; removed when the last holder lets go."""
+    """The temporary folder of a file override; removed when nobody holds it any more."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="neptrio-model-"))
         self.holders = 0
 
     def hold(self) -> None:
-        """One more model uses the folder."""
+        """One more holder uses the folder."""
         self.holders += 1
 
     def release(self) -> None:
-        """One model less; the last one removes the folder."""
+        """One holder less; the last one removes the folder."""
         self.holders -= 1
         if self.holders <= 0:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -42,7 +41,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class LoadParameters:
-    """The parameters of a load call. `config` is None when there was none."""
+    """The parameters of a load call. `config` is None when none was given."""
 
     config: str | None = None
     files: Mapping[str, bytes | str] = field(default_factory=dict)  # path -> content, str = base64
@@ -50,7 +49,7 @@ class LoadParameters:
 
     @property
     def overrides(self) -> bool:
-        """The model's folder is not taken as it is."""
+        """True when the model's own folder is not used as it is."""
         return self.config is not None or bool(self.files)
 
 
@@ -100,7 +99,7 @@ def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
 
 
 def _base64(text: bytes) -> bytes:
-    """Raises ValueError for anything but the one way to write those bytes' length."""
+    """Decodes base64. Raises ValueError unless the text is exactly the base64 form of some bytes."""
     content = binascii.a2b_base64(text, strict_mode=True)
     padding = len(text) - len(text.rstrip(b"="))
     if len(text) % 4 or len(content) != len(text) // 4 * 3 - padding:
@@ -122,7 +121,7 @@ def parts_of(path: str) -> tuple[str, ...]:
 
 
 def write(files: Mapping[str, bytes]) -> Folder:
-    """A folder with these files. Raises InvalidArgument or OSError; nothing is left behind then."""
+    """A new temporary folder with these files. Raises InvalidArgument or OSError and then leaves nothing behind."""
     places = [(parts_of(path), content) for path, content in files.items()]
     folder = Folder()
     try:

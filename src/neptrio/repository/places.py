@@ -1,7 +1,7 @@
-"""The repositories of the command line: local folders and cloud storage, seen as one.
+"""The repositories of the command line, local folders and cloud storage, behind one interface.
 
-Local folders are looked at when they are asked for; what lies in cloud storage is what refresh()
-last saw. refresh(), state() and localise() may take long: they are called on loader threads.
+Local folders are read each time; of cloud storage the last listing of refresh() is used. refresh(), state() and
+localise() may take long: they are called on loader threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST_SHOWN = 80  # letters of a name in a message
 
 
 class Places:
-    """Where models are."""
+    """Finds models in all repositories."""
 
     def __init__(self, settings: Settings) -> None:
         self._lock = threading.Lock()
@@ -43,19 +43,19 @@ class Places:
         return dict(sorted(found.items()))
 
     def no_model(self, name: str) -> str:
-        """Why there is nothing to load under a name that model_dirs() does not have."""
+        """Why nothing can be loaded under a name that model_dirs() does not have."""
         where = ", ".join(f"'{place}'" for place in self._named)
         return f"there is no folder '{name[:LONGEST_SHOWN]}' in the model repositories {where}"
 
     async def listed(self) -> dict[str, list[Path]]:
-        """model_dirs() made on a worker thread: the folder may be on a slow network. A caller that is
-        cancelled leaves the thread behind."""
+        """model_dirs() of a worker thread, since the folder may be on a slow network. A cancelled caller leaves the
+        thread behind."""
         return await trio.to_thread.run_sync(self.model_dirs, abandon_on_cancel=True)
 
     def refresh(self) -> None:
-        """Lists what lies in cloud storage; a failure is a repository's `problem`.
+        """Lists the repositories in cloud storage; the reason of a failure is the repository's `problem`.
 
-        Callers that wait for one another share the next listing.
+        Callers that wait while another one lists share the listing that follows.
         """
         asked = time.monotonic()
         with self._lock:
@@ -72,13 +72,13 @@ class Places:
 
     @property
     def roots(self) -> tuple[str, ...] | None:
-        """The folders that links may lead to, None when they may lead anywhere."""
+        """The folders that symbolic links may lead to; None: links may lead anywhere."""
         if self._follow:
             return None
         return scan.real((*self._local, *(repository.folder for repository in self.cloud)))
 
     def localise(self, folder: Path) -> scan.Fingerprint | None:
-        """Brings a model's folder up to date: its state in the storage, None for a local repository.
+        """Brings a model's local folder up to date; returns its state in the storage, None for a local repository.
 
         Raises Unavailable.
         """
@@ -86,7 +86,7 @@ class Places:
         return None if repository is None else repository.localise(folder.name)
 
     def state(self, folder: Path) -> scan.Fingerprint:
-        """What tells whether a model changed. Raises OSError or Unavailable."""
+        """The state of a model's folder, to be compared with an earlier one. Raises OSError or Unavailable."""
         repository = self._cloud_of(folder)
         if repository is not None:
             return repository.state(folder.name)
@@ -96,6 +96,6 @@ class Places:
         return next((r for r in self.cloud if folder.parent == r.folder), None)
 
     def close(self) -> None:
-        """Removes the mirrors that nobody wants to keep."""
+        """Removes local copies of cloud storage that are not to be kept."""
         for repository in self.cloud:
             repository.close()

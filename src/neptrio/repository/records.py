@@ -1,4 +1,4 @@
-"""What the manager remembers: per model its versions, its last configuration, the load under way."""
+"""What the manager remembers of each model: its versions, its last configuration, its loads under way."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ log = logging.getLogger("neptrio.repository")
 
 @dataclass
 class Row:
-    """One version: a row of the index."""
+    """One version of a model, as the repository index shows it."""
 
     state: State = State.NEW
     reason: str = ""
-    model: Model | None = None  # what serves; None in every state that does not
-    changed: Callable[[], None] = lambda: None  # called at every change of state
+    model: Model | None = None  # the model that serves; None in every state in which none does
+    changed: Callable[[], None] = lambda: None  # called after every change of state
 
     def apply(self, event: Event, reason: str = "") -> None:
-        """Moves by the table of repository.lifecycle."""
+        """Changes the state by the table of repository.lifecycle."""
         self.reason = lifecycle.reason_after(self.state, event, self.reason, reason)
         self.state = lifecycle.after(self.state, event)
         self.changed()
 
 
 class Retirement:
-    """A model that serves nobody new: it answers what it accepted, then it is finalized."""
+    """A model that accepts no more requests: it answers those it has accepted, then it is finalized."""
 
     def __init__(self, version: int, model: Model) -> None:
         self.version = version
@@ -49,42 +49,42 @@ class Retirement:
 
 
 class Operation:
-    """One load, from the call to its outcome."""
+    """One load, from the call to its result."""
 
     def __init__(self, number: int, record: Record, parameters: LoadParameters) -> None:
         self.number = number
         self.record = record
         self.parameters = parameters
         self.explicit = False
-        self.refresh = False  # an ensemble follows a change of its steps' models
+        self.refresh = False  # an ensemble is loaded because the models of its steps have changed
         self.phase = "waiting for its turn"
         self.started = time.monotonic()
         self.error: TritonError | None = None
         self.scope = trio.CancelScope()
-        self.stopped_by: TritonError | None = None  # why it is being cancelled
-        self.released = trio.Event()  # the next load of this model may begin
+        self.stopped_by: TritonError | None = None  # the reason, once it is being cancelled
+        self.released = trio.Event()  # set when the next load of this model may begin
         self.done = trio.Event()
-        self.building: list[Model | Regrouping] = []  # made, not serving yet
+        self.building: list[Model | Regrouping] = []  # made, but not serving yet
 
     def cancel(self, reason: TritonError) -> None:
-        """Ends the load; its caller is told `reason`."""
+        """Ends the load; its caller gets `reason` as the error."""
         if self.stopped_by is None and not self.done.is_set():
             self.stopped_by = reason
             self.scope.cancel()
 
     def tell(self, phase: str) -> None:
-        """What the load is doing now, for whoever asks for its progress."""
+        """Notes what the load is doing now, for the progress verb."""
         self.phase = phase
 
     def release(self) -> None:
-        """The next load of this model may begin."""
+        """Lets the next load of this model begin."""
         self.released.set()
         if self in self.record.operations:
             self.record.operations.remove(self)
 
     def check(self) -> None:
-        """Raises the reason when the load is outdated. A cancelled task runs on until it next waits,
-        so this is called before every step that others can see."""
+        """Raises the reason when the load was invalidated. To be called before every step that others can see: a
+        cancelled task still runs until it next waits."""
         if self.stopped_by is not None:
             raise self.stopped_by
 
@@ -100,35 +100,35 @@ class Record:
     children: tuple[str, ...] = ()
     operations: list[Operation] = field(default_factory=list)  # the first one runs, the others wait
     retiring: list[Retirement] = field(default_factory=list)
-    # of what serves: the configuration as it was given, the folder's state, what the call brought
+    # of what is served: the configuration as given, the folder's state, the temporary folder of a file override
     source: ConfigSource | None = None
     fingerprint: Fingerprint | None = None
     override: str | None = None
     folder: Folder | None = None
-    listed: bool = False  # a repository had a folder of that name at the last try
-    versionless: bool = False  # the folder was taken at the last try, but had no version to serve
-    problem: str = ""  # why the folder could not be taken at the last try
-    polled: Fingerprint | None = None  # the folder's state at the last load, done or failed
+    listed: bool = False  # at the last try a repository had a folder of that name
+    versionless: bool = False  # at the last try the folder had no version to serve
+    problem: str = ""  # why the folder could not be used at the last try
+    polled: Fingerprint | None = None  # the folder's state at the last load, successful or not
     last_error: str = ""
     last_seconds: float = 0.0
 
     @property
     def serving(self) -> dict[int, Model]:
-        """The versions that accept requests, those whose instances are ill included."""
+        """The versions that accept requests, also those with unhealthy instances."""
         return {v: row.model for v, row in self.rows.items() if row.model is not None}
 
     @property
     def standing(self) -> Standing:
-        """What lifecycle's plans need to know."""
+        """What the plans in repository.lifecycle need to know."""
         return Standing(self.children, self.wanted, self.explicit)
 
     def index(self, timings: bool = False) -> Iterator[dict[str, Any]]:
-        """The model's rows of the repository index, by version; `timings`: when each was loaded, and
+        """The model's rows of the repository index, sorted by version; with `timings` also when each was loaded and
         how long that took (our extension)."""
         for version, row in sorted(self.rows.items()):
             state, reason = row.state.shown, row.reason
             if row.state.serves and row.model is not None and not row.model.ready:
-                state, reason = "UNAVAILABLE", row.model.reason  # broken, or being restarted
+                state, reason = "UNAVAILABLE", row.model.reason  # an instance is broken, or being restarted
             entry: dict[str, Any] = {"name": self.name, "version": str(version), "state": state}
             if reason:
                 entry["reason"] = reason
@@ -140,7 +140,7 @@ class Record:
             yield {"name": self.name, "state": "UNAVAILABLE", "reason": self.problem}
 
     def progress(self) -> dict[str, Any]:
-        """What GET v2/repository/models/M shows (our extension)."""
+        """The answer of GET v2/repository/models/M (our extension)."""
         plain: dict[str, Any] = {"name": self.name, "versions": []}
         for entry in self.index(timings=True):
             plain["versions"].append({key: value for key, value in entry.items() if key != "name"})

@@ -1,13 +1,13 @@
-"""A change of a serving model's instance groups, without a swap (docs/protocol/rules.md E1.15 and E4.5).
+"""Changes the instance groups of a model while it serves (docs/protocol/rules.md E1.15 and E4.5).
 
-The new instances are made, initialized and warmed up while the old set serves; then, between two
-awaits, they join and those that are not wanted any more retire: batches finish where they are, live
-sequences stay with their instance until they end. Model, scheduler and statistics stay.
+New instances are made, initialized and warmed up while the old ones serve. Then, without an await in between, they
+join and those no longer wanted retire: batches finish where they are, live sequences stay with their instance
+until they end. Model, scheduler and statistics stay.
 
 Rules:
- 1. Until commit() nothing that serves has changed, not even the configuration that clients see.
- 2. When any new instance fails, all new ones are finalized and the old set goes on.
- 3. stop() takes back whatever start() has done, at any time before commit().
+ 1. Before commit() nothing that serves has changed, not even the configuration that clients see.
+ 2. When any new instance fails, all new ones are finalized and the old ones go on.
+ 3. stop() undoes whatever start() has done, at any time before commit().
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Regrouping:
 
     def __init__(self, model: Model, config: Any) -> None:
         self.model = model
-        self.config = config  # completed and checked
+        self.config = config  # the new configuration, completed and checked
         self.measured: Measured | None = None
         self._made: list[Instance] = []
         self._retired: list[Instance] = []
@@ -35,13 +35,13 @@ class Regrouping:
 
     @property
     def load_duration_secs(self) -> float:
-        """What it took to make the new instances."""
+        """Seconds that making the new instances took."""
         return self.measured.seconds if self.measured is not None else 0.0
 
     async def start(self, tell: Callable[[str], None] = lambda phase: None) -> None:
-        """Makes the instances that are missing and waits until they could serve.
+        """Makes the missing instances and waits until they could serve.
 
-        `tell` hears of each phase. Raises TritonError with the reason; call stop() then, and when cancelled.
+        `tell` is called with each phase's name. Raises TritonError; call stop() then, and when cancelled.
         """
         model, pool = self.model, self.model.pool
         missing, self._retired = groups.plan(pool.instances, groups.places(self.config))
@@ -49,7 +49,7 @@ class Regrouping:
             return
         names = groups.names(missing, [instance.name for instance in pool.all])
         before = groups.reset(model.config, model.config)
-        groups.take_over(model.config, self.config)  # what a new instance is told of its model
+        groups.take_over(model.config, self.config)  # new instances are told the new configuration
         try:
             for place, name in zip(missing, names, strict=True):
                 self._made.append(model.make_instance(place, name))
@@ -65,19 +65,19 @@ class Regrouping:
         await warm_up(model, self._made)
 
     def commit(self) -> None:
-        """The change takes place. Nothing waits in here, and nothing can fail."""
+        """Carries out the change. Nothing in here waits or can fail."""
         made, self._made = self._made, []
         self.model.exchange(self.config, made, self._retired)
         if self.measured is not None:
             self.model.remeasured(self.measured)
 
     def abort(self) -> None:
-        """Nobody waits for the start any longer; stop() follows."""
+        """The load was abandoned: initialize() should stop early; stop() follows."""
         for instance in self._made:
             instance.backend.abort()
 
     async def stop(self) -> None:
-        """Finalizes what was made and is not wanted, once its warm-up is over."""
+        """Finalizes the instances that were made and will not serve, after their warm-up has ended."""
         pool = self.model.pool
         made, self._made = self._made, []
         if self._started:

@@ -1,8 +1,8 @@
-"""What lies in a model repository: model folders, their version folders, and whether they changed.
+"""Reads a model repository: model folders, their version folders, and whether they have changed.
 
-Symbolic links may lead anywhere inside the repositories (a mounted ConfigMap, versions that share
-files), but not out of them: who can write to a repository must not be able to have the server read,
-show or execute what lies elsewhere. --follow-external-links=true lifts that.
+Symbolic links may lead anywhere inside the repositories (a mounted ConfigMap, versions that share files), but not
+out of them: someone who can write to a repository must not make the server read, show or execute files
+elsewhere. --follow-external-links=true lifts that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from neptrio.errors import InvalidArgument
 
-# relative path -> (mtime in ns, size) of a file, (0, -1) of a folder
+# relative path -> (mtime in ns, size) of a file, (0, -1) of a folder, (0, -2) of a link to nothing
 Fingerprint = Mapping[str, tuple[int, int]]
 DUPLICATE = "model appears in two or more repositories"
-DEEPEST = 32  # folders below a model's; links may lead in circles
+DEEPEST = 32  # levels of folders below a model's; links may lead in circles
 
 
 def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
@@ -38,7 +38,7 @@ def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The version numbers of a model's folder, ascending; other names are not versions."""
+    """The version numbers in a model's folder, ascending; other names are ignored."""
     found = []
     for entry in model_dir.iterdir():
         name = entry.name
@@ -48,7 +48,7 @@ def versions(model_dir: Path) -> list[int]:
 
 
 def real(folders: Iterable[Path]) -> tuple[str, ...]:
-    """Folders without links in their paths."""
+    """The folders' paths with all links resolved."""
     return tuple(os.path.realpath(folder) for folder in folders)
 
 
@@ -60,7 +60,7 @@ def _inside(path: str, allowed: tuple[str, ...] | None) -> bool:
 
 
 def leading_out(model_dir: Path, allowed: tuple[str, ...] | None) -> list[Path]:
-    """The symbolic links of a model, its folder included, that lead out of the folders `allowed`."""
+    """The symbolic links in a model's folder, or the folder itself, that lead out of the folders `allowed`."""
     found: list[Path] = []
 
     def walk(folder: str, depth: int) -> None:
@@ -81,7 +81,7 @@ def leading_out(model_dir: Path, allowed: tuple[str, ...] | None) -> list[Path]:
 
 
 def _interpreter(folder: str, name: str) -> bool:
-    """True for the link by which a virtual environment in a model's folder names its interpreter."""
+    """True for the link to the interpreter in a virtual environment inside a model's folder."""
     return (
         name.startswith("python")
         and os.path.basename(folder) == "bin"
@@ -90,7 +90,7 @@ def _interpreter(folder: str, name: str) -> bool:
 
 
 def link_text(link: Path) -> str:
-    """Why such a link is refused."""
+    """Why such a link is refused, for an error message."""
     return (
         f"the symbolic link leads out of the repository, to {os.path.realpath(link)}; put the files themselves there, "
         "or start the server with --follow-external-links=true"
@@ -98,10 +98,10 @@ def link_text(link: Path) -> str:
 
 
 def fingerprint(model_dir: Path, allowed: tuple[str, ...] | None = None) -> dict[str, tuple[int, int]]:
-    """What tells whether a model's folder changed; compiled Python beside the sources does not count.
+    """The folder's state, to be compared with an earlier one; compiled Python files beside sources are ignored.
 
-    A change is any difference: also an older file copied over a newer one is seen. Folders outside
-    `allowed` are not looked into.
+    Any difference is a change, also an older file copied over a newer one. Folders outside `allowed` are not
+    looked into.
     """
     found: dict[str, tuple[int, int]] = {}
 
@@ -113,7 +113,7 @@ def fingerprint(model_dir: Path, allowed: tuple[str, ...] | None = None) -> dict
                 name = f"{below}{entry.name}"
                 try:
                     info = entry.stat()
-                except OSError:  # a dangling link, or gone meanwhile
+                except OSError:  # a link to nothing, or deleted meanwhile
                     found[name] = (0, -2)
                     continue
                 if stat.S_ISDIR(info.st_mode):

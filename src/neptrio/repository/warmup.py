@@ -1,12 +1,12 @@
 """model_warmup: samples that every instance executes before the model is ready.
 
-Samples run one after the other, on all instances side by side. They go through the same batch,
-statistics and error path as requests, so what a first request would meet (lazy allocation, a
-kernel to compile, a broken input) is met here. A sample that fails fails the load.
+Samples run one after the other, each on all instances in parallel. They take the same way through batch, statistics
+and errors as requests, so that what would delay or break a first request (lazy allocation, a kernel to compile,
+a broken input) happens here. A sample that fails makes the load fail.
 
-A sample of a sequence model is a sequence of one request per place of the batch: the control and state
-inputs that it does not give itself are those of START, END and READY with the ids 1, 2, ... and the
-initial state. It touches no slot and no sequence, and what it makes of the state is dropped.
+A sample of a sequence model is one new sequence per place of the batch: control and state inputs that it does not
+contain are added, those of START, END and READY with the ids 1, 2, ... and the initial state. It uses no slot, and
+the state it produces is dropped.
 
 Source: docs/protocol/features.md A4, docs/protocol/observed.md 10.
 """
@@ -31,7 +31,7 @@ log = logging.getLogger("neptrio.warmup")
 
 
 class _Outcome(Responder):
-    """Counts the requests of one execution down and keeps the first error."""
+    """Waits for the requests of one execution and keeps the first error."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -102,7 +102,7 @@ async def _run(
 
 
 def _check(request: InferRequest, model: Any) -> None:
-    """Validates as any request; the control and state inputs of a sequence model are the sample's own."""
+    """Validates a request of a sample. A sequence model's sample may contain control and state inputs, unlike requests."""
     batching = model.config.sequence_batching
     controls = {c.name for c in batching.control_input} | {s.input_name for s in batching.state}
     inputs = request.inputs
@@ -112,13 +112,13 @@ def _check(request: InferRequest, model: Any) -> None:
 
 
 def _inputs(model: Any, sample: Any) -> list[Tensor]:
-    """The tensors of one request of the sample: batch size 1."""
+    """The input tensors of one request of the sample, batch size 1."""
     largest = max(model.max_batch_size, 1)
     if sample.batch_size > largest:
         raise InvalidArgument(
             f"batch_size must be at most {largest} (max_batch_size {model.max_batch_size}), got {sample.batch_size}"
         )
-    generator = np.random.default_rng(0)  # the same sample at every load
+    generator = np.random.default_rng(0)  # a fixed seed: the same sample at every load
     found = []
     for name, source in sorted(sample.inputs.items()):
         if any(d < 0 for d in source.dims):
@@ -148,7 +148,8 @@ def _data(model: Any, name: str, source: Any, generator: np.random.Generator) ->
     if kind is None:
         raise InvalidArgument(f"input '{name}' needs one of zero_data, random_data and input_data_file")
     if source.data_type == datatypes.BYTES:
-        return bytes(4 * count)  # empty strings, for random data too, as a Triton server does
+        # empty strings, each a length of 0; also for random data, like a Triton server
+        return bytes(4 * count)
     dtype = datatypes.NUMPY.get(source.data_type)
     if dtype is None:
         raise InvalidArgument(f"input '{name}' has no data_type")

@@ -1,10 +1,10 @@
-"""How models leave: out of service at once, finalized when the last accepted request is answered.
+"""Takes models out of service: they accept nothing from then on, and are finalized after their last answer.
 
 Rules:
- 1. What is taken out of service answers what it accepted before it is finalized. The models of an
-    ensemble's steps outlive the last walk of every ensemble that was withdrawn with them.
- 2. When a model is gone, its memory is returned to the system (observe.memory.give_back).
- 3. The folder of a file override is removed when the models that came from it are gone.
+ 1. A model answers all requests it has accepted before it is finalized. Models of an ensemble's steps outlive
+    the last request of every ensemble that was withdrawn together with them.
+ 2. After a model was finalized its memory is given back to the system (observe.memory.give_back).
+ 3. The folder of a file override is removed when the models loaded from it are gone.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ log = logging.getLogger("neptrio.repository")
 
 
 class Withdrawal:
-    """Takes models out of service. Lives on the trio thread."""
+    """Takes models out of service. Trio thread only."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self.folders: set[Folder] = set()  # of file overrides
+        self.folders: set[Folder] = set()  # temporary folders of file overrides
         self.give_back: Callable[[], None] = memory.give_back
         self._giving_back = self._once_more = False
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Takes a model out of service; accepted requests finish (state UNLOADING).
+        """Takes a model out of service; accepted requests are still answered (state UNLOADING).
 
-        Ensembles above it go with it, and come back with it unless `unload_dependents`. That also
-        removes the models that were only loaded because of an ensemble.
+        Ensembles that use it are taken out too, and come back with it unless `unload_dependents` is set, which
+        also unloads models that were loaded only because an ensemble needs them.
         """
         record = self._catalog.records.get(name)
         if record is None:
@@ -65,7 +65,7 @@ class Withdrawal:
                 row.apply(Event.ABANDON)
 
     def record(self, record: Record) -> None:
-        """Out of service at once."""
+        """Takes all versions of a model out of service at once."""
         for version, row in record.rows.items():
             self.row(record, version, row)
         if self._catalog.latest.pop(record.name, None) is not None:
@@ -86,7 +86,7 @@ class Withdrawal:
         record.retiring.append(retirement)
         if self._catalog.nursery is not None:
             self._catalog.nursery.start_soon(self._retiring, record, retirement)
-        else:  # the server was cancelled from outside: nothing can be waited for
+        else:  # the server was cancelled from outside, so nobody can wait for the requests
             record.retiring.remove(retirement)
 
     async def _retiring(self, record: Record, retirement: Retirement) -> None:
@@ -112,7 +112,7 @@ class Withdrawal:
             self._catalog.nursery.start_soon(self._give_back)
 
     async def _give_back(self) -> None:
-        """Memory that unloaded models held is returned: once for all that retire meanwhile."""
+        """Gives memory of unloaded models back to the system, once for all that retire at the same time."""
         if self._giving_back:
             return
         self._giving_back = True
@@ -124,7 +124,7 @@ class Withdrawal:
             self._giving_back = False
 
     def release_folder(self, record: Record, folder: Folder) -> None:
-        """Removes the folder of a file override once the models that came from it are gone."""
+        """Removes the folder of a file override after the models loaded from it are gone."""
 
         async def release() -> None:
             for retirement in list(record.retiring):
