@@ -3,8 +3,8 @@
 Rules:
  1. One task reads the socket; calls write under a lock, so frames of one call leave in order.
  2. When the connection is gone, every call that is open and every new one raises ConnectionLost.
-  3. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
-     not stop the others. Its messages stay in memory.
+ 3. Received data is acknowledged as it is read from the socket, so a call whose messages nobody takes does
+    not stop the others. Its messages stay in memory.
 """
 
 from __future__ import annotations

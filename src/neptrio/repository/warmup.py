@@ -102,7 +102,7 @@ async def _run(
 
 
 def _check(request: InferRequest, model: Any) -> None:
-    """Validates a request of a sample. A sequence model's sample may contain control and state inputs, unlike requests."""
+    """Validates a request of a sample, which may also contain control and state inputs of a sequence model."""
     batching = model.config.sequence_batching
     controls = {c.name for c in batching.control_input} | {s.input_name for s in batching.state}
     inputs = request.inputs

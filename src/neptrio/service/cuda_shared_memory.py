@@ -7,9 +7,9 @@ region; outputs of other models are copied there when the response is sent.
 Rules:
  1. A region is opened once at registration and closed when it has been unregistered and the last tensor
     that views it is gone, so unregistering during use is safe.
-  2. A region keeps its GPU's context open, like a model on that GPU does.
-  3. When the GPU's context breaks, its regions are lost: using one is an error that says so, and clients
-     must register them again.
+ 2. A region keeps its GPU's context open, like a model on that GPU does.
+ 3. When the GPU's context breaks, its regions are lost: using one is an error that says so, and clients
+    must register them again.
 
 Source: docs/protocol/features.md A6, docs/protocol/observed.md 13.
 """

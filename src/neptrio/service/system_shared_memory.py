@@ -9,12 +9,12 @@ writes are system calls, which return an error instead (cext/request/file_part.p
 each input.
 
 Rules:
-  1. A region stays open while a request uses it, even when it is unregistered. An input that was read does not
-     need it any more.
+ 1. A region stays open while a request uses it, even when it is unregistered. An input that was read does not
+    need it any more.
  2. Nothing outside [offset, offset + byte_size) of a registered region is ever read or written.
  3. Keys name objects of /dev/shm, never paths: a slash inside a key is refused, links are not followed.
-  4. A part that the object no longer has is an error of the request that names it, and of no other.
-  5. Regions may use half of the process's file descriptors, and all inputs together a bounded amount of memory.
+ 4. A part that the object no longer has is an error of the request that names it, and of no other.
+ 5. Regions may use half of the process's file descriptors, and all inputs together a bounded amount of memory.
 
 Source: docs/protocol/features.md A1 and A6, docs/protocol/observed.md 13.
 """
