@@ -68,12 +68,17 @@ def test_content_types_of_grpc(raw: RawClient, content_type: str) -> None:
     assert raw.finish(1).status == OK
 
 
-def test_a_second_message_on_a_unary_call_is_refused(raw: RawClient) -> None:
-    for stream_id, path in ((1, INFER), (3, LIVE)):
+def test_a_second_message_on_a_unary_call_is_refused(
+    raw: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    for stream_id, path in ((1, INFER), (3, LIVE), (5, LIVE)):
         body = identity() if path == INFER else b""
         raw.send(raw.headers(stream_id, path) + raw.data(stream_id, message(body) + message(body)))
         reply = raw.finish(stream_id)
         assert reply.status == UNIMPLEMENTED and reply.text.endswith("got a second one")
+    assert raw.call(7, b"", LIVE).status == OK
+    # the handler, which runs behind all that, is told so as well
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_no_message_on_a_unary_call_is_refused(raw: RawClient) -> None:

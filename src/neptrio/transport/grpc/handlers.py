@@ -156,9 +156,12 @@ class HandlerCall(Call):
     async def recv_message(self) -> Any:
         """The next request message, None at the end of the input. Raises GRPCError."""
         while not self._inbox:
-            if self.input_ended:
-                if not self._received and not self._handler.cardinality.client_streaming:
-                    raise TritonError("a unary call carries one request message, got none", CARDINALITY)
+            if self.input_ended or self.refused:
+                if not self._handler.cardinality.client_streaming:
+                    if self._received == 0:
+                        raise TritonError("a unary call carries one request message, got none", CARDINALITY)
+                    if self._received > 1:  # none of them is left
+                        raise TritonError(ONE_MESSAGE, CARDINALITY)
                 return None
             self._news = trio.Event()
             await self._news.wait()
