@@ -32,6 +32,7 @@ class Code(Enum):
     )  # the server's own limit, not the client's
     RESOURCE_EXHAUSTED = ("Resource exhausted", 413, Status.RESOURCE_EXHAUSTED)
     FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)  # a Triton server's code for restricted endpoints
+    UNAUTHENTICATED = ("Unauthenticated", 401, Status.UNAUTHENTICATED)
     TOO_MANY = ("Too many requests", 429, Status.RESOURCE_EXHAUSTED)
     DENIED = ("Permission denied", 403, Status.PERMISSION_DENIED)
 
@@ -76,6 +77,13 @@ class InvalidArgument(TritonError):
     """The request is wrong; sending it again will not help."""
 
     code = Code.INVALID_ARG
+
+
+class Unauthenticated(TritonError):
+    """Nobody known asks: without a token, or with one that is not valid."""
+
+    code = Code.UNAUTHENTICATED
+    headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class Denied(TritonError):

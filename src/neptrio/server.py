@@ -25,7 +25,7 @@ import trio
 from neptrio import logs, startup
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.config import accelerators
-from neptrio.errors import TritonError
+from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
@@ -56,6 +56,7 @@ from neptrio.service.request_limits import RequestLimits
 from neptrio.service.sequences import SequencesService
 from neptrio.service.shared_memory import SharedMemoryService
 from neptrio.service.statistics import StatisticsService
+from neptrio.service.tokens import LOOK_SECONDS, Tokens
 from neptrio.service.trace import TraceService
 from neptrio.settings import Settings
 from neptrio.transport.grpc.server import GrpcServer
@@ -108,6 +109,7 @@ class Server:
             request_limits=RequestLimits(
                 settings.max_requests_per_second_per_address, settings.max_concurrent_requests_per_address
             ),
+            tokens=self._tokens(),
             held=HeldBytes(settings.max_held_bytes),
             connections=Connections(
                 settings.max_connections, settings.max_connections_per_address, open_files.limit()
@@ -130,6 +132,23 @@ class Server:
         self.abandoned = False  # stopped while models were loading: their threads may go on
         self._deadline: float | None = None
         self._loading = trio.CancelScope()
+
+    def _tokens(self) -> Tokens | None:
+        path = self.settings.auth_config
+        if path is None:
+            return None
+        try:
+            return Tokens(path)
+        except ValueError as error:
+            raise InvalidArgument(f"--auth-config: {error}") from None
+
+    async def _watch_tokens(self, tokens: Tokens) -> None:
+        """The file of tokens is looked at again and again, on a thread: it may lie anywhere."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            changed = await trio.to_thread.run_sync(tokens.changed, abandon_on_cancel=True)
+            if changed is not None:
+                tokens.take(changed)
 
     def _host(self, repository: RepositoryManager) -> ModelHost:
         """What models may call, made before the first model is."""
@@ -164,6 +183,8 @@ class Server:
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
             await core.start(self.repository.run)
+            if self.services.tokens is not None:
+                core.start_soon(self._watch_tokens, self.services.tokens)
             try:
                 async with trio.open_nursery() as fronts:
                     self._listen()

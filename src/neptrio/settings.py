@@ -22,6 +22,7 @@ class Settings:
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
+    auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     read_only: bool = False  # nothing is changed over the network
     allow_file_override: bool | None = None  # None: where REST and gRPC listen on loopback addresses alone
     strict_readiness: bool = True

@@ -57,7 +57,7 @@ def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], st
 
 def open_controls(settings: Settings) -> str:
     """A warning where anybody on the network may change something, "" where nobody may."""
-    if settings.read_only or not settings.exposed:
+    if settings.read_only or settings.auth_config is not None or not settings.exposed:
         return ""
     found = [
         ("model-repository", settings.model_control_mode == "explicit"),

@@ -13,7 +13,7 @@ cdef class GrpcFastPath:
     cdef int fd
     cdef public object session         # nghttp2's or h2's, see neptrio.transport.http2.session
     cdef public object writer          # a SocketWriter, or a SecureSocketWriter
-    cdef public object forward         # metadata that becomes parameters, or None
+    cdef public object forward         # who must see each message with its metadata, or None
     cdef public object compression     # of replies: "none", ...
     cdef public object parked          # deque of complete calls that wait for the client to read
     cdef readonly LoopPassCore loop_pass

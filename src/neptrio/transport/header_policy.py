@@ -24,10 +24,12 @@ from __future__ import annotations
 import binascii
 import hmac
 from collections.abc import Iterable
+from typing import Any
 
-from neptrio.errors import Code, InvalidArgument, TritonError
+from neptrio.errors import Code, InvalidArgument, TritonError, Unauthenticated
 from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
 from neptrio.request.infer_request import InferRequest
+from neptrio.service.tokens import ADMIN, INFER, OPERATE, READ, Tokens
 from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -85,6 +87,30 @@ METHOD_CATEGORIES = {
     },
 }
 assert set(VERB_CATEGORIES.values()) == set(METHOD_CATEGORIES.values()) == set(RESTRICTED_CATEGORIES)
+
+# REST verb -> what a token must be allowed; see service.tokens. A method other than GET needs the second, if any
+VERB_SCOPES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("infer", "generate", "generate_stream"), (INFER,)),
+    **dict.fromkeys(("repository_load", "repository_unload", "repository_check"), (ADMIN,)),
+    **dict.fromkeys(("system_shm_register", "system_shm_unregister"), (OPERATE,)),
+    **dict.fromkeys(("cuda_shm_register", "cuda_shm_unregister"), (OPERATE,)),
+    **dict.fromkeys(("sequence_end", "trace_recent"), (OPERATE,)),
+    **dict.fromkeys(("trace_setting", "logging"), (READ, OPERATE)),
+}
+METHOD_SCOPES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("ModelInfer", "ModelStreamInfer"), (INFER,)),
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), (ADMIN,)),
+    **dict.fromkeys(("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"), (OPERATE,)),
+    **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), (OPERATE,)),
+    **dict.fromkeys(("TraceSetting", "LogSettings"), (READ, OPERATE)),
+}
+OF_ALL = ("server_metadata",)  # verbs that concern no model
+# gRPC method -> the field of its request with the model's name; what is not here concerns all models
+MODEL_FIELDS = {
+    **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), "model_name"),
+}
+OF_NO_MODEL = ("ServerMetadata", "ServerLive", "ServerReady", "ServerReflectionInfo", "Check", "Watch")
 
 RAW_HEADERS = "neptrio.raw_headers"  # key of an ASGI scope: the headers, names in their case
 GRPC_PREFIX = "triton-grpc-protocol-"
@@ -230,22 +256,79 @@ class _Gate:
         raise TritonError(self._text, Code.FORBIDDEN)
 
 
-class HeaderPolicy:
-    """The restrictions and the forwarding of one front."""
+def bearer(headers: Pairs) -> bytes | None:
+    """The token of an Authorization header, None when there is none. Raises Unauthenticated for another scheme."""
+    for name, value in headers:
+        if name.lower() == b"authorization":
+            scheme, _, token = value.strip().partition(b" ")
+            if scheme.lower() != b"bearer" or not token.strip():
+                raise Unauthenticated("expected Authorization: Bearer TOKEN")
+            return token.strip()
+    return None
 
-    def __init__(self, gates: dict[str, _Gate], pattern: str) -> None:
+
+class HeaderPolicy:
+    """The restrictions, the tokens and the forwarding of one front."""
+
+    def __init__(self, gates: dict[str, _Gate], pattern: str, tokens: Tokens | None = None) -> None:
         self._gates = gates
+        self._tokens = tokens
         self.forward = HeaderForward(pattern) if pattern else None
 
-    def check(self, endpoint: str, headers: Pairs) -> None:
-        """Raises TritonError when `endpoint` (a REST verb or a gRPC path) is closed to this request."""
+    @property
+    def reads_messages(self) -> bool:
+        """Whether a gRPC message must be looked at by message() before it is acted on."""
+        return self.forward is not None or self._tokens is not None
+
+    def _gate(self, endpoint: str, headers: Pairs) -> None:
         gate = self._gates.get(endpoint)
         if gate is not None:
             gate.check(headers)
 
-    def infer(self, headers: Pairs) -> Forwarded | None:
+    def check(self, verb: str, headers: Pairs, model: str = "", method: str = "POST") -> None:
+        """Raises TritonError when a REST verb is closed to this request, which concerns `model` ("": all)."""
+        self._gate(verb, headers)
+        tokens = self._tokens
+        if tokens is None or (tokens.open_health and VERB_CATEGORIES[verb] == "health"):
+            return
+        scopes = VERB_SCOPES.get(verb, (READ,))
+        if len(scopes) > 1 and method != "GET":
+            scopes = scopes[1:]
+        tokens.check(bearer(headers), scopes[:1], None if verb in OF_ALL else model)
+
+    def check_call(self, path: str, headers: Pairs) -> None:
+        """The same for a gRPC call whose message has not come; message() follows."""
+        self._gate(path, headers)
+        tokens = self._tokens
+        if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
+            return
+        method = path.rpartition("/")[2]
+        tokens.check(bearer(headers), METHOD_SCOPES.get(method, (READ,)), None)
+
+    def message(self, path: str, headers: Pairs, message: Any) -> None:
+        """The same for the request message of a control call. Raises TritonError."""
+        tokens = self._tokens
+        if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
+            return
+        method = path.rpartition("/")[2]
+        scopes = METHOD_SCOPES.get(method, (READ,))
+        if len(scopes) > 1:
+            scopes = scopes[1:] if message.settings else scopes[:1]
+        field = MODEL_FIELDS.get(method)
+        model = None if method in OF_NO_MODEL else getattr(message, field) if field else ""
+        tokens.check(bearer(headers), scopes, model)
+
+    def request(self, headers: Pairs, request: InferRequest) -> None:
+        """For a decoded request of a gRPC call: whether its model may be used, and metadata that models
+        are to see. Raises TritonError."""
+        if self._tokens is not None:
+            self._tokens.check(bearer(headers), (INFER,), request.model_name)
+        if self.forward is not None:
+            self.forward.into(request, self.forward.metadata(headers))
+
+    def infer(self, headers: Pairs, model: str) -> Forwarded | None:
         """For an HTTP inference: checks, and returns the parameters made of headers. Raises TritonError."""
-        self.check("infer", headers)
+        self.check("infer", headers, model)
         return self.forwarded(headers)
 
     def forwarded(self, headers: Pairs) -> Forwarded | None:
@@ -266,17 +349,17 @@ def _gates(
     }
 
 
-def http_policy(settings: Settings) -> HeaderPolicy | None:
+def http_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolicy | None:
     """The REST front's, None when there is nothing to look at."""
-    if not settings.http_restricted_api and not settings.http_header_forward_pattern:
+    if not (settings.http_restricted_api or settings.http_header_forward_pattern or tokens is not None):
         return None
     gates = _gates(settings.http_restricted_api, VERB_CATEGORIES, "", "API")
-    return HeaderPolicy(gates, settings.http_header_forward_pattern)
+    return HeaderPolicy(gates, settings.http_header_forward_pattern, tokens)
 
 
-def grpc_policy(settings: Settings) -> HeaderPolicy | None:
+def grpc_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolicy | None:
     """The gRPC front's, None when there is nothing to look at."""
-    if not settings.grpc_restricted_protocol and not settings.grpc_header_forward_pattern:
+    if not (settings.grpc_restricted_protocol or settings.grpc_header_forward_pattern or tokens is not None):
         return None
     gates = _gates(settings.grpc_restricted_protocol, METHOD_CATEGORIES, GRPC_PREFIX, "protocol")
-    return HeaderPolicy(gates, settings.grpc_header_forward_pattern)
+    return HeaderPolicy(gates, settings.grpc_header_forward_pattern, tokens)

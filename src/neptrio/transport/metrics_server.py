@@ -8,7 +8,8 @@ Rules:
     whose last request is longest ago makes way for a new one.
  2. A body of more than MAX_BODY bytes is refused: nobody has anything to send here.
  3. A request names one Host, and one that may be this server's (transport.origin_policy). Only HTTP/1.1 is spoken; a connection that begins as HTTP/2 is closed.
- 4. Whatever a connection raises ends there. At the end of the server nothing is waited for.
+ 4. With --auth-config a scrape needs a token that may read what concerns all models.
+ 5. Whatever a connection raises ends there. At the end of the server nothing is waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import Places, kept_back
+from neptrio.service.tokens import READ
 from neptrio.transport.accept import Acceptor
+from neptrio.transport.header_policy import bearer
 from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.infer import JSON, error_body
@@ -117,7 +120,7 @@ class MetricsServer:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             self._places.take(sock)
             host = next((value for name, value in scope["headers"] if name == b"host"), None)
-            refusal = self._origins.problem("GET", host, None, None)
+            refusal = self._origins.problem("GET", host, None, None) or self._not_allowed(scope["headers"])
             await self._answer(scope["method"], scope["raw_path"], refusal, send)
 
         connection = Http1Connection(sock, self._services, app, nursery, only_app=True)
@@ -134,11 +137,21 @@ class MetricsServer:
             self._places.free(sock)
             sock.close()
 
+    def _not_allowed(self, headers: list[tuple[bytes, bytes]]) -> TritonError | None:
+        """Why the client may not read metrics, None when it may."""
+        tokens = self._services.tokens
+        if tokens is not None:
+            try:
+                tokens.check(bearer(headers), (READ,), "")
+            except TritonError as error:
+                return error
+        return None
+
     async def _answer(self, method: str, path: bytes, refusal: TritonError | None, send: Any) -> None:
         """One response, as ASGI sends it."""
         status, headers, parts = 200, list[tuple[bytes, bytes]](), list[bytes]()
         if refusal is not None:
-            status, headers, parts = refusal.code.http, list(JSON), error_body(refusal)
+            status, headers, parts = refusal.code.http, [*JSON, *refusal.headers], error_body(refusal)
         elif method != "GET":
             status, parts = 405, [b'{"error":"Method Not Allowed"}']
             headers = [*JSON, (b"allow", b"GET")]

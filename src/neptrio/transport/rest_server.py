@@ -57,7 +57,7 @@ class RestServer:
         self._acceptor = Acceptor(listener, self._start)
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
-        self._policy = http_policy(settings)
+        self._policy = http_policy(settings, services.tokens)
         self._origins = OriginPolicy(
             settings.cors_allow_origin, settings.allowed_host, is_loopback(str(listener.getsockname()[0]))
         )

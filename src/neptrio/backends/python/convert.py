@@ -30,6 +30,7 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
     Code.RESOURCE_EXHAUSTED: utils.TritonError.UNAVAILABLE,
     Code.FORBIDDEN: utils.TritonError.UNAVAILABLE,
     Code.TOO_MANY: utils.TritonError.UNAVAILABLE,
+    Code.UNAUTHENTICATED: utils.TritonError.UNAVAILABLE,
     Code.DENIED: utils.TritonError.UNAVAILABLE,
 }
 GPU = int(MemoryKind.GPU_MEMORY)

@@ -18,6 +18,7 @@ from neptrio.errors import TritonError
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest
 from neptrio.service.connections import TURNED_AWAY_SECONDS
+from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.http2.grpc_status import error_trailers, problem_headers, status_trailers, timeout_ns
 from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import GrpcStream
@@ -118,9 +119,9 @@ def too_many_connections(session: Http2Session, stream_id: int, headers: Headers
     )
 
 
-def forward_metadata(forward: Any, headers: Headers, request: InferRequest) -> None:
-    """Metadata of the call that models are to see becomes parameters. Raises TritonError."""
-    forward.into(request, forward.metadata(headers()))
+def apply_policy(policy: HeaderPolicy, headers: Headers, request: InferRequest) -> None:
+    """What the call's metadata means for a decoded request of it. Raises TritonError."""
+    policy.request(headers(), request)
 
 
 def framed_size(segments: list[Any]) -> int:

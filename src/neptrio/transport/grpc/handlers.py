@@ -186,9 +186,13 @@ class HandlerCall(Call):
                 del raw  # a load's files may be large: no more than two copies at once
                 raw = as_declared(message)
                 del message
-            return self._handler.request_type.parse(raw)
+            parsed = self._handler.request_type.parse(raw)
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+        policy = self._connection.forward
+        if policy is not None:
+            policy.message(self._path.decode("latin-1"), self.headers(), parsed)
+        return parsed
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:
         """Headers of the reply, sent with its first message or end."""

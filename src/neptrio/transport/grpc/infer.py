@@ -22,7 +22,7 @@ from neptrio.loop.timers import Timer
 from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.transport.grpc import compression as compression
-from neptrio.transport.grpc.calls import Call, forward_metadata, framed_size
+from neptrio.transport.grpc.calls import Call, apply_policy, framed_size
 from neptrio.transport.grpc.fast_path import CARDINALITY, UNARY_RESPONDER, UnaryCore
 from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS, error_trailers
 
@@ -69,7 +69,7 @@ class UnaryInfer(UnaryCore, Call):
             services.loop.lag.note("decoding a gRPC request", "", len(message))
             decode_request(request, message, services.shared_memory)
             if connection.forward is not None:
-                forward_metadata(connection.forward, self.headers, request)
+                apply_policy(connection.forward, self.headers, request)
             services.admission.find(request, GRPC_ONE_RESPONSE)
             request.context = self
             request.responder = UNARY_RESPONDER

@@ -147,8 +147,9 @@ class GrpcConnection(GrpcFastPath):
         self._limits = limits if limits.on else None
         self._held = server.services.held
         self.inflating = server.inflating
-        self.forward = None if server.policy is None else server.policy.forward
-        self._policy = server.policy
+        policy = server.policy
+        self.forward = policy if policy is not None and policy.reads_messages else None
+        self._policy = policy
         self._turned_away = turned_away
         self._last_stream = 0  # when the connection was last asked whether it is idle
         self._server = server
@@ -185,7 +186,7 @@ class GrpcConnection(GrpcFastPath):
                 return restricted(session, stream_id, headers, problem)
         if self._policy is not None:
             try:
-                self._policy.check(path.decode("latin-1"), headers())
+                self._policy.check_call(path.decode("latin-1"), headers())
             except TritonError as error:
                 return restricted(session, stream_id, headers, error)
         if path == MODEL_INFER:
@@ -485,7 +486,7 @@ class GrpcServer:
         self.services = services
         self.handlers: dict[bytes, Any] = {}
         self.handlers_loaded = trio.Event()
-        self.policy = grpc_policy(settings)
+        self.policy = grpc_policy(settings, services.tokens)
         self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
         self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
         self.inflating = services.inflating

@@ -34,7 +34,7 @@ from neptrio.request.infer_request import (
     monotonic_ns,
 )
 from neptrio.transport.grpc import compression as compression
-from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, forward_metadata, framed_size
+from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, apply_policy, framed_size
 from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS
 from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import GrpcStream
@@ -194,7 +194,7 @@ class StreamInfer(Call):
                 services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
             decode_request(request, message, services.shared_memory)
             if self._connection.forward is not None:
-                forward_metadata(self._connection.forward, self.headers, request)
+                apply_policy(self._connection.forward, self.headers, request)
             entry.ordered = not services.admission.find(request, None).decoupled
             request.context = request.stream = self
             request.responder = RESPONDER

@@ -26,6 +26,7 @@ log = logging.getLogger("neptrio.http1")
 REASONS = {
     200: b"OK",
     400: b"Bad Request",
+    401: b"Unauthorized",
     403: b"Forbidden",
     404: b"Not Found",
     405: b"Not Allowed",
@@ -103,7 +104,7 @@ class Exchange(ExchangeCore):
             if problem is not None:
                 raise problem
             policy = connection.policy
-            forwarded = None if policy is None else policy.infer(connection.headers)
+            forwarded = None if policy is None else policy.infer(connection.headers, route.model)
             infer = HttpInfer(
                 connection.services,
                 route,

@@ -122,7 +122,7 @@ class RestApp:
             return 404, JSON, [b'{"error":"Not Found"}']
         forwarded: Forwarded | None = None
         if self._policy is not None:
-            self._policy.check(route.verb, scope["headers"])
+            self._policy.check(route.verb, scope["headers"], route.model, scope["method"])
             if self._policy.forward is not None and route.verb in FORWARDING and route.allowed:
                 forwarded = self._policy.forwarded(scope.get(RAW_HEADERS) or scope["headers"])
         if not route.allowed:
