@@ -311,9 +311,12 @@ def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
         if isinstance(value, list):
             values[name] = tuple(value)
     try:
-        for name, what in (("http_restricted_api", "api"), ("grpc_restricted_protocol", "protocol")):
+        for name, what, variable in (
+            ("http_restricted_api", "api", "NEPTRIO_HTTP_RESTRICTED_API"),
+            ("grpc_restricted_protocol", "protocol", "NEPTRIO_GRPC_RESTRICTED_PROTOCOL"),
+        ):
             file = values.pop(name + "_file")
-            values[name] += flags.read_restrictions(file, f"NEPTRIO_{name.upper()}", what)
+            values[name] += flags.read_restrictions(file, variable, what)
         return Settings(**values), warnings
     except ValueError as error:
         p.error(str(error))
