@@ -17,6 +17,7 @@ from neptrio.errors import TritonError
 
 cdef enum:
     BRISK_NS = 5000000       # an execution in Python below this is given BRISK_DEPTH batches
+    QUICK_NS = 200000        # below this in processes of their own several instances are, too
     BRISK_DEPTH = 16
 
 
@@ -59,14 +60,19 @@ cdef class PoolCore:
         whose executions are short takes more ahead: it works through several while it has the GIL,
         and the trio thread hears of them in one wake-up, instead of two changes of threads for each.
         With more instances, or long executions, a request in line would wait while another
-        instance is free.
+        instance is free; where they all are processes and so quick that waiting costs less than being
+        woken, they have as many ahead.
         """
-        cdef InstanceCore sole
+        cdef InstanceCore instance
         if len(self.instances) == 1:
-            sole = self.instances[0]
-            if sole.busy_ns < BRISK_NS and (sole.backend.deep or not sole.backend.overlapping):
+            instance = self.instances[0]
+            if instance.busy_ns < BRISK_NS and (instance.backend.deep or not instance.backend.overlapping):
                 return BRISK_DEPTH
-        return 2
+            return 2
+        for instance in self.instances:
+            if instance.busy_ns >= QUICK_NS or not instance.backend.deep:
+                return 2
+        return BRISK_DEPTH
 
     cpdef freed(self):
         """An instance has room again."""
