@@ -28,6 +28,7 @@ from typing import Any
 import triton_python_backend_utils as utils
 from neptrio.backends.python import template
 from neptrio.backends.python.environment import variables
+from neptrio.backends.python.output import records
 from triton_python_backend_utils._process.wire import Wire
 
 PACKAGE = Path(utils.__file__).parent
@@ -180,10 +181,9 @@ class Process:
     def _output(self) -> None:
         stream = self._child.stdout
         assert stream is not None
-        for raw in stream:
-            line = raw.decode("utf-8", "replace").rstrip("\n")
-            self._lines.append(line)
-            self._log.info("%s", line)
+        for record, lines in records(stream.fileno()):
+            self._lines.extend(lines)
+            self._log.info("%s", record)
 
     @property
     def cause(self) -> str:

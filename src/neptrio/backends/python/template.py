@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as utils
+from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
 
 log = logging.getLogger("neptrio.python")
@@ -286,6 +287,6 @@ class ModelTemplate(Template):
         self._sock = ours
 
     def _output(self, process: Forked) -> None:
-        for raw in process.stdout:
-            self._log.info("%s", raw.decode("utf-8", "replace").rstrip("\n"))
+        for record, _ in records(process.stdout.fileno()):
+            self._log.info("%s", record)
         process.stdout.close()
