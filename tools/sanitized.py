@@ -146,7 +146,7 @@ def environment(place: Path, libraries: list[Path], reports: Path) -> dict[str, 
         "PYTHONMALLOC": "malloc",
         "LD_PRELOAD": " ".join(str(library) for library in libraries),
         "ASAN_OPTIONS": f"{common}:detect_leaks=0:allocator_may_return_null=1:handle_segv=0:handle_sigbus=0"
-        ":quarantine_size_mb=64:malloc_context_size=12:detect_stack_use_after_return=0",
+        ":quarantine_size_mb=32:malloc_context_size=12:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": common,
         "NEPTRIO_SANITIZED": "1",
     }

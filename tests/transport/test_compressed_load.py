@@ -19,6 +19,7 @@ from tests.support.infer_messages import request
 from tests.support.memory import resident
 from tests.support.raw_http2 import STREAM_INFER, RawClient, message
 from tests.support.repository import identity_config, write_model
+from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.http1.test_http1 import GOOD, post
@@ -78,6 +79,7 @@ def binary_bomb(mib: int) -> tuple[bytes, bytes]:
     return gzip.compress(head + bytes(mib * MIB), 9), b"Inference-Header-Content-Length: %d" % len(head)
 
 
+@no_memory_figures
 def test_pipelined_bombs_share_one_budget(tmp_path: Path) -> None:
     """Twenty-four of 60 MiB each in 60 KiB: their contents would be 1.4 GiB."""
     gate = Gate(tmp_path / "models", tmp_path / "gate", extra="", size=1)

@@ -22,6 +22,7 @@ from tests.backends.python.models import config, isolated, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.memory import resident
 from tests.support.repository import write_model
+from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -416,6 +417,7 @@ def at_rest(server: ServerProcess) -> int:
     return base
 
 
+@no_memory_figures
 @pytest.mark.parametrize("model", ["repeat", "one_step", "two_steps"])
 def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: str) -> None:
     """10,000 responses of 1 MiB wait for a client whose callback never returns; then it is gone."""
@@ -441,12 +443,14 @@ def test_a_client_that_reads_nothing_costs_little(server: ServerProcess, model: 
         wait_for_idle(server, name)
 
 
+@no_memory_figures
 def test_so_does_one_that_takes_compressed_answers(repository: Path) -> None:
     """They wait for the compression before they wait for the client."""
     with ServerProcess(repository, "--grpc-infer-response-compression-level=high") as server:
         test_a_client_that_reads_nothing_costs_little(server, "repeat")
 
 
+@no_memory_figures
 def test_a_generate_stream_that_is_not_read_holds_its_sender(server: ServerProcess) -> None:
     before, ended = resident(server.process.pid), server.log().count("endless ends")
     host, _, port = server.http.partition(":")

@@ -12,6 +12,7 @@ import pytest
 from tests.backends.python.models import config, python_model
 from tests.support.http import Http1, Http2, Reply
 from tests.support.memory import resident
+from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.rest.conftest import in_flight
@@ -213,6 +214,7 @@ def test_a_client_that_leaves_ends_the_request(
     until(lambda: in_flight(server) == 0, server)
 
 
+@no_memory_figures
 @pytest.mark.parametrize("front", ["lean", "hypercorn", "http2"])
 def test_a_client_that_reads_nothing_stops_the_sender(servers: dict[str, ServerProcess], front: str) -> None:
     """10,000 responses of 64 KiB: the model waits in send(), the server keeps a few of them."""
