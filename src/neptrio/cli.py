@@ -45,6 +45,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--exit-on-error", type=flags.boolean, default=True, help="exit when a model fails to load at start")
     add("--auth-config", type=Path, default=None, metavar="FILE",
         help="tokens of clients and what they may do (neptrio token makes one); read again when it changes")  # fmt: skip
+    add("--audit-log", default="", metavar="FILE",
+        help="append who changed what, and who was refused, to this file as lines of JSON; stderr: to standard error")  # fmt: skip
     add("--read-only", type=flags.boolean, nargs="?", const=True, default=False,
         help="refuse every verb that changes something: models, traces, logging, shared memory, sequences")  # fmt: skip
     add("--strict-readiness", type=flags.boolean, default=True, help="ready only while every model is")

@@ -47,6 +47,7 @@ from neptrio.repository.manager import RepositoryManager
 from neptrio.scheduling.base import LoopServices
 from neptrio.scheduling.response_cache import parse_config
 from neptrio.service import Services
+from neptrio.service.audit import AuditLog
 from neptrio.service.connections import Connections
 from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.logging import LoggingService
@@ -110,6 +111,7 @@ class Server:
                 settings.max_requests_per_second_per_address, settings.max_concurrent_requests_per_address
             ),
             tokens=self._tokens(),
+            audit=AuditLog(settings.audit_log) if settings.audit_log else None,
             held=HeldBytes(settings.max_held_bytes),
             connections=Connections(
                 settings.max_connections, settings.max_connections_per_address, open_files.limit()
@@ -216,6 +218,8 @@ class Server:
                     await self.repository.unload_all()
                     self.services.shared_memory.close()
                     await self.tracer.close()
+                    if self.services.audit is not None:
+                        await trio.to_thread.run_sync(self.services.audit.close, abandon_on_cancel=True)
                 self.timed_out = self.timed_out or scope.cancelled_caught
                 self.abandoned = self.abandoned or self.repository.left_behind > 0
             core.cancel_scope.cancel()
@@ -313,7 +317,7 @@ async def _signals(server: Server) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
             if number == signal.SIGHUP:
-                _hang_up()
+                _hang_up(server)
                 continue
             # a second signal is the kernel's: it ends the process even when the loop is stuck
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -321,12 +325,15 @@ async def _signals(server: Server) -> None:
             server.stop()
 
 
-def _hang_up() -> None:
+def _hang_up(server: Server) -> None:
     """SIGHUP: what can be read again is; a terminal that goes away ends no server."""
     try:
         reopened = logs.reopen()
+        if server.services.audit is not None:
+            server.services.audit.reopen()
+            reopened = True
     except OSError as error:
-        log.error("SIGHUP: the log file cannot be opened again, the log goes on as it was: %s", error)
+        log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
         return
     log.info("SIGHUP: %s", "the log file was opened again" if reopened else "there is nothing to read again")
 

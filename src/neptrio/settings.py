@@ -23,6 +23,7 @@ class Settings:
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
+    audit_log: str = ""  # a file, or stderr; "": none
     read_only: bool = False  # nothing is changed over the network
     allow_file_override: bool | None = None  # None: where REST and gRPC listen on loopback addresses alone
     strict_readiness: bool = True

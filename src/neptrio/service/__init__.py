@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from neptrio.observe.custom_metrics import CustomMetrics
     from neptrio.scheduling.base import LoopServices
     from neptrio.scheduling.response_cache import ResponseCache
+    from neptrio.service.audit import AuditLog
     from neptrio.service.connections import Connections
     from neptrio.service.held_bytes import HeldBytes
     from neptrio.service.logging import LoggingService
@@ -44,6 +45,7 @@ class Services:
     request_limits: RequestLimits
     held: HeldBytes
     tokens: Tokens | None
+    audit: AuditLog | None
     completions: CompletionQueue
     shared_memory: SharedMemoryService
     trace: TraceService

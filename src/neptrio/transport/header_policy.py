@@ -280,6 +280,13 @@ class HeaderPolicy:
         """Whether a gRPC message must be looked at by message() before it is acted on."""
         return self.forward is not None or self._tokens is not None
 
+    def who(self, headers: Pairs) -> str:
+        """The name of the token that a request came with, "" when it is nobody's."""
+        try:
+            return "" if self._tokens is None else self._tokens.find(bearer(headers)).name
+        except Unauthenticated:
+            return ""
+
     def _gate(self, endpoint: str, headers: Pairs) -> None:
         gate = self._gates.get(endpoint)
         if gate is not None:

@@ -17,8 +17,8 @@ from grpclib.const import Status
 from neptrio.errors import TritonError
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest
+from neptrio.service.audit import REFUSED
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.http2.grpc_status import error_trailers, problem_headers, status_trailers, timeout_ns
 from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import GrpcStream
@@ -119,9 +119,14 @@ def too_many_connections(session: Http2Session, stream_id: int, headers: Headers
     )
 
 
-def apply_policy(policy: HeaderPolicy, headers: Headers, request: InferRequest) -> None:
+def apply_policy(connection: GrpcConnection, headers: Headers, request: InferRequest) -> None:
     """What the call's metadata means for a decoded request of it. Raises TritonError."""
-    policy.request(headers(), request)
+    try:
+        connection.forward.request(headers(), request)
+    except TritonError as error:
+        if error.code in REFUSED:
+            connection.record(b"ModelInfer", headers, None, error, request.model_name)
+        raise
 
 
 def framed_size(segments: list[Any]) -> int:

@@ -19,7 +19,7 @@ from grpclib.metadata import Deadline, encode_metadata
 
 from neptrio.codec.descriptors import message_class, pool
 from neptrio.codec.protobuf import well_formed
-from neptrio.errors import TritonError
+from neptrio.errors import Code, TritonError
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
 from neptrio.transport.grpc.fast_path import CARDINALITY
@@ -103,6 +103,7 @@ class HandlerCall(Call):
         self._news = trio.Event()
         self._writable = trio.Event()
         self._scope = trio.CancelScope()
+        self._request: Any = None  # the last message, for the audit log
         self._outcome: list[tuple[bytes, bytes]] | None = None
         self.deadline: Any = None
         self.user_agent = (headers.get(b"user-agent") or b"").decode("latin-1")
@@ -189,6 +190,7 @@ class HandlerCall(Call):
             parsed = self._handler.request_type.parse(raw)
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+        self._request = parsed
         policy = self._connection.forward
         if policy is not None:
             policy.message(self._path.decode("latin-1"), self.headers(), parsed)
@@ -244,6 +246,7 @@ class HandlerCall(Call):
 
     async def _run(self) -> None:
         trailers = OK_TRAILERS
+        failure: TritonError | None = None
         with self._scope:
             try:
                 if self.headers.has_custom:
@@ -255,11 +258,18 @@ class HandlerCall(Call):
                 await self._handler.func(self)
             except TritonError as error:
                 trailers = error_trailers(error)
+                failure = error
             except GRPCError as error:
                 trailers = status_trailers(error.status, error.message or "")
+                failure = TritonError(error.message or "")
             except Exception as error:
                 log.exception("a gRPC handler failed")
                 trailers = status_trailers(Status.INTERNAL, f"{type(error).__name__}: {error}")
+                failure = TritonError(f"{type(error).__name__}: {error}")
+        if self._scope.cancelled_caught:
+            failure = TritonError("the call was cancelled", Code.CANCELLED)
+        self._connection.record(self._path, self.headers, self._request, failure)
+        self._request = None
         self.stop_clock()
         self.taken()
         if not self.ended and self.trailers is None:

@@ -69,7 +69,7 @@ class UnaryInfer(UnaryCore, Call):
             services.loop.lag.note("decoding a gRPC request", "", len(message))
             decode_request(request, message, services.shared_memory)
             if connection.forward is not None:
-                apply_policy(connection.forward, self.headers, request)
+                apply_policy(connection, self.headers, request)
             services.admission.find(request, GRPC_ONE_RESPONSE)
             request.context = self
             request.responder = UNARY_RESPONDER

@@ -55,7 +55,7 @@ from neptrio.transport.grpc.fast_path import GrpcFastPath
 from neptrio.transport.grpc.handlers import HandlerCall
 from neptrio.transport.grpc.infer import UnaryInfer
 from neptrio.transport.grpc.stream_infer import StreamInfer
-from neptrio.transport.header_policy import METHOD_CATEGORIES, grpc_policy
+from neptrio.transport.header_policy import METHOD_CATEGORIES, MODEL_FIELDS, grpc_policy
 from neptrio.transport.http2 import limits as limits
 from neptrio.transport.http2.session import Headers, Http2Session, OpenStream, session_class
 from neptrio.transport.http2.stream import GrpcStream, input_bytes, output_bytes
@@ -188,6 +188,7 @@ class GrpcConnection(GrpcFastPath):
             try:
                 self._policy.check_call(path.decode("latin-1"), headers())
             except TritonError as error:
+                self.record(path, headers, None, error)
                 return restricted(session, stream_id, headers, error)
         if path == MODEL_INFER:
             call = UnaryInfer(session, stream_id, headers, self)
@@ -214,6 +215,37 @@ class GrpcConnection(GrpcFastPath):
     def limit(self, itself: int = 0) -> TritonError | None:
         """Why the client's next request is refused, None when it is not; it is counted then."""
         return None if self._limits is None else self._limits.problem(self._address, self.now(), itself)
+
+    def record(
+        self, path: bytes, headers: Headers, message: Any, error: TritonError | None, model: str = ""
+    ) -> None:
+        """The audit log hears of what a call changed, or why it was refused. `message`: its request, if any."""
+        audit = self.services.audit
+        if audit is None:
+            return
+        method = path.decode("latin-1").rpartition("/")[2]
+        if error is None and hasattr(message, "settings") and not message.settings:
+            return  # settings were only read
+        field = MODEL_FIELDS.get(method)
+        if field is not None and message is not None:
+            model = getattr(message, field)
+        audit.record(
+            method,
+            "grpc",
+            self._address,
+            "" if self._policy is None else self._policy.who(headers()),
+            certificate=self._certificate(),
+            model=model,
+            target=getattr(message, "name", "") if "SharedMemory" in method else "",
+            error=error,
+        )
+
+    def _certificate(self) -> str:
+        """The subject of the client's certificate, "" when it showed none."""
+        found = None if self._stream is None else self._stream.getpeercert()
+        if not found:
+            return ""
+        return ", ".join(f"{key}={value}" for names in found.get("subject", ()) for key, value in names)
 
     def open_requests(self) -> int:
         """How many calls are under way."""

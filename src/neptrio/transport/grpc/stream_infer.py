@@ -194,7 +194,7 @@ class StreamInfer(Call):
                 services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
             decode_request(request, message, services.shared_memory)
             if self._connection.forward is not None:
-                apply_policy(self._connection.forward, self.headers, request)
+                apply_policy(self._connection, self.headers, request)
             entry.ordered = not services.admission.find(request, None).decoupled
             request.context = request.stream = self
             request.responder = RESPONDER

@@ -45,6 +45,7 @@ async def run_app(
         "raw_path": path.encode("latin-1"),
         "query_string": query.encode("latin-1"),
         "headers": headers,
+        "client": (exchange.connection.client, 0),
     }
     if keep_raw:
         scope[RAW_HEADERS] = raw_headers

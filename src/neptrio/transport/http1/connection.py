@@ -140,7 +140,7 @@ class Http1Connection(Http1FastPath):
         limits = services.request_limits
         self._limits = limits if limits.on and not only_app else None
         self.fast_path = policy is None and not turned_away and not only_app and self._limits is None
-        self._client = client
+        self.client = client
         self._held = services.held
         self._let_in = 0  # bytes of the message under way that the budget has given
         self._only_app = only_app
@@ -266,7 +266,7 @@ class Http1Connection(Http1FastPath):
         self.exchanges.append(exchange)
         route = None if self._only_app else routes.match(method, exchange.path)
         if self._limits is not None and (route is None or route.verb not in routes.PROBES):
-            problem = self._limits.problem(self._client, monotonic_ns())
+            problem = self._limits.problem(self.client, monotonic_ns())
             if problem is not None:
                 exchange.refuse(problem)
                 return

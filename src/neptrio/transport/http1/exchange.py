@@ -14,6 +14,7 @@ from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
+from neptrio.service.audit import REFUSED
 from neptrio.transport.http1.fast_path import JOIN_BYTES, ExchangeCore
 from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
 from neptrio.transport.rest.routes import Route
@@ -96,6 +97,7 @@ class Exchange(ExchangeCore):
     def submit(self, route: Route, body: Any) -> None:
         """The request is an infer request and complete: to the scheduler, or refused."""
         connection = self.connection
+        policy = connection.policy
         try:
             origins = connection.origins
             problem = origins.problem(self.method, connection.host, connection.origin, connection.fetch_site)
@@ -103,7 +105,6 @@ class Exchange(ExchangeCore):
                 self.extra = origins.answer_headers(connection.origin)
             if problem is not None:
                 raise problem
-            policy = connection.policy
             forwarded = None if policy is None else policy.infer(connection.headers, route.model)
             infer = HttpInfer(
                 connection.services,
@@ -125,6 +126,10 @@ class Exchange(ExchangeCore):
             else:
                 infer.submit(plain, self, connection.receive_start)
         except TritonError as error:
+            audit = connection.services.audit
+            if audit is not None and error.code in REFUSED:
+                who = "" if policy is None else policy.who(connection.headers)
+                audit.record("infer", "http", connection.client, who, model=route.model, error=error)
             self.refuse(error)
         except Exception as error:
             self._fail(error)

@@ -15,6 +15,7 @@ from neptrio.codec.text import bytes_text
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
 from neptrio.service import Services
+from neptrio.service.audit import AuditLog
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.service.sequences import parse_id
 from neptrio.service.statistics import Detail
@@ -81,6 +82,7 @@ class RestApp:
             return
         if self._origins.cors:
             send = _with_headers(send, self._origins.answer_headers(_origin(scope["headers"])))
+        refusal: TritonError | None = None
         try:
             answer = await self._answer(scope, receive, send)
         except Disconnected:
@@ -89,9 +91,13 @@ class RestApp:
             answer = 408, JSON, [b'{"error":"the request did not arrive in time"}']
         except TritonError as error:
             answer = error.code.http, [*JSON, *error.headers], error_body(error)
+            refusal = error
         except Exception as error:
             log.exception("%s %s failed", scope["method"], scope["raw_path"])
-            answer = 500, JSON, error_body(Internal(f"internal error: {type(error).__name__}"))
+            refusal = Internal(f"internal error: {type(error).__name__}")
+            answer = 500, JSON, error_body(refusal)
+        if self._services.audit is not None:
+            self._record(self._services.audit, scope, refusal)
         if answer is None:
             return
         trace = scope.pop(TRACE, None)
@@ -138,6 +144,23 @@ class RestApp:
             return made
         answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
         return answer
+
+    def _record(self, audit: AuditLog, scope: dict[str, Any], error: TritonError | None) -> None:
+        """The audit log hears of what was changed or refused."""
+        route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+        verb = "unknown" if route is None else route.verb
+        if error is None and (route is None or not route.allowed or scope["method"] == "GET"):
+            return
+        client = scope.get("client")
+        audit.record(
+            verb,
+            "http",
+            str(client[0]) if client else "",
+            "" if self._policy is None else self._policy.who(scope["headers"]),
+            model="" if route is None else route.model,
+            target="" if route is None else route.region or route.sequence,
+            error=error,
+        )
 
     def _check_origin(self, scope: dict[str, Any]) -> None:
         """Raises FORBIDDEN for a request that a page of another origin caused, or for another server."""
