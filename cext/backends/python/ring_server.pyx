@@ -113,6 +113,7 @@ cdef class Under:
     cdef Batch batch
     cdef Block block         # None: in a segment of its own
     cdef int64_t begun
+    cdef uint64_t place      # of its descriptor in the ring, from 1; 0 while it waits in line
 
 
 cdef class Parcel(WorkItem):
@@ -222,6 +223,8 @@ cdef class ServerEnd:
             if done < 0:
                 self.broken("its index of a ring cannot be")
                 return 0
+            if done:
+                self.pushed(entry)
         if not done:
             if not self.outbox:
                 self.host.lag()  # the ring is full, and a process that sleeps afterwards says nothing
@@ -235,6 +238,15 @@ cdef class ServerEnd:
         if entry.kind != RETURN and ring_must_wake(ring):
             self.wakes += 1
             ring_wake(ring)
+        return 0
+
+    cdef int pushed(self, const Entry* entry) except -1:
+        """Notes where a batch's descriptor lies."""
+        cdef Under under
+        if entry.kind == BATCH:
+            under = self.batches.get(entry.id)
+            if under is not None:
+                under.place = self.work.own
         return 0
 
     cdef int post(self, bint work_ring, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1:
@@ -259,6 +271,7 @@ cdef class ServerEnd:
                 self.host.lag()
                 return
             self.outbox.popleft()
+            self.pushed(&parcel.entry)
             if ring_must_wake(ring):
                 self.wakes += 1
                 ring_wake(ring)
@@ -687,6 +700,22 @@ cdef class ServerEnd:
             self.broken(f"more than {MOST_SEGMENTS} segments without their messages")
         elif not self.closed:
             self.segments[number] = segment
+
+    def untouched(self, bint one_by_one) -> list:
+        """The batches under way that the process, which is gone, had not begun, in order.
+
+        Those whose descriptor it has not taken, and with `one_by_one` (it executes one batch after the other) all but
+        the first: what it took while that one waited for another model lay aside. Call it after drain().
+        """
+        cdef Under under
+        cdef uint64_t head = ring_head(&self.work)
+        cdef list found = []
+        cdef bint first = True
+        for under in self.batches.values():
+            if (one_by_one and not first) or under.place == 0 or head < under.place:
+                found.append(under.batch)
+            first = False
+        return found
 
     def end(self):
         """The process is gone: what it had under way, as (batches, requests that senders had)."""

@@ -154,6 +154,9 @@ class IsolatedInstance(BackendInstance):
     def _started(self, process: Process) -> None:
         """initialize() has returned; batches may come."""
 
+    def _not_restarted(self) -> None:
+        """The process could not be started again, this time or for good."""
+
     def _send_finalize(self, process: Process) -> None:
         process.post_message({"t": "finalize"})
 
@@ -213,11 +216,13 @@ class IsolatedInstance(BackendInstance):
                 log.error("restart of %s failed: %s", self.name, error)
                 self._cause = f"the model instance '{self.name}' could not be restarted: {error}"
                 self.reason = self._cause
+                self._not_restarted()
                 continue
             self._restarts += 1
             log.warning("%s runs again", self.name)
             self._completions.post(OnLoop(self.on_health))
             return
+        self._not_restarted()
 
     def finalize(self) -> None:
         self.abort()  # also a restart that hangs

@@ -8,6 +8,8 @@ Rules:
  2. An end of a process is told on the reader thread, and dealt with on the trio thread: what the process
     had answered before it ended still counts.
  3. One life of a process has its own shared memory. The next one starts with new pages.
+ 4. What a process had not begun when it ended waits for the next one, and so does what comes until that
+    runs; where it does not start, they fail. A sequence's requests do not: its state ended with the process.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Life:
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.memory = memory
         self.end = ServerEnd(segment, layout, self, decoupled)
-        self.registered = False
+        self.registered = self.over = False
         self._lagging = False
         self._pause_ns = FIRST_LOOK_NS
 
@@ -66,6 +68,7 @@ class Life:
 
     def close(self) -> None:
         """Nothing of the process is heard any more."""
+        self.over = True
         if self.registered:
             self.registered = False
             self._services.doorbells.unregister(self.bell)
@@ -186,8 +189,10 @@ class RingInstance(IsolatedInstance):
         self._late: Batch | None = None  # the process was killed because of it
         self._version = version
         self._read_only = read_only
-        self._life: Life | None = None  # trio thread, but for the time before the process serves
-        self._next: Life | None = None
+        self._life: Life | None = None  # what serves; trio thread
+        self._latest: Life | None = None  # the last that was started, serving or not
+        self._between = False  # a process has ended, and the next one is being started
+        self._waiting: list[Batch] = []  # for it, in order
 
     def _spawn(self) -> Process:
         return Process(
@@ -199,7 +204,7 @@ class RingInstance(IsolatedInstance):
         )
 
     def _send_initialize(self, process: Process, message: dict[str, Any]) -> None:
-        life = self._next = Life(self, process, self._services, self._decoupled)
+        life = self._latest = Life(self, process, self._services, self._decoupled)
         message["rings"] = {
             "layout": vars(life.layout),
             "model": self._args["model_name"],
@@ -214,13 +219,32 @@ class RingInstance(IsolatedInstance):
             pass  # the process is gone, which its reader notices
 
     def _started(self, process: Process) -> None:
-        life, self._next = self._next, None
+        life = self._latest
         assert life is not None
+        self._completions.post(OnLoop(lambda: self._begins(life)))
+
+    def _begins(self, life: Life) -> None:
+        """On the trio thread: a process serves, first what waits for it."""
+        if life.over:  # it has ended meanwhile
+            return
         life.register()
         self._life = life
+        self._between = False
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self.begin(batch)
+
+    def _not_restarted(self) -> None:
+        self._completions.post(OnLoop(self._give_up))
+
+    def _give_up(self) -> None:
+        self._between = False
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
 
     def _ended(self, process: Process) -> None:
-        life = self._life
+        life = self._latest
         super()._ended(process)
         if life is not None and life.process is process:
             self._completions.post(OnLoop(lambda: self._life_over(life)))
@@ -230,12 +254,17 @@ class RingInstance(IsolatedInstance):
         life.end.drain()
         if self._life is life:
             self._life = None
+            self._between = not self._stopping.is_set()
+        untouched = life.end.untouched(self.capacity == 1) if self._between else []
         batches, requests = life.end.end()
         life.close()
         error = Internal(self._cause, reason=Reason.BACKEND)
         late, self._late = self._late, None
         for batch in batches:
-            self._fail(batch, self._too_late() if batch is late else error)
+            if batch in untouched and not any(request.sequence_id for request in batch.requests):
+                self._waiting.append(batch)
+            else:
+                self._fail(batch, self._too_late() if batch is late else error)
         for request in requests:
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in list(life.calls.values()):
@@ -243,13 +272,15 @@ class RingInstance(IsolatedInstance):
 
     def _send_finalize(self, process: Process) -> None:
         super()._send_finalize(process)
-        life = self._life
+        life = self._latest
         if life is not None:
             self._completions.post(OnLoop(life.end.look))
 
     def begin(self, batch: Batch) -> None:
         life = self._life
-        if life is None or life.end.closed:
+        if (life is None or life.end.closed) and self._between:
+            self._waiting.append(batch)
+        elif life is None or life.end.closed:
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
         else:
             life.end.begin(batch)
@@ -297,7 +328,7 @@ class RingInstance(IsolatedInstance):
 
     def _message(self, process: Process, message: dict[str, Any]) -> None:
         if message["t"] == "message_segment":
-            life = self._life
+            life = self._latest
             if life is not None and life.process is process:
                 life.segment_came(message)
             else:

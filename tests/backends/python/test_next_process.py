@@ -1,0 +1,148 @@
+"""What waits behind a batch whose process ends: the next process executes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.python.models import config, isolated
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+BEHIND = 4
+MODEL = """
+import json, os, threading
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        if os.path.exists(args["model_repository"] + "/once"):
+            raise RuntimeError("not twice")
+
+    {execute} execute(self, requests):
+        answers = []
+        for request in requests:
+            if json.loads(request.parameters())["how"] == "hang":
+                pb_utils.Logger.log_info("hanging")
+                {hang}
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy() * 2)]))
+        return answers
+"""
+PLAIN = MODEL.format(execute="def", hang="threading.Event().wait()")
+ASYNC = MODEL.format(execute="async def", hang="await asyncio.Event().wait()").replace(
+    "json, os", "asyncio, json, os"
+)
+
+
+class Calls:
+    """Requests of one client: one that hangs, and others behind it that the server has accepted."""
+
+    def __init__(self, server: ServerProcess, **more: Any) -> None:
+        self.server = server
+        self.client = grpcclient.InferenceServerClient(server.grpc)
+        self.answers: dict[str, queue.Queue[Any]] = {}
+        self.call("hang")
+        server.until_logged("hanging")
+        for number in range(BEHIND):
+            self.call("double", number, **more)
+        until(lambda: self.accepted() == 1 + BEHIND, server.log)
+
+    def call(self, how: str, number: int = 0, **more: Any) -> None:
+        tensor = grpcclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.full(1, number, np.float32))
+        answer = self.answers[f"{how}{number}"] = queue.Queue()
+        self.client.async_infer(
+            "m", [tensor], lambda result, error: answer.put((result, error)), parameters={"how": how}, **more
+        )
+
+    def accepted(self) -> int:
+        with urllib.request.urlopen(f"http://{self.server.http}/v2/models/m/stats?live=true") as answer:
+            found: int = json.loads(answer.read())["model_stats"][0]["live"]["accepted"]
+            return found
+
+    def kill(self) -> None:
+        with urllib.request.urlopen(f"http://{self.server.http}/v2/models/m/stats?live=true") as answer:
+            os.kill(json.loads(answer.read())["model_stats"][0]["processes"][0]["pid"], signal.SIGKILL)
+
+    def error(self, name: str) -> InferenceServerException:
+        result, error = self.answers[name].get(timeout=60)
+        assert result is None
+        return error
+
+    def doubled(self) -> list[float]:
+        """The answers to what waited."""
+        found = []
+        for number in range(BEHIND):
+            result, error = self.answers[f"double{number}"].get(timeout=60)
+            assert error is None, error
+            found.append(float(result.as_numpy("OUT")[0]))
+        return found
+
+    def __enter__(self) -> Calls:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+def test_a_process_that_is_killed(tmp_path: Path) -> None:
+    isolated(tmp_path, "m", PLAIN)
+    with ServerProcess(tmp_path) as server, Calls(server) as calls:
+        calls.kill()
+        assert "SIGKILL" in calls.error("hang0").message()
+        assert calls.doubled() == [0, 2, 4, 6]
+
+
+def test_a_process_that_hangs(tmp_path: Path) -> None:
+    limit = ' parameters { key: "EXECUTE_TIMEOUT_SECONDS" value: { string_value: "3" } }'
+    isolated(tmp_path, "m", PLAIN, config() + limit)
+    with ServerProcess(tmp_path) as server, Calls(server) as calls:
+        assert calls.error("hang0").status() == "StatusCode.DEADLINE_EXCEEDED"
+        assert calls.doubled() == [0, 2, 4, 6]
+
+
+def test_a_process_that_does_not_start_again(tmp_path: Path) -> None:
+    folder = isolated(tmp_path, "m", PLAIN)
+    with ServerProcess(tmp_path, failures="not twice") as server, Calls(server) as calls:
+        (folder / "once").touch()
+        calls.kill()
+        assert "SIGKILL" in calls.error("hang0").message()
+        for number in range(BEHIND):
+            told = calls.error(f"double{number}").message()
+            assert "could not be restarted" in told and "not twice" in told
+
+
+def test_requests_of_a_sequence_have_lost_their_state(tmp_path: Path) -> None:
+    isolated(tmp_path, "m", PLAIN)
+    with ServerProcess(tmp_path) as server, Calls(server, sequence_id=7) as calls:
+        ahead = 1  # of the instance; the others have not left the scheduler
+        calls.kill()
+        assert "SIGKILL" in calls.error("hang0").message()
+        for number in range(ahead):
+            assert "SIGKILL" in calls.error(f"double{number}").message()
+
+
+def test_an_async_model_has_begun_all_that_it_took(tmp_path: Path) -> None:
+    isolated(tmp_path, "m", ASYNC)
+    with ServerProcess(tmp_path) as server, grpcclient.InferenceServerClient(server.grpc) as client:
+        answers: queue.Queue[Any] = queue.Queue()
+        tensor = grpcclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.zeros(1, np.float32))
+        for _ in range(3):
+            client.async_infer(
+                "m", [tensor], lambda result, error: answers.put(error), parameters={"how": "hang"}
+            )
+        server.until_logged("hanging", 3)
+        with urllib.request.urlopen(f"http://{server.http}/v2/models/m/stats?live=true") as answer:
+            os.kill(json.loads(answer.read())["model_stats"][0]["processes"][0]["pid"], signal.SIGKILL)
+        for _ in range(3):
+            assert "SIGKILL" in answers.get(timeout=60).message()
