@@ -1,1 +1,1 @@
-"""Statistics, metrics, traces: they listen, and nothing on the path waits for them."""
+"""Statistics, metrics and traces. They only observe: no request ever waits for them."""

@@ -1,13 +1,13 @@
 """The OpenTelemetry span that a Python model finds as the current one while it executes.
 
-The span of the request's model is made when its trace is finished; what the model says of it until
-then (attributes, events, links, status) is kept here. Importable, and without effect, where the
-OpenTelemetry packages are missing.
+The span of a request is made only when its trace is finished; what the model sets on it before (attributes, events,
+links, status) is kept here until then. Without the OpenTelemetry packages this module can be imported and does
+nothing.
 
 Rules:
- 1. A model executes under the span of its batch's first traced request; the spans of the others are
-    linked to it. `request.trace().get_context()` names each request's own.
- 2. The server begins and ends the span; end() by the model does nothing.
+ 1. A model executes under the span of its batch's first traced request, to which the spans of the others are
+    linked. `request.trace().get_context()` gives the context of each request's own span.
+ 2. The server begins and ends the span; a model's call of end() has no effect.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-active = False  # True once a server of this process is in mode opentelemetry
+active = False  # True after a server of this process has started in mode opentelemetry
 
 if TYPE_CHECKING:
     from neptrio.request.infer_request import InferRequest
 
 
 def enter(requests: list[InferRequest]) -> Any:
-    """Makes the requests' span the current one; returns what leave() wants, None if none is traced."""
+    """Makes the requests' span the current one. Returns a token for leave(), None if no request is traced."""
     traced = [r.trace for r in requests if r.trace is not None and r.trace.span_id]
     if not traced:
         return None
@@ -38,7 +38,7 @@ def enter(requests: list[InferRequest]) -> Any:
 
 
 def leave(token: Any) -> None:
-    """The model has executed."""
+    """Restores the span that was current before enter(): the model has executed."""
     if token is not None:
         from opentelemetry import context
 
@@ -46,7 +46,7 @@ def leave(token: Any) -> None:
 
 
 def span_context(group: Any, span_id: int) -> Any:
-    """The SpanContext of one of the spans of a trace."""
+    """The SpanContext of a span in a trace."""
     from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
     state = group.remote.tracestate if group.remote is not None else ""
@@ -75,7 +75,7 @@ def _make_class() -> Any:
     from opentelemetry.trace import Link, Span, Status, StatusCode
 
     class LiveSpan(Span):
-        """A span under way. Its methods may be called from any thread."""
+        """A span that has not ended. Any thread."""
 
         def __init__(self, context: Any) -> None:
             self._context = context
@@ -92,7 +92,7 @@ def _make_class() -> Any:
             return True
 
         def end(self, end_time: int | None = None) -> None:
-            """Rule 2."""
+            """Does nothing: the server ends the span (rule 2)."""
 
         def set_attribute(self, key: str, value: Any) -> None:
             self.attributes[key] = value

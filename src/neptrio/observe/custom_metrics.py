@@ -1,18 +1,18 @@
 """Custom metrics of models: families and metrics that Python models create at run time.
 
-`pb_utils.MetricFamily` and `pb_utils.Metric` are these classes bound to the server's registry.
-The problem: several instances of a model (and several models) create the same family and the same
-metric, each from its own thread, and expect one number in the metrics. The choice: one registry
-that hands out shared, counted entries.
+`pb_utils.MetricFamily` and `pb_utils.Metric` are these classes, bound to the server's registry.
+The problem: several instances of a model (and several models) create the same family and the same metric, each
+on its own thread, and expect one number in the metrics document. The choice: one registry, whose entries are
+shared and count their holders.
 
 Rules:
- 1. A family is known by its name. Creating it again with the same kind shares it; with another
-    kind, or under a name of the server's own metrics, raises.
+ 1. A family is known by its name. Creating it again with the same kind shares it; with another kind, or under the
+    name of one of the server's own metrics, it raises.
  2. A metric is known by its labels within its family; creating it again shares its value.
- 3. Every Metric and every MetricFamily object counts: an entry disappears when its last holder
-    is gone or closed, and not before. Metrics keep their family.
- 4. Safe from any thread; values are read and written under one lock that is never held across
-    anything that can block.
+ 3. Every Metric and MetricFamily object is a holder. An entry disappears when its last holder is gone or
+    closed, and not before. Metrics hold their family.
+ 4. Any thread may use them. Values are read and written under one lock, which is never held during anything
+    that can block.
 Source: the Python backend's custom metrics interface (names and semantics).
 """
 
@@ -36,7 +36,7 @@ HISTOGRAM = 2
 KINDS = {COUNTER: "counter", GAUGE: "gauge", HISTOGRAM: "histogram"}
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
-# what the names of the server's own metrics start with
+# prefixes of the names of the server's own metrics
 RESERVED = (
     "neptrio_",
     "nv_inference_",
@@ -51,14 +51,14 @@ RESERVED = (
 
 @dataclass(frozen=True)
 class RegistryStatistics:
-    """What the registry holds now."""
+    """The number of families and metrics in the registry."""
 
     families: int
     metrics: int
 
 
 class _Value:
-    """The number (or histogram) that every Metric with these labels shares."""
+    """The number (or histogram) shared by all Metric objects with these labels."""
 
     def __init__(self, labels: tuple[tuple[str, str], ...], buckets: tuple[float, ...]) -> None:
         self.labels = labels
@@ -69,7 +69,7 @@ class _Value:
 
 
 class _FamilyEntry:
-    """The family that every MetricFamily with this name shares."""
+    """The entry shared by all MetricFamily objects with this name."""
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.name = name
@@ -80,18 +80,18 @@ class _FamilyEntry:
 
 
 class CustomMetrics:
-    """The registry: one per server."""
+    """The registry of one server."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._families: dict[str, _FamilyEntry] = {}
 
     def family(self, name: str, description: str, kind: int) -> MetricFamily:
-        """A family that is shared by name. Raises InvalidArgument."""
+        """The family of that name, created if there is none. Raises InvalidArgument."""
         return MetricFamily(self, name, description, kind)
 
     def collect(self) -> list[Family]:
-        """Every family with its metrics, by name, as of now."""
+        """Every family with the current values of its metrics, sorted by name."""
         with self._lock:
             found = []
             for _, entry in sorted(self._families.items()):
@@ -111,7 +111,7 @@ class CustomMetrics:
             return found
 
     def statistics(self) -> RegistryStatistics:
-        """How many families and metrics exist."""
+        """The current numbers."""
         with self._lock:
             return RegistryStatistics(
                 len(self._families), sum(len(f.values) for f in self._families.values())
@@ -163,9 +163,9 @@ class CustomMetrics:
 
 
 class MetricFamily:
-    """A family of metrics: name, description, kind; makes metrics with labels.
+    """A family of metrics with a name, a description and a kind; makes metrics with labels.
 
-    Raises InvalidArgument for a bad or reserved name, or a kind that the name does not have.
+    Raises InvalidArgument for a bad or reserved name, or when the name exists with another kind.
     """
 
     COUNTER = COUNTER
@@ -220,7 +220,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One metric. Which operations it has depends on its family's kind; others raise Unsupported."""
+    """One metric. The kind of its family decides which operations it has; the others raise Unsupported."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Metric:
         )
 
     def increment(self, value: float) -> None:
-        """Adds to a counter (not below 0: raises InvalidArgument) or a gauge."""
+        """Adds `value` to a gauge or a counter. Raises InvalidArgument for less than 0 on a counter."""
         number = float(value)
         if self._entry.kind == HISTOGRAM:
             raise self._refuse("increment")

@@ -1,7 +1,7 @@
-"""The Prometheus text format, version 0.0.4: families of samples -> text.
+"""Writes families of samples in the Prometheus text format, version 0.0.4.
 
-Labels keep the order they are given in; the server's own are alphabetical, as scripts expect. They are handed
-in as text (pairs()), because most lines of a document repeat those of a few models.
+Labels keep the order in which they are given; the server's own are in alphabetical order, which scripts rely on.
+They are passed as text made by pairs(), because most lines of a document have the labels of one of a few models.
 Source: the public description of the text exposition format.
 """
 
@@ -13,11 +13,11 @@ from functools import lru_cache
 
 Labels = Sequence[tuple[str, str]]
 
-PACKED_LINES = 1000  # lines that are put together at once: well below a millisecond
+PACKED_LINES = 1000  # lines joined at once; takes well below a millisecond
 
 
 def number(value: float) -> str:
-    """A sample value: whole numbers without a fraction, `+Inf`, `-Inf` and `NaN` by name."""
+    """A value as text: whole numbers without a fraction, infinities and NaN as `+Inf`, `-Inf` and `NaN`."""
     if isinstance(value, int):
         return str(value)
     if math.isnan(value):
@@ -39,14 +39,14 @@ def _escape(text: str) -> str:
 
 
 def pairs(labels: Labels) -> str:
-    """`a="b",c="d"` with what must be escaped in values escaped."""
+    """Labels as text: `a="b",c="d"`, with special characters in the values escaped."""
     return ",".join([key + '="' + _escape(value).replace('"', '\\"') + '"' for key, value in labels])
 
 
 class Family:
-    """One metric name: its help text, its kind and its samples, in the order they are printed.
+    """One metric name with its help text, its kind and its samples, in the order in which they are printed.
 
-    `labels` are everywhere the text that pairs() made, "" for none.
+    `labels` arguments are texts made by pairs(), "" for no labels.
     """
 
     def __init__(self, name: str, help: str, kind: str) -> None:
@@ -58,7 +58,7 @@ class Family:
         self._packed: list[bytes] = []
 
     def sample(self, labels: str, value: float) -> None:
-        """One line."""
+        """Adds one line."""
         shown = value if type(value) is int else number(value)
         self._lines.append(f"{self.name}{{{labels}}} {shown}" if labels else f"{self.name} {shown}")
 
@@ -70,7 +70,7 @@ class Family:
     def histogram(
         self, labels: str, bounds: Sequence[float], cumulative: Sequence[int], count: int, total: float
     ) -> None:
-        """A histogram: `cumulative[i]` values at or below `bounds[i]`, `count` in all."""
+        """Adds a histogram: `cumulative[i]` is the number of values at or below `bounds[i]`, `count` that of all."""
         self._totals(labels, count, total)
         head = f"{self.name}_bucket{{{labels}" + (',le="' if labels else 'le="')
         for bound, below in zip(_texts(tuple(bounds)), cumulative, strict=True):
@@ -80,20 +80,20 @@ class Family:
     def summary(
         self, labels: str, quantiles: Sequence[tuple[float, float]], count: int, total: float
     ) -> None:
-        """A summary: (quantile, value) pairs, and the count and sum of everything."""
+        """Adds a summary: (quantile, value) pairs, and the count and sum of all values."""
         self._totals(labels, count, total)
         head = f"{self.name}{{{labels}" + (',quantile="' if labels else 'quantile="')
         for quantile, value in quantiles:
             self._lines.append(f'{head}{number(quantile)}"}} {number(value)}')
 
     def pack(self, least: int = PACKED_LINES) -> None:
-        """Puts the lines together where there are at least so many, so that render() is left with little."""
+        """Joins the lines so far if there are at least `least` of them, so that less is left to do in render()."""
         if len(self._lines) >= least:
             self._packed.append(("\n".join(self._lines) + "\n").encode())
             self._lines.clear()
 
     def render(self) -> list[bytes]:
-        """The family as parts of the document; none where it has no samples."""
+        """The family's part of the document, in pieces; [] when it has no samples."""
         self.pack(1)
         if not self._packed:
             return []

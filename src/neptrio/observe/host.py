@@ -1,8 +1,9 @@
 """Gauges of the machine: CPU and memory from /proc, GPUs through NVIDIA's management library.
 
-The library (libnvidia-ml) is loaded at run time where it exists. Without it the gauges of GPU memory come
-from the driver, for the GPUs that models use; it knows nothing of utilization, power and energy. Its calls may take milliseconds, so sampling runs in a worker thread, every
---metrics-interval-ms, and a scrape reads the last sample.
+The library (libnvidia-ml) is loaded at run time where it exists. Without it only the gauges of GPU memory exist,
+for the GPUs that models use: they are read from the driver, which does not tell utilization, power and energy.
+Calls of the library may take milliseconds, so a worker thread takes a sample every --metrics-interval-ms, and the
+metrics document shows the last one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = logging.getLogger("neptrio.metrics")
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU. None where the device does not tell."""
+    """One GPU. A value is None when the device does not tell it."""
 
     uuid: str
     utilization: float | None = None  # 0..1
@@ -32,9 +33,9 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class HostSample:
-    """The machine at one moment. None where the system does not tell."""
+    """The machine at one moment. A value is None when the system does not tell it."""
 
-    cpu_utilization: float | None = None  # 0..1 since the previous sample
+    cpu_utilization: float | None = None  # from 0 to 1, since the previous sample
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     gpus: tuple[GpuSample, ...] = field(default=())
@@ -56,7 +57,7 @@ def parse_memory(meminfo: str) -> tuple[int, int]:
 
 
 class HostSampler:
-    """Takes samples; one thread at a time."""
+    """Takes samples. One thread at a time."""
 
     def __init__(self, cpu: bool, gpu: bool) -> None:
         self._cpu = cpu
@@ -70,7 +71,7 @@ class HostSampler:
                 self._cpu = False
 
     def sample(self) -> HostSample:
-        """The machine now."""
+        """The current values."""
         gpus = self._gpus.sample() or of_driver() if self._gpus is not None else ()
         if not self._cpu:
             return HostSample(gpus=gpus)
@@ -86,7 +87,7 @@ class HostSampler:
 
 
 def of_driver() -> tuple[GpuSample, ...]:
-    """The memory of the GPUs that are open in this process, as the driver counts it."""
+    """The memory of the GPUs that this process uses, as the driver counts it."""
     module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
     if module is None:
         return ()
@@ -95,7 +96,7 @@ def of_driver() -> tuple[GpuSample, ...]:
         try:
             info = device.memory_info()
         except TritonError:
-            continue  # its context broke just now
+            continue  # its context broke during the call
         if info is not None:
             found.append(
                 GpuSample(info.uuid, memory_total_bytes=info.total_bytes, memory_used_bytes=info.used_bytes)
@@ -116,7 +117,7 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """The NVIDIA GPUs of the machine; none without the library or a driver."""
+    """The machine's NVIDIA GPUs; empty without the library or a driver."""
 
     def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
         self._devices: list[tuple[str, ctypes.c_void_p]] = []
@@ -141,7 +142,7 @@ class Gpus:
             self._energy_at_start[name] = self._number("nvmlDeviceGetTotalEnergyConsumption", handle) or 0.0
 
     def _number(self, function: str, handle: ctypes.c_void_p) -> float | None:
-        """A reading in thousandths, or None when the device does not have it."""
+        """A reading divided by 1000, None when the device does not have it."""
         wide = function.endswith("EnergyConsumption")
         value = ctypes.c_ulonglong() if wide else ctypes.c_uint()
         call = getattr(self._nvml, function, None)
@@ -150,7 +151,7 @@ class Gpus:
         return value.value / 1000
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """Every GPU now, in the driver's order."""
+        """The current values of every GPU, in the driver's order."""
         samples = []
         for uuid, handle in self._devices:
             rates, memory = _Utilization(), _Memory()

@@ -1,11 +1,10 @@
-"""What a model's load took, and how it comes back: the statistics extension's memory_usage.
+"""Measures the memory that loading a model takes, and gives it back after an unload (memory_usage in the statistics).
 
-The meaning: an estimate of what an unload returns. CPU is the growth of the process's anonymous
-resident memory while the version loaded; mapped files (libraries, memory-mapped weights) are not
-in it, as most of them stay or cost nothing to drop. Loads that overlap share what grew while they
-overlapped in equal parts, so that all loads together never claim more than what grew. Memory that
-the allocator had free before and gave to the model again does not show. A backend that keeps its
-own accounts (pinned pools, GPU memory) adds them with Backend.memory_usage().
+The number estimates what an unload gives back. For CPU memory it is the growth of the process's anonymous resident
+memory during the load. Mapped files (libraries, memory-mapped weights) are not counted, as most of them stay or
+cost nothing to drop. Loads that overlap share the growth of that time in equal parts, so that all loads together
+never claim more than the whole growth. Memory that the allocator had free and used again is not seen. A backend
+with accounts of its own (pinned pools, GPU memory) adds them through Backend.memory_usage().
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ M_ARENA_MAX = -8  # of malloc.h
 
 
 def anonymous_resident_bytes() -> int:
-    """The process's resident memory without mapped files; 0 where the system does not tell."""
+    """The process's resident memory in bytes without mapped files; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:
             fields = file.read().split()
@@ -35,41 +34,41 @@ def anonymous_resident_bytes() -> int:
 
 
 def keep_one_arena() -> None:
-    """Makes every thread allocate from one arena, unless MALLOC_ARENA_MAX is set. Call before threads start.
+    """Makes all threads allocate from one arena, unless MALLOC_ARENA_MAX is set. To be called before threads start.
 
-    glibc gives threads arenas of their own (8 for each core), and malloc_trim() shrinks the top of the
-    first one only: each of the others keeps up to 64 MiB of what was freed there, so that a server which
-    loads and unloads for ever, every time on another thread, grows by a model's size per arena.
+    glibc gives threads arenas of their own (up to 8 per core), and malloc_trim() shrinks only the top of the
+    first one. Each other arena keeps up to 64 MiB of freed memory, so a server that loads and unloads models on
+    changing threads would grow by a model's size per arena.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         try:
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
         except (AttributeError, OSError):
-            pass  # another C library
+            pass  # a C library without mallopt
 
 
 def give_back() -> None:
-    """Returns what unloaded models held: cycles are collected (the server's collector looks rarely),
-    and the allocator's free pages go back to the system where it can do that (glibc).
+    """Frees what unloaded models held: collects reference cycles (the server's garbage collector runs rarely), and
+    returns the allocator's free pages to the system where it can do that (glibc).
 
-    Takes a few milliseconds, during the first part of which no other Python code runs.
+    Takes a few milliseconds; no other Python code runs during the first part.
     """
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):
-        pass  # another C library
+        pass  # a C library without malloc_trim
 
 
 class Load:
-    """One load under measurement; `cpu_bytes` is its share of the growth so far."""
+    """One load being measured; `cpu_bytes` is its share of the growth so far."""
 
     def __init__(self) -> None:
         self.cpu_bytes = 0.0
 
 
 class MemoryProbe:
-    """Attributes the growth of the process's memory to the loads under way. One thread only."""
+    """Divides the growth of the process's memory among the loads under way. One thread only."""
 
     def __init__(self, measure: Callable[[], int] = anonymous_resident_bytes) -> None:
         self._measure = measure
@@ -84,7 +83,7 @@ class MemoryProbe:
 
     @contextmanager
     def measure(self) -> Iterator[Measured]:
-        """Measures the load in the block: memory and seconds."""
+        """Measures memory and time of the load in the block."""
         measured, load, start = Measured(), self.begin(), time.monotonic()
         try:
             yield measured
@@ -93,21 +92,21 @@ class MemoryProbe:
             measured.seconds = time.monotonic() - start
 
     def begin(self) -> Load:
-        """A load starts."""
+        """Starts measuring a load."""
         self._share()
         load = Load()
         self._loads.append(load)
         return load
 
     def end(self, load: Load) -> int:
-        """The load is over, done or failed; returns the bytes it took, at least 0."""
+        """The load has ended, successfully or not; returns the bytes it took, at least 0."""
         self._share()
         self._loads.remove(load)
         return max(0, int(load.cpu_bytes))
 
 
 class Measured:
-    """What the load under `with MemoryProbe.measure()` took; set when the block ends."""
+    """Memory and seconds of the load in a block under MemoryProbe.measure(); set when the block ends."""
 
     def __init__(self) -> None:
         self.cpu_bytes = 0
@@ -115,7 +114,7 @@ class Measured:
 
 
 def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, object]]:
-    """The $memory_usage objects: measured CPU growth and the backend's (type, id, bytes), non-zero."""
+    """The $memory_usage objects: the measured CPU growth and the backend's (type, id, bytes); zeros are left out."""
     sums: dict[tuple[str, int], int] = {}
     for kind, id_, size in [("CPU", 0, cpu_bytes), *own]:
         sums[kind, id_] = sums.get((kind, id_), 0) + size
@@ -123,21 +122,21 @@ def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, obj
 
 
 def pinned_pools(limit: int) -> tuple[int, int]:
-    """(total, used) bytes of the pinned pools: `limit` for each GPU that models use, and for the first
-    one even before a model does, as a Triton server reports its pool."""
+    """(total, used) bytes of the pinned memory pools: `limit` for each GPU that models use. The first GPU's
+    counts even before a model uses it, as in a Triton server's report."""
     module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
     devices = list(module.Device._open.values()) if module is not None else []
     return limit * max(1, len(devices)), sum(d.pinned.used for d in devices)
 
 
 def device_pools() -> list[tuple[str, int, int]]:
-    """(uuid, reserved, used) bytes of the memory pool of each GPU that models use."""
+    """(uuid, reserved bytes, used bytes) of the memory pool of each GPU that models use."""
     module = sys.modules.get("neptrio.backends.kernel.device")
     rows = []
     for _, device in sorted(module.Device._open.items()) if module is not None else ():
         try:
             statistics = device.statistics()
         except TritonError:
-            continue  # its context broke just now
+            continue  # its context broke during the call
         rows.append((device.uuid, statistics.pool_reserved, statistics.pool_used))
     return rows

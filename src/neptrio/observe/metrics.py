@@ -1,7 +1,7 @@
-"""The metrics document: every number the server knows, in Triton's names and then in our own.
+"""The metrics document: every number of the server, first those with Triton's names, then our own.
 
-Read at the moment of the scrape on the trio thread, from the same counters as the statistics
-extension; nothing is collected beside the path of a request. What Triton does not have is called neptrio_*.
+It is made when it is requested, on the trio thread, from the counters that the statistics extension also shows;
+nothing is collected for it while requests pass. Metrics that Triton does not have are named neptrio_*.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from neptrio.observe.model_families import Detail, ModelFamilies
 from neptrio.observe.trace_file import TraceWriterStatistics
 from neptrio.request.infer_request import monotonic_ns
 
-SLICE_NS = 500_000  # of a document at a time: others have their turn between two slices
+SLICE_NS = 500_000  # most time to work on the document before others are served
 
 
 class PinnedLimit(Protocol):
-    """What the document says of the settings."""
+    """The setting that the document shows."""
 
     @property
     def pinned_memory_pool_byte_size(self) -> int: ...
@@ -39,20 +39,20 @@ class Cache(Protocol):
 
 
 class Traces(Protocol):
-    """Whoever has traces written (service.trace)."""
+    """The owner of the trace writer (service.trace)."""
 
     def statistics(self) -> TraceWriterStatistics: ...
 
 
 class Loop(Protocol):
-    """What the loop offers (scheduling.base.LoopServices)."""
+    """The loop's measurements (scheduling.base.LoopServices)."""
 
     @property
     def lag(self) -> LoopLag: ...
 
 
 class Sources(Protocol):
-    """Where the document's numbers come from, beside the models; service.Services is it."""
+    """The sources of the numbers that are not a model's (service.Services)."""
 
     @property
     def settings(self) -> PinnedLimit: ...
@@ -71,7 +71,7 @@ class Sources(Protocol):
 
 
 class Metrics:
-    """Makes the document. `models` lists the ready model versions; `host` is the last sample."""
+    """Makes the document. `models` returns the ready model versions; `host` is the last sample of the machine."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Metrics:
         self.host = HostSample()
 
     async def document(self) -> list[bytes]:
-        """The exposition, UTF-8, in parts.
+        """The document in parts, UTF-8.
 
-        Made in slices of SLICE_NS, between which requests are served: with thousands of models a document
-        takes tens of milliseconds. A version's samples are of one moment.
+        It is made in slices of SLICE_NS, between which requests are served: with thousands of models it takes tens
+        of milliseconds. All samples of one version are of the same moment.
         """
         of_models = ModelFamilies(self._config, self._detail, self._services.cache is not None)
         begun = monotonic_ns()

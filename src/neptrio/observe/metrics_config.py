@@ -1,4 +1,4 @@
-"""--metrics-config: which latency families exist and which quantiles a summary has.
+"""--metrics-config: which latency metrics exist, and the quantiles of summaries.
 
 Source: docs/protocol/features.md A7.
 """
@@ -19,7 +19,7 @@ SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """What --metrics-config sets. `summary_quantiles` are (quantile, allowed rank error)."""
+    """The values of --metrics-config. `summary_quantiles` are (quantile, allowed rank error)."""
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -28,7 +28,7 @@ class MetricsConfig:
 
     @staticmethod
     def parse(settings: Iterable[str]) -> MetricsConfig:
-        """From `key=value` strings; later ones win. Raises InvalidArgument naming what is wrong."""
+        """Reads `key=value` texts; of equal keys the last wins. Raises InvalidArgument naming what is wrong."""
         found: dict[str, Any] = {}
         for setting in settings:
             key, equals, value = setting.partition("=")
@@ -46,7 +46,7 @@ class MetricsConfig:
         return MetricsConfig(**found)
 
     def apply(self, counters: Any, config: Any) -> None:
-        """Turns on what a model's counters have to collect. The configuration has been checked."""
+        """Makes a model's counters collect what the metrics need. `config` is a checked ModelConfig."""
         if self.summary_latencies:
             counters.enable_summaries(config.response_cache.enable)
         if self.histogram_latencies and config.model_transaction_policy.decoupled:
@@ -54,7 +54,7 @@ class MetricsConfig:
 
 
 def first_response_buckets(config: Any) -> tuple[float, ...]:
-    """The buckets that a model's `model_metrics` asks for, in milliseconds, or the default ones."""
+    """The bounds that a model's `model_metrics` sets, in milliseconds, or the default ones."""
     chosen = FIRST_RESPONSE_BUCKETS
     for control in config.model_metrics.metric_control:
         chosen = tuple(control.histogram_options.buckets) or chosen

@@ -1,11 +1,11 @@
-"""The metric families that have samples of each model version.
+"""The metric families with samples of each model version.
 
-The problem: a server may have thousands of versions, of which few are used, and every family has lines of
-each. The choice: the document is made one version at a time, all families side by side, so that whoever makes
-it can stop between two versions; and what only this server tells is told of versions that have been used.
+The problem: a server may have thousands of versions, most of them idle, and every family has lines for each. The
+choice: the document is made one version at a time, in all families at once, so that its maker can pause between
+two versions; and metrics that Triton does not have are shown only for versions that were used.
 
-Names, labels and kinds of the nv_* families are a Triton server's (docs/protocol/features.md A7,
-docs/protocol/observed.md 15) and are there for idle models too; labels are sorted by name, as scripts match them.
+Names, labels and kinds of the nv_* families are those of a Triton server (docs/protocol/features.md A7,
+docs/protocol/observed.md 15), and they exist for idle models too. Labels are sorted by name, as scripts expect.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from neptrio.observe.metrics_config import FIRST_RESPONSE, MetricsConfig
 from neptrio.observe.processes import processes
 from neptrio.request.infer_request import monotonic_ns
 
-# upper bounds of the stage histograms, nanoseconds: powers of two are exact. From 16 us to 69 s with all
-# details; each fourth power of two up to 17 s without
+# Upper bounds of the stage histograms in nanoseconds, powers of two, which the histogram counts exactly: all of
+# them from 16 us to 69 s for the detail "full", every second one up to 17 s otherwise.
 ALL_STAGE_BOUNDS = tuple(1 << exponent for exponent in range(14, 37))
 FEW_STAGE_BOUNDS = tuple(1 << exponent for exponent in range(14, 35, 2))
 ALL_BATCH_BOUNDS = tuple(1 << exponent for exponent in range(11))
 FEW_BATCH_BOUNDS = tuple(1 << exponent for exponent in range(0, 11, 2))
 
-# nv_inference_<name>_duration_us and nv_inference_<name>_summary_us: (name, counter's key, what, cached)
+# of nv_inference_<name>_duration_us and nv_inference_<name>_summary_us: (name, key in the counters, what, cached)
 STAGES = (
     ("request", "success", "inference request duration", True),
     ("queue", "queue", "inference queuing duration", True),
@@ -39,15 +39,15 @@ CACHED = {True: "(includes cached requests)", False: "(does not include cached r
 
 
 class Detail(enum.StrEnum):
-    """--metrics-detail: how much of what only this server tells."""
+    """--metrics-detail: how many of our own metrics (those that Triton does not have) are shown."""
 
     TRITON = "triton"  # none of it
-    USED = "used"  # of models that have had a request, histograms with few buckets
-    FULL = "full"  # of every model, with all buckets
+    USED = "used"  # for models that have had a request, histograms with few buckets
+    FULL = "full"  # for every model, histograms with all buckets
 
 
 class LabelTexts:
-    """A model version's labels as text: model, version and its metric_tags (label `_key`), sorted by name."""
+    """A model version's labels as text: model, version and its metric_tags (as `_key`), sorted by name."""
 
     def __init__(self, model: Any) -> None:
         tags = [("_" + key, value) for key, value in model.config.metric_tags.items()]
@@ -57,14 +57,14 @@ class LabelTexts:
         self.plain = self()
 
     def __call__(self, *more: tuple[str, str]) -> str:
-        """With more labels. Kept: a version's lines are the same in the next document."""
+        """The labels together with others. The text is kept, since the next document has the same lines."""
         text = self._made.get(more)
         if text is None:
             text = self._made[more] = pairs(sorted([*self._labels, *more]))
         return text
 
     def reason(self, reason: str) -> str:
-        """With a failure's reason: the most frequent of all."""
+        """The labels together with a failure's reason: the most frequent case."""
         text = self._reasons.get(reason)
         if text is None:
             text = self._reasons[reason] = self(("reason", reason))
@@ -75,7 +75,7 @@ _texts: WeakKeyDictionary[Any, LabelTexts] = WeakKeyDictionary()
 
 
 def label_texts(model: Any) -> LabelTexts:
-    """Those of `model` (a Model), made once."""
+    """The LabelTexts of `model` (a Model), made once."""
     texts = _texts.get(model)
     if texts is None:
         texts = _texts[model] = LabelTexts(model)
@@ -83,7 +83,7 @@ def label_texts(model: Any) -> LabelTexts:
 
 
 class ModelFamilies:
-    """The families of one document; add() each model version, then take `families`."""
+    """The families of one document: call add() for each model version, then read `families`."""
 
     def __init__(self, config: MetricsConfig, detail: Detail, with_cache: bool) -> None:
         self.families: list[Family] = []
@@ -133,7 +133,7 @@ class ModelFamilies:
         self._durations: list[tuple[str, str, Family, Family]] = []
         for name, key, what, cached in STAGES:
             text = f"{what} in microseconds {CACHED[cached]}"
-            word = "Summary of" if cached else "Cumulative"  # a Triton server's words
+            word = "Summary of" if cached else "Cumulative"  # as a Triton server writes it
             counter = self._family(f"nv_inference_{name}_duration_us", "counter", f"Cumulative {text}")
             summary = self._family(f"nv_inference_{name}_summary_us", "summary", f"{word} {text}")
             self._durations.append((name, key, counter, summary))
@@ -213,7 +213,7 @@ class ModelFamilies:
         )
 
     def add(self, model: Any) -> None:
-        """The samples of one version (a Model), of this moment. On the trio thread."""
+        """Adds the current samples of one version (a Model). Trio thread only."""
         texts = label_texts(model)
         now = live(model)
         self._add_nv(model, texts, now)
@@ -265,8 +265,8 @@ class ModelFamilies:
         self._load.sample(labels, model.load_duration_secs)
 
     def _summarize(self, family: Family, counters: Any, labels: str, stage: str) -> None:
-        """A sliding minute of a stage. The window's counts are exact, so the rank error is 0 and the
-        value is within the histogram's relative error; the configured errors are upper limits."""
+        """A summary of the last minute of a stage. The counts in that window are exact, so the rank error is 0 and a
+        value is within the histogram's relative error; the errors in --metrics-config are upper limits."""
         sliding = (counters.summaries or {}).get(stage)
         if sliding is None:
             return

@@ -1,4 +1,4 @@
-"""What the processes of a model's instances take, as the kernel counts it. Read when somebody asks."""
+"""The resources that processes of model instances use, as the kernel counts them at this moment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class ProcessUse:
     instance: str
     pid: int
     restarts: int  # since the instance was made
-    ring: int  # batches and other messages that lie ahead of it
-    resident_bytes: int  # with the pages that it shares with the template
+    ring: int  # batches and other messages in its ring that it has not read
+    resident_bytes: int  # including pages shared with the template process
     cpu_seconds: float
 
 
 def processes(model: Any) -> list[ProcessUse]:
-    """Those of `model` (a Model), empty where its instances are threads. On the trio thread."""
+    """The processes of `model` (a Model), [] where its instances are threads. Trio thread only."""
     found = []
     for instance in model.pool.all:
         process = instance.backend.process()

@@ -1,4 +1,4 @@
-"""What a request's headers or gRPC metadata ask of tracing: a W3C trace context, a forced trace.
+"""Reads what a request's headers or gRPC metadata say about tracing: a W3C trace context, a forced trace.
 
 Sources: W3C Trace Context (traceparent, tracestate); `neptrio-trace` is this server's own.
 """
@@ -16,7 +16,7 @@ _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}
 class Asked:
     """The headers of one request that concern tracing.
 
-    A traceparent that is malformed, or came twice, counts as absent, and its tracestate with it.
+    A traceparent that is malformed or present twice counts as absent, and so does its tracestate.
     """
 
     __slots__ = ("force", "sampled", "span_id", "trace_id", "tracestate")
@@ -38,7 +38,7 @@ class Asked:
 
 
 def asked(headers: Iterable[tuple[bytes, bytes]]) -> Asked | None:
-    """What the headers ask, None when no header concerns tracing."""
+    """The headers that concern tracing, None when there are none."""
     found: dict[bytes, list[bytes]] = {}
     for name, value in headers:
         if len(name) in (10, 11, 13) and (lower := name.lower()) in NAMES:
@@ -47,5 +47,5 @@ def asked(headers: Iterable[tuple[bytes, bytes]]) -> Asked | None:
 
 
 def traceparent(trace_id: int, span_id: int) -> str:
-    """The header of a sampled span."""
+    """The traceparent header for a sampled span."""
     return f"00-{trace_id:032x}-{span_id:016x}-01"

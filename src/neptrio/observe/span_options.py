@@ -1,10 +1,10 @@
-"""Mode opentelemetry: where spans go, and how they are gathered on the way."""
+"""Options of mode opentelemetry: where spans are sent, and how they are batched."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SERVICE_NAME = "triton-inference-server"  # the resource attribute service.name, unless it is given
+SERVICE_NAME = "triton-inference-server"  # the default of the resource attribute service.name
 
 
 @dataclass(frozen=True)
@@ -13,16 +13,16 @@ class SpanOptions:
 
     url: str = "http://localhost:4318/v1/traces"
     resource: tuple[tuple[str, str], ...] = ()
-    max_queue_size: int = 2048  # spans; more are dropped
+    max_queue_size: int = 2048  # spans waiting to be sent; beyond that, spans are dropped
     schedule_delay_ms: int = 5000
     max_export_batch_size: int = 512
 
     def attributes(self) -> dict[str, str]:
-        """The resource's attributes."""
+        """The attributes of the OpenTelemetry resource."""
         return {"service.name": SERVICE_NAME, **dict(self.resource)}
 
     def shown(self) -> dict[str, str]:
-        """The options as a reply to trace/setting has them."""
+        """The options in the form of a trace/setting reply."""
         shown = {"url": self.url}
         if self.resource:
             shown["resource"] = ",".join(f"{key}={value}" for key, value in self.resource)

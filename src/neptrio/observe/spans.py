@@ -1,20 +1,20 @@
-"""Mode opentelemetry: finished traces become spans and leave over OTLP/HTTP.
+"""Mode opentelemetry: makes spans of finished traces and exports them over OTLP/HTTP.
 
-The problem: spans must leave in batches over a network that may be slow or gone, and no request may
-notice. The choice: the official SDK's batch processor and exporter. Finished traces wait for a thread
-that makes spans of them, with the ids that were drawn when the requests were sampled.
+The problem: spans are sent in batches over a network that may be slow or down, and no request may notice. The
+choice: the official SDK's batch processor and exporter. Finished traces are queued for a thread that makes spans
+of them, with the ids that were drawn when the requests were sampled.
 
-    InferRequest            the request at its front: HTTP_*, GRPC_*, INFER_RESPONSE_COMPLETE events
+    InferRequest            the request at its transport: events HTTP_*, GRPC_*, INFER_RESPONSE_COMPLETE
       MODEL                 REQUEST_START, QUEUE_START, REQUEST_END; attributes triton.*
-        compute             COMPUTE_*; absent for ensembles, cache hits and what never ran
-        MODEL               ensemble steps and the calls of Python models
+        compute             COMPUTE_*; absent for ensembles, cache hits and requests that never executed
+        MODEL               ensemble steps and calls by Python models
 
 Rules:
- 0. Level TENSORS alone makes the span InferRequest without events, and no other, as a Triton server does;
-    tensors are in no span.
- 1. A span is exported only as a part of a finished trace, or made by a model under such a span.
- 2. At most max_queue_size traces wait here, and as many spans in the processor; more are dropped.
- 3. A collector that does not answer is logged once, and once more when it does again.
+ 0. With level TENSORS alone there is only the span InferRequest, without events, as in a Triton server; no span
+    contains tensors.
+ 1. A span is exported only as part of a finished trace, or when a model made it under such a span.
+ 2. At most max_queue_size traces wait here, and as many spans in the processor; beyond that they are dropped.
+ 3. When a collector does not answer this is logged once, and once more when it answers again.
 Sources: docs/protocol/observed.md 11; W3C Trace Context.
 """
 
@@ -55,11 +55,11 @@ log = logging.getLogger("neptrio.trace")
 ROOT = "InferRequest"
 FRONT = ("HTTP_", "GRPC_", "INFER_RESPONSE_COMPLETE")
 SCOPE = InstrumentationScope("neptrio", __version__)
-STOP_SECONDS = 4.0  # for the last spans to leave
+STOP_SECONDS = 4.0  # that closing waits for the last spans to be sent
 
 
 class Exporter(SpanExporter):
-    """The OTLP exporter, with its failures counted, and told once."""
+    """The OTLP exporter; counts its failures, and logs only the first of a series."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -71,7 +71,7 @@ class Exporter(SpanExporter):
         logging.getLogger(trace_exporter.__name__).addFilter(self._note)
 
     def _note(self, record: logging.LogRecord) -> bool:
-        """The exporter's own messages come with every batch: only the last is kept."""
+        """Filters the exporter's own log, which has a message for every batch; keeps the last one."""
         self._reason = record.getMessage()
         return False
 
@@ -102,8 +102,8 @@ class Exporter(SpanExporter):
 
 
 class SpanWriter:
-    """Turns finished traces into spans. Methods are the trio thread's and do not block, but for
-    settle() and close()."""
+    """Turns finished traces into spans. Methods are called on the trio thread and do not block, except settle() and
+    close()."""
 
     def __init__(self, options: SpanOptions) -> None:
         self._limit = options.max_queue_size
@@ -125,7 +125,7 @@ class SpanWriter:
         self._thread.start()
         current_span.active = True
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            # spans that models make under theirs leave the same way; those under nothing do not
+            # Spans that models make under ours are exported the same way; those without a parent are not.
             provider = TracerProvider(
                 sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False
             )
@@ -133,12 +133,12 @@ class SpanWriter:
             trace.set_tracer_provider(provider)
 
     def statistics(self) -> TraceWriterStatistics:
-        """What has become of the traces so far: written are those the collector took."""
+        """Counts of traces so far; `written` are those that the collector accepted."""
         exporter = self._exporter
         return TraceWriterStatistics(exporter.exported, exporter.lost + self._refused, False)
 
     def put(self, scope: Any, parts: list[Any]) -> None:
-        """Takes a finished trace."""
+        """Queues a finished trace."""
         if self._put - self._taken >= self._limit:
             self._refused += 1
         else:
@@ -146,20 +146,20 @@ class SpanWriter:
             self._queue.put(parts)
 
     def flush(self, scope: Any, indexed: bool) -> None:
-        """Spans leave when the processor wants them to."""
+        """Does nothing: the processor decides when spans are sent."""
 
     def reset(self, path: str) -> None:
-        """There are no files."""
+        """Does nothing: there are no files."""
 
     def settle(self) -> None:
-        """Blocks until what was put so far is with the processor."""
+        """Blocks until the processor has the spans of every trace queued so far."""
         done = threading.Event()
         if self._thread is not None:
             self._queue.put(done)
             done.wait()
 
     def close(self) -> None:
-        """Sends what waits, for a few seconds at most."""
+        """Sends the spans that wait, for a few seconds at most."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

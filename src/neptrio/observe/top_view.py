@@ -1,8 +1,8 @@
-"""What `neptrio top` shows: two samples of the statistics -> lines of text. Pure.
+"""The screen of `neptrio top`: turns two samples of the statistics into lines of text. No I/O.
 
-Everything is the difference of two samples. Percentiles are those of the interval, from the
-difference of two histograms; a server without them gets averages. A model that was reloaded in
-between (its counters fell) is shown from zero.
+Everything shown is the difference of the two samples. Percentiles are those of the interval, from the difference of
+two histograms; a server without histograms gets averages. A model that was reloaded in between, which is seen by
+falling counters, is counted from zero.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SHORT = {"compute_input": "input", "compute_infer": "infer", "compute_output": "
 
 @dataclass(frozen=True)
 class Sample:
-    """The $model_stat objects at one moment, by (name, version). Seconds of a steady clock."""
+    """The $model_stat objects at one moment, by (name, version); `time` is in seconds of a steady clock."""
 
     seconds: float
     models: Mapping[tuple[str, str], Mapping[str, Any]]
-    loop_lag: Mapping[str, Any] | None = None  # of the event loop, where the server tells it
+    loop_lag: Mapping[str, Any] | None = None  # of the event loop, if the server gives it
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model version over one interval. Latencies in nanoseconds: (p50, p99), or (mean,)."""
+    """One model version during one interval. Latencies in nanoseconds: (p50, p99), or (mean,)."""
 
     name: str
     version: str
@@ -42,7 +42,7 @@ class Row:
 
 
 def rows(before: Sample, now: Sample) -> list[Row]:
-    """Every model version of `now`, in its order."""
+    """One Row for every model version of `now`, in its order."""
     seconds = max(now.seconds - before.seconds, 1e-9)
     return [_row(before.models.get(key), stat, seconds) for key, stat in now.models.items()]
 
@@ -93,7 +93,7 @@ def _count(stat: Mapping[str, Any], stage: str) -> int:
 
 
 def _percentiles(new: list[list[int]], old: list[list[int]]) -> tuple[float, ...]:
-    """(p50, p99) of what came between two histograms; the upper bound of the bucket they fall in."""
+    """(p50, p99) of the values that came between two histograms, as upper bounds of their buckets."""
     known = {bound: count for bound, count in old}
     grown = [(bound, count - known.get(bound, 0)) for bound, count in new]
     total = sum(count for _, count in grown)
@@ -110,7 +110,7 @@ def _percentiles(new: list[list[int]], old: list[list[int]]) -> tuple[float, ...
 
 
 def duration(ns: float) -> str:
-    """Four characters or so: 870us, 1.2ms, 35ms, 2.1s."""
+    """A duration in about four characters: 870us, 1.2ms, 35ms, 2.1s."""
     for limit, unit, size in ((1e6, "us", 1e3), (1e9, "ms", 1e6)):
         if ns < limit:
             value = ns / size
@@ -119,7 +119,7 @@ def duration(ns: float) -> str:
 
 
 def render(url: str, before: Sample, now: Sample) -> list[str]:
-    """The screen: a header, a table and, where batches were closed, why."""
+    """The lines of the screen: a header, a table, and the reasons why batches were closed."""
     found = rows(before, now)
     exact = any("histograms" in stat for stat in now.models.values())
     seconds = now.seconds - before.seconds
@@ -157,7 +157,7 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
 
 
 def _lag(before: Sample, now: Sample) -> str:
-    """Percentiles of the loop's lag in the interval: upper bounds of the buckets they fall in."""
+    """Percentiles of the loop's lag in the interval, as upper bounds of their buckets."""
     if now.loop_lag is None:
         return ""
     old = dict(before.loop_lag["cumulative"]) if before.loop_lag is not None else {}
@@ -171,7 +171,7 @@ def _lag(before: Sample, now: Sample) -> str:
 
 
 def _processes(before: Sample, now: Sample) -> list[str]:
-    """A line per instance that is a process: its memory, its share of a core in the interval, and its life."""
+    """A line per instance in a process: its memory, its share of a core in the interval, its restarts."""
     seconds = max(now.seconds - before.seconds, 1e-9)
     lines = []
     for key, stat in now.models.items():

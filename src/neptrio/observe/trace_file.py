@@ -1,22 +1,21 @@
 """Trace files, written by a thread of their own.
 
-The problem: a trace file is read while the server runs and after it was killed, and a disk may be
-slow or full, and no request may notice any of it. The choice: records of finished traces gather in a
-block of their scope (cext/observe/trace_block), and a thread that wakes up a few times a second takes the
-blocks, makes their text and lets files grow (cext/observe/array_file).
+The problem: a trace file is read while the server runs and after it was killed; the disk may be slow or full; and no
+request may notice any of this. The choice: records of finished traces are collected in a block per scope
+(cext/observe/trace_block). A thread that wakes up a few times a second takes the blocks, makes text of them and
+appends it to files (cext/observe/array_file).
 
 Rules:
- 1. On disk there is a complete JSON array at every moment, and a file exists only if something was
-    traced.
- 2. log_frequency N > 0: every N traces become `FILE.INDEX`. log_frequency 0: traces join the array in
-    FILE within GATHER_SECONDS; those of a scope with a trace_count join the next `FILE.INDEX`, where
-    they belong once the count is used up, and move to FILE if settings change before that.
- 3. With log_frequency N, text above SPILL_BYTES does not wait for the Nth trace.
- 4. The index of a file goes on over changes of settings; setting trace_file resets it.
- 5. More than QUEUE_BYTES waiting: traces are dropped and counted, the path is never held up.
- 6. An error ends writing with one logged message until settings are updated.
- 7. No array begins in the place of something that is no trace file: an index that is taken is left out,
-    FILE itself is an error.
+ 1. A file on disk is a complete JSON array at every moment, and exists only if something was traced.
+ 2. log_frequency N > 0: every N traces become `FILE.INDEX`. log_frequency 0: traces are appended to the array in
+    FILE within GATHER_SECONDS. Those of a scope with a trace_count are appended to the next `FILE.INDEX`, where
+    they belong once the count is used up; if settings change before that, they are moved to FILE.
+ 3. With log_frequency N, text above SPILL_BYTES is written without waiting for the Nth trace.
+ 4. The index of files goes on over changes of settings; setting trace_file resets it.
+ 5. When more than QUEUE_BYTES wait, further traces are dropped and counted; requests are never delayed.
+ 6. After an error nothing is written until settings are updated; one message is logged.
+ 7. A file that is no trace file is never overwritten: an index that is taken by one is skipped, and if it is FILE
+    itself that is an error.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ SPILL_BYTES = 16 << 20
 QUEUE_BYTES = 64 << 20
 FREE_BLOCKS = 4
 UNLIMITED = 1 << 62
-PART_BYTES = 1024  # what a part is reckoned as, without its tensors
+PART_BYTES = 1024  # assumed size of a trace's part, without its tensors
 
 
 @dataclass(frozen=True)
 class TraceWriterStatistics:
-    """Traces so far: written to disk, dropped for want of room or of a disk."""
+    """Traces so far: written to disk, and dropped because the queue was full or the disk failed."""
 
     written: int
     dropped: int
@@ -59,13 +58,13 @@ class TraceWriterStatistics:
 class _Buffer:
     pieces: list[bytes | TraceBlock] = field(default_factory=list)
     nbytes: int = 0
-    waiting: int = 0  # traces in `pieces`
-    traces: int = 0  # since the last file was closed
-    home: str = ""  # the indexed file that this scope's traces grow in, once there is one
+    waiting: int = 0  # traces whose text is in `pieces`
+    traces: int = 0  # traces since the last file was finished
+    home: str = ""  # the indexed file that this scope's traces are appended to; "": none yet
 
 
 def group_text(parts: list[Any]) -> bytes:
-    """The objects of a trace as they stand in the array."""
+    """The JSON objects of one trace, as they stand in the array."""
     texts = []
     for part in parts:
         texts.append(part.text())
@@ -76,13 +75,13 @@ def group_text(parts: list[Any]) -> bytes:
 
 
 def _may_begin(path: str) -> bool:
-    """True when an array may begin at `path`: there is no file, or it is empty or a trace file."""
+    """True when an array may be started at `path`: there is no file, or it is empty or a trace file."""
     return not os.path.lexists(path) or holds_traces(path)
 
 
 class TraceWriter:
-    """Turns finished traces into files. put() and flush() are the trio thread's and do not block;
-    settle() and close() do."""
+    """Turns finished traces into files. put() and flush() are called on the trio thread and do not block; settle() and
+    close() block."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
@@ -90,42 +89,42 @@ class TraceWriter:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._urgent = threading.Event()
-        self._awake = False  # the thread will look into the inbox once more
+        self._awake = False  # the thread will look into the inbox again before it sleeps
         self._closing = False
-        self._put_bytes = 0  # put() alone adds to this, and the thread alone to _taken_bytes
+        self._put_bytes = 0  # only put() adds to this, only the thread to _taken_bytes: no lock is needed
         self._taken_bytes = 0
         self._refused = 0
-        self._open: set[Scope] = set()  # those whose block the thread takes when it wakes up
-        self._begun: dict[Scope, int] = {}  # with a log_frequency: traces in the file under way
-        self._free: list[TraceBlock] = []  # blocks to be filled again: their memory is there already
+        self._open: set[Scope] = set()  # scopes whose block the thread takes when it next wakes up
+        self._begun: dict[Scope, int] = {}  # with a log_frequency: traces in the unfinished file
+        self._free: list[TraceBlock] = []  # used again, because their memory is allocated already
         self._written = 0
         self._dropped = 0
         self._failed = False
-        # the thread's own
+        # used by the thread only
         self._buffers: dict[Scope, _Buffer] = {}
         self._index: dict[str, int] = {}
         self._files: dict[str, ArrayFile] = {}
         self._swept: set[str] = set()
 
     def statistics(self) -> TraceWriterStatistics:
-        """What has become of the traces so far."""
+        """Counts of traces so far."""
         return TraceWriterStatistics(self._written, self._dropped + self._refused, self._failed)
 
     def block(self, scope: Scope) -> TraceBlock:
-        """Where the text of finished traces of `scope` is to go until the thread takes it."""
+        """The block that collects finished traces of `scope` until the thread takes it."""
         block = self._free.pop() if self._free else TraceBlock()
         block.most = scope.frequency - self._begun.get(scope, 0) if scope.frequency else UNLIMITED
         return block
 
     def opened(self, scope: Scope) -> None:
-        """A new block has its first trace."""
+        """To be called after the first trace was added to a new block."""
         if not scope.frequency:
             self._open.add(scope)
             if not self._awake:
                 self._awaken()
 
     def full(self, scope: Scope) -> None:
-        """The block of `scope` is large, or completes a file: the thread takes it now."""
+        """Gives the block of `scope` to the thread now: it is large, or completes a file."""
         block = scope.take_block()
         if block is None:
             return
@@ -142,8 +141,8 @@ class TraceWriter:
             self._awaken()
 
     def put(self, scope: Scope, parts: list[Any]) -> None:
-        """Takes a finished trace whose text the thread makes."""
-        self.full(scope)  # what is before it
+        """Queues a finished trace that does not fit into a block (it has tensors): the thread makes its text."""
+        self.full(scope)  # traces that finished before this one come first
         size = PART_BYTES * len(parts)
         for part in parts:
             if part.tensors:
@@ -174,18 +173,18 @@ class TraceWriter:
         self._awaken()
 
     def flush(self, scope: Scope, indexed: bool) -> None:
-        """Closes what a scope has collected; `indexed`: as the next indexed file in any case."""
+        """Writes what a scope has collected and closes its file; `indexed`: to the next indexed file in any case."""
         self.full(scope)
         self._begun.pop(scope, None)
         if self._thread is not None:
             self._post(lambda: self._flush(scope, indexed))
 
     def reset(self, path: str) -> None:
-        """The next indexed file of `path` is number 0."""
+        """Restarts the indexed files of `path` at 0."""
         self._post(lambda: self._index.__setitem__(path, 0))
 
     def settle(self) -> None:
-        """Blocks until everything asked for so far is done, and lets a failed writer try again."""
+        """Blocks until all work so far is done, and lets a writer that has failed try again."""
         if self._thread is not None:
             done = threading.Event()
             self._post(self._collect)
@@ -195,7 +194,7 @@ class TraceWriter:
         self._failed = False
 
     def close(self) -> None:
-        """Blocks until everything asked for so far is done, and ends the thread."""
+        """Blocks until all work so far is done, and ends the thread."""
         if self._thread is not None:
             self._closing = True
             self._urgent.set()
@@ -212,11 +211,12 @@ class TraceWriter:
             self._wake.wait()
             self._urgent.wait(GATHER_SECONDS)
             closing = self._closing
-            # in this order: what is put after the look into the inbox wakes the thread again
+            # in this order, so that whatever is posted after the look into the inbox wakes the thread again
             self._urgent.clear()
             self._wake.clear()
             self._awake = False
-            until = time.monotonic() + GATHER_SECONDS  # more may come for ever; what is taken goes to disk
+            # more may come without end, but what was taken must get to disk
+            until = time.monotonic() + GATHER_SECONDS
             while self._inbox and (closing or time.monotonic() < until):
                 item = self._inbox.popleft()
                 if callable(item):
@@ -251,7 +251,7 @@ class TraceWriter:
             self._on_failure()
 
     def _collect(self) -> None:
-        """Takes the blocks of scopes whose traces need not wait for others (rule 2)."""
+        """Takes the blocks of scopes whose traces are written without waiting for others (rule 2)."""
         for scope in list(self._open):
             self._open.discard(scope)
             block = scope.take_block()
@@ -284,13 +284,13 @@ class TraceWriter:
             self._append(self._home(scope, buffer), buffer)
 
     def _grow(self) -> None:
-        """Rule 2: what waits without a log_frequency goes to disk."""
+        """Writes traces that wait without a log_frequency (rule 2)."""
         for scope, buffer in list(self._buffers.items()):
             if buffer.pieces and not scope.frequency:
                 self._append(self._home(scope, buffer), buffer)
 
     def _home(self, scope: Scope, buffer: _Buffer) -> str:
-        """The file that a scope's traces grow in: FILE, or an indexed one that it keeps."""
+        """The file to which a scope's traces are appended: FILE, or its own indexed file."""
         if not scope.frequency and not scope.counted:
             return scope.file
         if not buffer.home:
@@ -322,12 +322,12 @@ class TraceWriter:
             self._files[scope.file].rest()
 
     def _move(self, home: str, path: str) -> None:
-        """The count was not used up: what grew in an indexed file belongs to FILE."""
+        """Moves traces from an indexed file to FILE: settings changed before the count was used up."""
         self._file(path).take_over(self._files.pop(home))
         self._give_back(home)
 
     def _give_back(self, home: str) -> None:
-        """An index that came to nothing is the next one again, if it was the last."""
+        """Makes the last index available again when nothing was written to its file."""
         name, _, index = home.rpartition(".")
         if name in self._index and f"{self._index[name] - 1}" == index:
             self._index[name] -= 1

@@ -1,6 +1,6 @@
-"""What the command line says of tracing: --trace-config, and the older --trace-* flags.
+"""The tracing flags of the command line: --trace-config, and the older --trace-* flags.
 
-The server's settings hold the texts; they are parsed and checked here, before anything starts.
+The settings hold their texts; here they are parsed and checked, before anything starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODES = ("triton", "opentelemetry")
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """The flags about tracing, as they were given."""
+    """The tracing flags as they were given."""
 
     config: tuple[str, ...] = ()  # MODE,KEY=VALUE or KEY=VALUE
     file: str = ""
@@ -43,9 +43,9 @@ class TraceOptions:
     rate: str = ""
     count: str = ""
     log_frequency: str = ""
-    directory: Path | None = None  # where trace_file may be set to over the network
-    tensor_bytes: int = 1 << 20  # of each tensor that is traced
-    allow_forced: bool = False  # requests may ask for a trace of their own
+    directory: Path | None = None  # the folder in which clients may choose trace_file
+    tensor_bytes: int = 1 << 20  # most bytes traced of each tensor
+    allow_forced: bool = False  # requests may ask to be traced
 
 
 def _split(options: TraceOptions) -> tuple[str, list[tuple[str, str]], list[tuple[str, str]]]:
@@ -103,7 +103,7 @@ def span_options(options: TraceOptions) -> SpanOptions | None:
 
 
 def start_values(options: TraceOptions) -> dict[str, Any]:
-    """The fields' values from --trace-config or the older --trace-* flags. Raises ValueError."""
+    """The start value of every trace setting, from --trace-config or the older --trace-* flags. Raises ValueError."""
     mode, found, _ = _split(options)
     span_options(options)
     texts = {CONFIG_KEYS[key]: value for key, value in found if key != "level"}
@@ -138,13 +138,13 @@ def start_values(options: TraceOptions) -> dict[str, Any]:
 
 
 def directory(options: TraceOptions) -> str | None:
-    """The folder that trace_file may be set to over the network; None where it may not."""
+    """The folder in which trace_file may be set over the network; None: it may not be."""
     return None if options.directory is None else os.path.realpath(options.directory)
 
 
 def make_directory(options: TraceOptions) -> None:
-    """Makes the folder of --trace-dir, with those above it, where there is none: at start, so that nobody
-    learns from a refused trace_file that it is missing. Raises InvalidArgument."""
+    """Creates the folder of --trace-dir and its parents. Done at start, so that a client cannot find out from a
+    refused trace_file whether it exists. Raises InvalidArgument."""
     folder = options.directory
     if folder is not None:
         try:

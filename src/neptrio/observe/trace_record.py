@@ -1,6 +1,6 @@
-"""A traced tensor: its bytes when it was seen, and what a trace file says of it.
+"""A traced tensor: a copy of its bytes, and what a trace file says of it.
 
-The copy is made on the trio thread, while the tensor is there; the text on the writer's.
+The copy is made on the trio thread, while the tensor exists; its text is made on the trace writer's thread.
 Source: docs/protocol/trace-file.md.
 """
 
@@ -14,20 +14,20 @@ from neptrio.request.infer_request import InferRequest, Tensor
 
 
 class Copied:
-    """A tensor's bytes at the moment it was traced, no more than the limit."""
+    """The bytes of a tensor at the moment it was traced, up to a limit."""
 
     __slots__ = ("activity", "dtype", "name", "nbytes", "raw", "response", "shape")
 
     def __init__(self, activity: str, tensor: Tensor, limit: int, response: int = 0) -> None:
         self.activity = activity
-        self.response = response  # which one of a decoupled model's
+        self.response = response  # the number of a decoupled model's response
         self.name = tensor.name
         self.dtype = tensor.dtype
         self.shape = tensor.shape
         self.nbytes = tensor.nbytes
         try:
             self.raw: bytes | None = bytes(memoryview(tensor)[:limit])
-        except BufferError:  # in GPU memory: fetching it would stop the loop
+        except BufferError:  # in GPU memory: copying it to the host would stop the loop
             self.raw = None
 
 
@@ -40,7 +40,7 @@ def _is_text(element: bytes) -> bool:
 
 
 def parameters_of(request: InferRequest) -> dict[str, Any]:
-    """What was asked beside the tensors, by its name on the wire: what a replay needs."""
+    """A request's options, under their names in the protocol: what a replay needs beside the tensors."""
     made: dict[str, Any] = {}
     if request.sequence_id:
         made["sequence_id"] = request.sequence_id
@@ -53,11 +53,11 @@ def parameters_of(request: InferRequest) -> dict[str, Any]:
 
 
 def tensor_document(copied: Copied) -> dict[str, Any]:
-    """name, data (comma-joined text), shape and dtype.
+    """The tensor as JSON: name, data (comma-joined text), shape and dtype.
 
-    A tensor above the size limit has the elements that fit, `shape` is their number and
-    `truncated_from` the tensor's shape. BF16 is written as FP32, which holds all its values. BYTES
-    elements that are not UTF-8 cannot be told from their text: `base64` then holds them in wire form.
+    Of a tensor larger than the limit there are the elements that fit: `shape` is their number, and
+    `truncated_from` the tensor's shape. BF16 is written as FP32, which holds all its values. BYTES elements that
+    are not UTF-8 cannot be recovered from their text: then `base64` holds the elements as on the wire.
     """
     import numpy as np
 

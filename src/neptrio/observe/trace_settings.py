@@ -1,19 +1,19 @@
-"""Trace settings: one inheritance table, field by field, and every rule about values.
+"""Trace settings: how models inherit them, field by field, and the rules about values.
 
-A field of a model's settings is the model's own value, else the global one; a field of the global
-settings is the one set over the network, else the command line's. What follows from a look-up in
-that table is a Scope: effective values with the counters of sampling.
-
+A field of a model's settings has the model's own value, or else the global one. A field of the global settings has
+the value set over the network, or else the command line's. The result of looking up all fields is a Scope: the
+effective values, with the counters of sampling.
 Rules:
  1. null over HTTP and an empty list over gRPC clear a field of the scope they are sent to; nothing else
-    does. An empty trace_level over HTTP names no level, so it changes nothing.
- 2. An update is atomic: the whole table that would result is checked before anything changes.
- 3. An update replaces the scopes it touches: they count from zero, and the old ones finish what
-    they have sampled. A global update touches every model's scope.
- 4. A trace_count that a scope has of its own goes on from what is left of it; one it inherits starts
-    at what the global scope has left (the global one: at the command line's value).
- 5. Values are judged where tracing is on: with level OFF anything that can be parsed is kept.
-trace_tail is ours: with it, only traces of requests that took that long or failed are kept and counted.
+    1. null over HTTP and an empty list over gRPC clear a field of the settings they are sent to; nothing else does.
+       An empty trace_level over HTTP names no level, so it changes nothing.
+    2. An update is atomic: all scopes that would result are checked before anything changes.
+    3. An update replaces the scopes it concerns: new ones count from zero, old ones finish the traces they have
+       begun. A global update concerns every model's scope.
+    4. A trace_count set for the scope itself goes on from what is left of it. An inherited one starts at what
+       the global scope has left (the global scope's own: at the command line's value).
+    5. Values are judged only where tracing is on: with level OFF anything that can be parsed is kept.
+   trace_tail is our addition: only traces of requests that took that long or failed are kept and counted.
 Sources: docs/protocol/trace-extension.md; docs/protocol/rules.md E5; docs/protocol/observed.md 11;
 docs/protocol/README.md.
 """
@@ -31,9 +31,10 @@ from neptrio.errors import InvalidArgument, Unsupported
 from neptrio.observe.span_options import SpanOptions
 from neptrio.observe.trace_scope import Sampling
 
-LONGEST_NAME = 255 - len(".4294967295.4194304.tmp2")  # an index and what array_file adds
+# room for an index and for the suffix that array_file adds
+LONGEST_NAME = 255 - len(".4294967295.4194304.tmp2")
 FIELDS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_tail")
-LEVELS = ("TIMESTAMPS", "TENSORS")  # in the order of replies; none of them is OFF
+LEVELS = ("TIMESTAMPS", "TENSORS")  # in the order of replies; OFF is none of them
 UINT32_MAX = (1 << 32) - 1
 INT32_MAX = (1 << 31) - 1
 INVALID = "Attempting to set invalid trace setting :"
@@ -45,15 +46,15 @@ DEFAULTS: dict[str, Any] = {
     "trace_file": "",
     "trace_tail": 0,
 }
-FILE_FIELDS = ("log_frequency", "trace_file")  # of no use in mode opentelemetry
+FILE_FIELDS = ("log_frequency", "trace_file")  # without effect in mode opentelemetry
 NO_TENSORS = "Tensor level tracing is not supported by the mode: opentelemetry; no span holds tensors"
-TRACES = re.compile(rb'\s*\[\s*(\]|\{\s*"(model_name|id)")')  # how trace files begin
+TRACES = re.compile(rb'\s*\[\s*(\]|\{\s*"(model_name|id)")')  # the beginning of any trace file
 
 
 class Scope(Sampling):
-    """Effective settings of a model or of the server, with what sampling counts in them.
+    """Effective trace settings of a model or of the server, with the counters of sampling.
 
-    `own` holds the fields that were set for this scope itself.
+    `own` holds the values of the fields that were set for this scope itself.
     """
 
     def __init__(self, own: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -77,7 +78,8 @@ def check_values(values: Mapping[str, Any], count_given: bool, mode: str) -> Non
     if not values["trace_level"]:
         return
     spans = mode == "opentelemetry"
-    if not values["trace_rate"] and not spans:  # with spans: only requests whose parent is sampled
+    # with spans a rate of 0 means: only requests whose parent is sampled
+    if not values["trace_rate"] and not spans:
         raise InvalidArgument(INVALID + "sample rate must be non-zero")
     if count_given and not values["trace_count"]:
         raise InvalidArgument(INVALID + "trace count must be non-zero")
@@ -86,10 +88,10 @@ def check_values(values: Mapping[str, Any], count_given: bool, mode: str) -> Non
 
 
 class TraceTable:
-    """The command line's values, the global scope, and the scopes of models that have their own."""
+    """The command line's values, the global scope, and the scopes of models with settings of their own."""
 
     def __init__(self, start: Mapping[str, Any], mode: str = "triton") -> None:
-        """`start` has a value for every field. Raises InvalidArgument when they do not fit together."""
+        """`start` has a value for every field. Raises InvalidArgument when the values contradict each other."""
         check_values(start, True, mode)
         self.mode = mode
         self.start = dict(start)
@@ -97,7 +99,7 @@ class TraceTable:
         self.models: dict[str, Scope] = {}
 
     def scope(self, model: str) -> Scope:
-        """The scope that a request for `model` ("" = the server's) is sampled in."""
+        """The scope in which a request for `model` is sampled; "": the server's."""
         return self.models.get(model, self.globals)
 
     def scopes(self) -> list[Scope]:
@@ -105,7 +107,7 @@ class TraceTable:
         return [self.globals, *self.models.values()]
 
     def update(self, changes: Mapping[str, Any], model: str = "") -> list[Scope]:
-        """Applies parsed changes (None clears); returns the scopes that are out of use now.
+        """Applies parsed changes (None clears a field); returns the scopes that are no longer in use.
 
         Raises InvalidArgument and changes nothing when any scope would become invalid.
         """
@@ -137,7 +139,7 @@ class TraceTable:
         return out
 
     def _made(self, was: Scope | None, changes: Mapping[str, Any], above: Mapping[str, Any]) -> Scope | None:
-        """The scope after `changes`, over the values it inherits; None when it has no field of its own."""
+        """The scope after `changes` over the values it inherits; None when no field of its own is left."""
         own = {} if was is None else dict(was.own)
         if was is not None and "trace_count" in own:
             own["trace_count"] = was.left
@@ -155,10 +157,10 @@ class TraceTable:
 
 
 def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton") -> dict[str, Any]:
-    """A request's settings as field -> value, None = clear; what is not a field of the mode is left out.
+    """The settings in a request as field -> value, None to clear; fields unknown in this mode are left out.
 
     Over HTTP values are JSON (strings, a list of strings for trace_level, null); over gRPC they are
-    lists of strings. Raises InvalidArgument with the observed texts.
+    lists of strings. Raises InvalidArgument with the texts of the observed server.
     """
     changes: dict[str, Any] = {}
     for key in FIELDS:
@@ -185,7 +187,7 @@ def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton")
 
 
 def _levels(value: Any) -> tuple[str, ...] | None:
-    """The levels named, () for OFF, None when no name is known: nothing changes then."""
+    """The named levels, () for OFF; None when no name is known, which changes nothing."""
     if not isinstance(value, list):
         raise _wrong_type("trace_level", "array", value)
     for item in value:
@@ -199,7 +201,7 @@ def _levels(value: Any) -> tuple[str, ...] | None:
 
 
 def _wrong_type(key: str, expected: str, value: Any) -> InvalidArgument:
-    """The observed text, with the setting and what came."""
+    """The observed server's text, with the setting's name and the value that came."""
     got = bytes_text(dump_json(value))
     return InvalidArgument(
         f"Unable to parse '{key}': attempt to access JSON non-{expected} as {expected}, got: {got[:60]}"
@@ -227,9 +229,9 @@ def scalar(key: str, text: str, protocol: str) -> Any:
 
 
 def reply(scope: Scope, spans: SpanOptions | None = None) -> dict[str, Any]:
-    """The settings as the protocol shows them: strings, and a list of strings for trace_level.
+    """The settings in the protocol's form: strings, and a list of strings for trace_level.
 
-    `spans` are the options of mode opentelemetry. trace_tail, which is ours, shows where it is set.
+    `spans` are the options of mode opentelemetry. Our addition trace_tail is shown only where it is set.
     """
     shown: dict[str, Any] = {
         "trace_level": list(scope.level) or ["OFF"],
@@ -249,7 +251,7 @@ def reply(scope: Scope, spans: SpanOptions | None = None) -> dict[str, Any]:
 
 
 def check_file(path: str, folder: str, allowed: bool) -> None:
-    """Refuses a path that the network may not choose. Raises Unsupported or InvalidArgument."""
+    """Raises Unsupported or InvalidArgument for a path that a client may not choose as trace_file."""
     if not allowed:
         raise Unsupported(
             "trace file location can not be updated through network protocol: the server was started without "
@@ -271,7 +273,7 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
 
 
 def holds_traces(path: str) -> bool:
-    """A file that may be replaced: empty, or the beginning of a trace file of either maker."""
+    """True for a file that may be replaced: empty, or a trace file (ours or a Triton server's) by its beginning."""
     if not os.path.isfile(path):
         return False
     try:

@@ -1,15 +1,15 @@
-"""Sampling: which requests are traced, under which settings, and where finished traces go.
+"""Sampling: which requests are traced, under which settings, and what happens to finished traces.
 
 Rules:
- 1. With tracing off everywhere a request costs one attribute test (Sampler.tracing).
- 2. A request that came over the network is counted once in its model's scope, after it was validated;
-    ensemble steps and BLS calls are parts of the request they are made for and count nowhere.
- 3. A trace that was asked for (by the request itself, where that is allowed, or by a sampled parent in
-    mode opentelemetry) is taken in any case, is always kept, and counts nowhere.
- 4. A scope that was replaced finishes what it has sampled, then is flushed. A scope whose count is used
-    up is flushed to an indexed file when its last trace is finished.
- 5. When files cannot be written, tracing stops, with one logged error, until settings are updated.
-Everything here runs on the trio thread; files and spans are the writer's.
+ 1. While tracing is off everywhere, a request costs one test of an attribute (Sampler.tracing).
+ 2. A request from the network is counted once, in its model's scope, after it was validated. Ensemble steps and
+    calls by models are parts of the request for which they are made, and are not counted.
+ 3. A trace that was asked for (by the request itself, where that is allowed, or by a sampled parent in mode
+    opentelemetry) is made in any case, is always kept, and is not counted.
+ 4. A replaced scope finishes the traces it has begun, then it is flushed. A scope whose count is used up is
+    flushed to an indexed file when its last trace is finished.
+ 5. When files cannot be written, tracing stops until settings are updated; one error is logged.
+Everything here runs on the trio thread; the writers of files and spans have threads of their own.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from neptrio.observe.trace_settings import LEVELS, Scope, TraceTable
 from neptrio.request.infer_request import InferRequest
 
 log = logging.getLogger("neptrio.trace")
-PARAMETER = "neptrio_trace"  # of a request that forces its own trace; the header is neptrio-trace
+PARAMETER = "neptrio_trace"  # the parameter by which a request asks for a trace; the header is neptrio-trace
 CLOSE_SECONDS = 5.0
 
 
 class _Failed(WorkItem):
-    """Tells the trio thread that the writer failed."""
+    """Tells the trio thread that the writer has failed."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -68,18 +68,19 @@ class Tracer(Sampler):
         self.activate()
 
     def activate(self) -> None:
-        """Takes the table's scopes, and sets Sampler.tracing, which requests look at."""
+        """Takes over the table's scopes, and sets Sampler.tracing, which requests test."""
         scopes = self.table.scopes()
         self.default, self.models = self.table.globals, self.table.models
         if self.spans:
-            wanted = any(scope.level for scope in scopes)  # whatever is left: a sampled parent may ask
+            # also with no count left: a sampled parent may ask for a trace
+            wanted = any(scope.level for scope in scopes)
         else:
             wanted = not self.disabled and any(scope.level and scope.left for scope in scopes)
         self.tracing = wanted or self.may_force or self.open > 0
         self.trace_headers = self.may_force or (self.spans and wanted)
 
     def asked_level(self, request: InferRequest, scope: Scope) -> tuple[str, ...]:
-        """The level at which a trace is asked for, () when none is. Raises InvalidArgument."""
+        """The levels of a trace that was asked for, () when none was. Raises InvalidArgument."""
         asked = request.asked
         if self.may_force:
             wish: Any = request.parameters.get(PARAMETER) if request.parameters else None
@@ -94,12 +95,12 @@ class Tracer(Sampler):
         return ()
 
     def identify(self, trace: Trace, asked: Asked | None) -> None:
-        """Gives a new trace its place among those of other servers."""
+        """Gives a new trace its ids, as a part of the caller's trace where there is one."""
         trace.trace_id = getrandbits(128) or 1
         if asked is not None and asked.trace_id:
             trace.trace_id, trace.remote = asked.trace_id, asked
         trace.root_span_id = _span_id()
-        # without timestamps there is no span but the first: what a model makes lies under that
+        # without timestamps only the root span is made, so spans made by a model are below that one
         trace.span_id = _span_id() if trace.timestamps else trace.root_span_id
         headers = [(b"traceparent", traceparent(trace.trace_id, trace.root_span_id).encode())]
         if trace.remote is not None and trace.remote.tracestate:
@@ -107,11 +108,11 @@ class Tracer(Sampler):
         trace.headers = tuple(headers)
 
     def identify_part(self, trace: Trace) -> None:
-        """The same for a part below."""
+        """identify() for a part of a request: an ensemble step or a model's call."""
         trace.span_id = _span_id() if trace.group.timestamps else trace.group.root_span_id
 
     def kept(self, root: Trace) -> None:
-        """A finished trace whose text is not made here: spans, tensors, or no file at all."""
+        """Passes on a finished trace whose text is not made here: one with spans or tensors, or without a file."""
         if root.scope.file or self.spans:
             self.writer.put(root.scope, root.parts)
         else:
@@ -120,13 +121,13 @@ class Tracer(Sampler):
                     part.tensors.clear()
 
     def drained(self, scope: Scope) -> None:
-        """A scope that samples no more has finished its last trace."""
+        """Called when a scope that samples no more has finished its last trace."""
         self.writer.flush(scope, scope.left == 0)
 
     async def update(self, changes: Mapping[str, Any], model: str) -> None:
-        """Installs changed settings and waits until the old ones' traces are on disk.
+        """Installs changed settings, and waits until the traces of the old ones are on disk.
 
-        Raises InvalidArgument and changes nothing when they do not fit together.
+        Raises InvalidArgument and changes nothing when the settings contradict each other.
         """
         for scope in self.table.update(changes, model):
             if not scope.open:
@@ -135,29 +136,29 @@ class Tracer(Sampler):
             self.writer.reset(self.table.scope(model).file)
         self.activate()
         await trio.to_thread.run_sync(self.writer.settle)
-        self.disabled = False  # what the old settings' files could not take does not stop the new ones
+        self.disabled = False  # new settings may work even if the old ones' files could not be written
         self.activate()
 
     def stop(self) -> None:
-        """Files cannot be written, unless settings were updated since."""
+        """Stops tracing because files cannot be written, unless settings were updated meanwhile."""
         self.disabled = self.writer.statistics().failed
         self.activate()
 
     def last(self, count: int = RECENT) -> list[dict[str, Any]]:
-        """The objects of the last finished traces, oldest first, without tensors."""
+        """The objects of the traces that finished last, oldest first, without tensors."""
         return self.recent.last(count)
 
     async def close(self) -> None:
-        """Writes what is left; nothing is traced any more."""
+        """Stops tracing and writes what is left."""
         self.tracing = False
         for scope in self.table.scopes():
             self.writer.flush(scope, False)
-        with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs does not hold up the exit
+        with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs must not delay the exit
             await trio.to_thread.run_sync(self.writer.close, abandon_on_cancel=True)
 
 
 def _level(wish: Any) -> tuple[str, ...] | None:
-    """The levels a request names, () for those of the settings, None for no trace."""
+    """The levels that a request names, () for those of the settings, None for no trace."""
     text = str(wish).strip()
     if text.lower() in ("true", "1"):
         return ()
