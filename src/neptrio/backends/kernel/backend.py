@@ -1,7 +1,7 @@
-"""The kernel backend: instances on the host or on a GPU, from one configuration.
+"""The kernel backend: makes instances that run on the host or on a GPU from one configuration.
 
-load() reads the configuration and the source and checks one against the other; what compiles and
-executes is the instance's kind. KIND_AUTO has become GPU or CPU before (default_kind()).
+load() reads the configuration and the source and checks one against the other. Compiling and executing is done by
+the instance, differently for each kind. KIND_AUTO was replaced by GPU or CPU before (default_kind()).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from neptrio.execution.batch import Batch
 
 
 class KernelBackend(Backend):
-    """See the module's text."""
+    """One loaded version of a kernel model."""
 
     platform = "kernel"
 
@@ -36,7 +36,7 @@ class KernelBackend(Backend):
 
     @classmethod
     def runs_on_gpu(cls) -> bool:
-        """KIND_AUTO picks the GPU where the driver has one."""
+        """True: KIND_AUTO means the GPU where the driver has one."""
         return device.count() > 0
 
     @classmethod
@@ -90,12 +90,12 @@ class KernelBackend(Backend):
         return HostInstance(self)
 
     def code_path(self, capability: tuple[int, int]) -> Path:
-        """The file for a GPU: what cc_model_filenames says of its compute capability, else the model's."""
+        """The file for a GPU: the one that cc_model_filenames gives for its compute capability, else the model's."""
         name = self.context.config.cc_model_filenames.get(f"{capability[0]}.{capability[1]}", "")
         return source.find(self.context.version_dir, name) if name else self.path
 
     def memory_usage(self) -> list[tuple[str, int, int]]:
-        """What the instances hold, as (type, id, bytes)."""
+        """The memory that instances hold: (type, id, bytes)."""
         rows: list[tuple[str, int, int]] = []
         for instance in self._instances:
             if isinstance(instance, DeviceInstance):
@@ -104,7 +104,7 @@ class KernelBackend(Backend):
 
 
 class HostInstance(BackendInstance):
-    """Executes on the CPU without the GIL. Every instance has a private copy of the object."""
+    """Executes on the CPU without the GIL. Every instance loads a private copy of the shared object."""
 
     native = True
 

@@ -1,4 +1,4 @@
-"""How a model's configuration names its kernels, and the check of that against the source.
+"""Reads how a model's configuration names its kernels, and checks that against the source.
 
     parameters { key: "kernels" value { string_value:
         "rows<<<batch, 256>>>(INPUT0, SUM, INPUT0.shape[1]);
@@ -7,11 +7,10 @@
     parameters { key: "shapes"  value { string_value: "OUTPUT0 = [batch, INPUT0.shape[1]]" } }
     parameters { key: "zero"    value { string_value: "SUM" } }
 
-Launches run in the order written. An argument is a tensor (input, output, scratch or state) or an
-expression (expressions.py), which becomes a scalar of the parameter's declared type. `shapes` is
-needed only for outputs with a dimension of -1. `zero` names outputs and scratch buffers that are
-cleared before the first launch. Every other parameter is the model's own and can be read in
-expressions as parameter.NAME.
+Launches run in the order written. An argument is a tensor (input, output, scratch buffer or state) or an expression
+(expressions.py), which becomes a scalar of the parameter's declared type. `shapes` is needed only for outputs with
+a dimension of -1. `zero` names outputs and scratch buffers that are cleared before the first launch. All other
+parameters are the model's own; expressions can read them as parameter.NAME.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ OWN_PARAMETERS = ("kernels", "scratch", "shapes", "zero", "compile_options")
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
-MAX_BYTES = 1 << 46  # more than any device has
-ANY = "xv"  # declared kinds that fit every tensor
+MAX_BYTES = 1 << 46  # bytes of a tensor; more than any device has
+ANY = "xv"  # kinds (signature.py) of declared types that fit every tensor
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that arguments can name. `role`: input, output or scratch."""
+    """A tensor that arguments can name. `role` is "input", "output" or "scratch"."""
 
     name: str
     role: str
@@ -47,30 +46,30 @@ class TensorSpec:
     dims: tuple[int, ...]
     batched: bool
     optional: bool = False
-    shape: tuple[Expression, ...] | None = None  # outputs and scratch
+    shape: tuple[Expression, ...] | None = None  # of outputs and scratch buffers
 
     @property
     def rank(self) -> int:
-        """Dimensions as a kernel sees them, the batch included."""
+        """The number of dimensions that a kernel sees, the batch dimension included."""
         return len(self.shape) if self.shape is not None else len(self.dims) + self.batched
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor by name, or a scalar."""
+    """A kernel argument: a tensor by name, or a scalar."""
 
     tensor: str | None
     scalar: Expression | None
 
     @property
     def text(self) -> str:
-        """As the config wrote it."""
+        """The argument as the configuration wrote it."""
         return self.tensor or (self.scalar.text if self.scalar else "")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: geometry and arguments."""
+    """One kernel launch: grid, block, shared memory and arguments."""
 
     kernel: str
     grid: tuple[Expression, ...]
@@ -81,7 +80,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything a kernel model's configuration says."""
+    """The contents of a kernel model's configuration."""
 
     model: str
     batching: bool
@@ -94,7 +93,7 @@ class ModelSpec:
     compile_options: tuple[str, ...]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """Inputs, outputs, scratch: the order of a plan's slots."""
+        """Inputs, outputs and scratch buffers, in the order in which plans number them."""
         return self.inputs + self.outputs + self.scratch
 
     # ------------------------------------------------------------ plans
@@ -106,10 +105,10 @@ class ModelSpec:
         order: Mapping[str, int],
         signatures: Mapping[str, Signature],
     ) -> KernelPlan:
-        """What an execution with these input shapes does. `order` numbers the kernels.
+        """The plan of an execution with these input shapes. `order` gives the number of each kernel.
 
-        `shapes` are the inputs' shapes in order (None: an optional input that is absent), with
-        the batch's total in the first dimension. Raises InvalidArgument for what does not fit.
+        `shapes` are the inputs' shapes in order, None for an optional input that is absent; the first dimension is the
+        size of the whole batch. Raises InvalidArgument for shapes or values that cannot be launched.
         """
         values: dict[str, Sequence[int]] = {
             spec.name: (shape if shape is not None else ())
@@ -144,7 +143,7 @@ class ModelSpec:
             if not 0 <= shared < 2**31:
                 raise InvalidArgument(f"{self._where(launch)}: shared memory of {shared} bytes")
             if 0 in grid:
-                continue  # nothing to do, as for an empty tensor
+                continue  # an empty grid, as for empty tensors: nothing to launch
             plan.add_launch(order[launch.kernel], grid, block, shared)
             declared = signatures[launch.kernel].parameters
             for i, argument in enumerate(launch.arguments):
@@ -196,7 +195,7 @@ class ModelSpec:
     # ------------------------------------------------------------ checks at load
 
     def check(self, signatures: Mapping[str, Signature], where: str) -> None:
-        """Kernels, argument counts and types against the source. Raises InvalidArgument."""
+        """Checks kernels, argument counts and types against the source. Raises InvalidArgument."""
         written = {
             argument.tensor
             for launch in self.launches
@@ -258,7 +257,7 @@ class ModelSpec:
             return f"the pointer's type is not known to the checker; {spec.role} '{spec.name}' is {name}, use '{expected}*'"
         if (
             parameter.const and spec.role == "output" and spec.name not in written
-        ):  # a later kernel may read it
+        ):  # a later kernel may read what this one writes
             return f"output '{spec.name}' can't be written through a const pointer"
         declared = parameter.type
         raw = declared.size == size and declared.kind in "iu" and kind in "bhB"
@@ -276,10 +275,10 @@ def _whole(value: Number, what: str) -> int:
 
 
 def pack(value: Number, parameter: Parameter, what: str) -> bytes:
-    """A scalar as the parameter's bytes. Raises InvalidArgument when it does not fit."""
+    """A scalar as the bytes of a kernel parameter. Raises InvalidArgument when it does not fit."""
     kind = parameter.type.kind if parameter.type else "x"
     size = parameter.size
-    if kind == "x":  # compiled code without type information: the value decides
+    if kind == "x":  # compiled code has no type information: the value decides
         kind = "f" if isinstance(value, float) else "i"
     declared = parameter.text
     if kind == "f":
@@ -304,7 +303,7 @@ def pack(value: Number, parameter: Parameter, what: str) -> bytes:
 
 
 def read(config: Any) -> ModelSpec:
-    """The kernel part of a ModelConfig. Raises InvalidArgument that says where and what."""
+    """Reads the kernel part of a ModelConfig. Raises InvalidArgument that says where and what."""
     model = config.name
     parameters = {key: config.parameters[key].string_value for key in config.parameters}
     batching = config.max_batch_size > 0
@@ -378,7 +377,8 @@ def _declared(config: Any, model: str, batching: bool) -> tuple[tuple[TensorSpec
             inputs.append(TensorSpec(control.name, "input", c.data_type or false_true[0], (1,), batching))
     for state in config.sequence_batching.state:
         inputs.append(TensorSpec(state.input_name, "input", state.data_type, tuple(state.dims), batching))
-        if all(spec.name != state.output_name for spec in outputs):  # else clients may see it as well
+        # an output that is also listed is one that clients may see
+        if all(spec.name != state.output_name for spec in outputs):
             outputs.append(
                 TensorSpec(state.output_name, "output", state.data_type, tuple(state.dims), batching)
             )

@@ -1,21 +1,21 @@
-"""GPUs as this process has them open: contexts, memory pools, and what happens when a context breaks.
+"""The GPUs that this process uses: contexts, memory pools, and what happens when a context breaks.
 
-The problem: a GPU's context is shared by every model, region and tensor on it; it costs hundreds of
-megabytes while it is there, and one illegal access of one kernel ends it for all. The choice: a
-Device holds the primary context (so that memory can be shared with other libraries in the process), a
-memory pool and the page-locked output pool, and counts its users.
+The problem: a GPU's context is shared by all models, regions and tensors on it. It costs hundreds of megabytes while
+it exists, and one illegal memory access of one kernel ends it for all. The choice: a Device holds the primary context
+(so that memory can be shared with other libraries of the process), a memory pool and a pool of page-locked memory
+for outputs, and counts its users.
 
 Rules:
- 1. The first user opens a device, the last one gives it back: context, pools and all. Outputs that are
-    still being sent, and tensors that are still on their way, count as users.
- 2. When a kernel breaks the context, every instance on that GPU is told and out of service, and every
-    registered region there is lost. Nothing of the old Device is given to the driver any more.
- 3. The next user resets the primary context and opens a new Device in it. Where the driver refuses that,
-    its error is the load's error: the process must be started anew.
- 4. break_() and users' callbacks run on the trio thread; opening and closing on any thread, under a lock.
+ 1. The first user opens a device; after the last one it is given back, context and pools. Outputs that are still
+    being sent, and tensors on their way to another model, count as users.
+ 2. When a kernel breaks the context, every instance on that GPU is told and leaves service, and every registered
+    region there is lost. The old Device makes no more driver calls.
+ 3. The next user resets the primary context and opens a new Device in it. If the driver refuses that, its error is
+    the load's error, and the process must be restarted.
+ 4. break_() and users' callbacks run on the trio thread; opening and closing may be done on any thread, under a lock.
 
-What happens per batch is in cext/backends/kernel/cuda_*.pyx. The module can be imported, and says so plainly, where
-there is no driver.
+What happens for each batch is in cext/backends/kernel/cuda_*.pyx. The module can be imported without a driver; its
+functions then say that there is none.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from neptrio.errors import Internal, InvalidArgument, Reason
 
 log = logging.getLogger("neptrio.kernel")
 
-PINNED_LIMIT = 256 << 20  # bytes of pinned outputs per GPU, until a model's backend says otherwise
-POOL_KEEPS = 64 << 20  # bytes the device pool keeps when nothing uses them; tritonserver's pool size
+PINNED_LIMIT = 256 << 20  # bytes of page-locked output memory per GPU unless a backend setting says otherwise
+POOL_KEEPS = 64 << 20  # bytes that the memory pool keeps while unused; as large as tritonserver's pool
 
 
 @functools.lru_cache(1)
 def _count() -> tuple[int, str]:
-    """(number of GPUs, why there are none)."""
+    """(number of GPUs, reason why there are none or "")."""
     if importlib.util.find_spec("neptrio.backends.kernel.cuda_launch") is None:
         return 0, "this build has no CUDA part (cuda-bindings and cuda.h were missing at build time)"
     try:
-        ctypes.CDLL("libcuda.so.1")  # the driver's library: quicker to miss than importing the package
+        ctypes.CDLL("libcuda.so.1")  # the driver's library; trying it is quicker than importing the package
     except OSError:
         return 0, "the NVIDIA driver (libcuda.so.1) is not installed"
     try:
@@ -57,7 +57,8 @@ def _count() -> tuple[int, str]:
         error, count = driver.cuDeviceGetCount()
         if error != driver.CUresult.CUDA_SUCCESS:
             return 0, f"cuDeviceGetCount: {error.name}"
-    except Exception as error:  # no package or no driver: different types in every release
+    # the package or the driver is missing: the error's type depends on the release
+    except Exception as error:
         return 0, f"{type(error).__name__}: {error}".strip()
     return int(count), "" if count else "the driver reports no device"
 
@@ -68,12 +69,12 @@ def count() -> int:
 
 
 def why_none() -> str:
-    """Why count() is 0."""
+    """The reason why count() is 0."""
     return _count()[1]
 
 
 def call(result: Any, doing: str) -> Any:
-    """Unpacks a driver call's tuple. Raises Internal with the CUDA error's name."""
+    """The result of a driver call, which returns (error, result...). Raises Internal with the CUDA error's name."""
     error, *values = result
     if int(error):
         raise Internal(f"{error.name} while {doing}", reason=Reason.BACKEND)
@@ -81,15 +82,15 @@ def call(result: Any, doing: str) -> Any:
 
 
 class Occupant(Protocol):
-    """An instance on a device."""
+    """An instance on a GPU."""
 
     def device_broke(self, device: Device) -> None:
-        """The device's context is gone. On the trio thread."""
+        """Called on the trio thread when the device's context has broken."""
 
 
 @dataclass(frozen=True)
 class DeviceStatistics:
-    """What a GPU's pools hold, in bytes; `users` are instances and regions."""
+    """Bytes in a GPU's pools; `users` counts instances and regions."""
 
     device: int
     name: str
@@ -110,7 +111,7 @@ class MemoryInfo:
 
 
 class Device:
-    """One GPU's context and pools, shared by all that is on it. Use get() and release()."""
+    """One GPU's context and pools, shared by all its users. Use get() and release()."""
 
     _open: dict[int, Device] = {}  # noqa: RUF012
     _lock = threading.RLock()
@@ -177,7 +178,7 @@ class Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes the context current for a few calls on a thread that has another (or none)."""
+        """Makes the context current for a few calls on a thread that has another one or none."""
         call(self._driver.cuCtxPushCurrent(self.context), "making the context current")
         try:
             yield
@@ -186,11 +187,11 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """What NVRTC compiles for, such as sm_90."""
+        """The architecture to compile for, such as sm_90."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
     def statistics(self) -> DeviceStatistics:
-        """Bytes in the pools; zeros once the context is broken."""
+        """Bytes in the pools; zeros after the context has broken."""
         attribute = self._driver.CUmemPool_attribute
         values = [0, 0]
         if not self.pool.broken:
@@ -206,7 +207,7 @@ class Device:
         )
 
     def memory_info(self) -> MemoryInfo | None:
-        """The GPU's memory, None when the context is broken. Any thread."""
+        """The GPU's memory, None after the context has broken. Any thread."""
         if self.pool.broken:
             return None
         with self.current():
@@ -217,9 +218,9 @@ class Device:
 
     @classmethod
     def get(cls, ordinal: int, pinned_limit: int | None = None) -> Device:
-        """The device with one user more, opened if need be; after a broken context a fresh one.
+        """Counts a new user of the device and opens it if needed; after a broken context it is a new Device.
 
-        `pinned_limit`: bytes of page-locked memory for outputs, at most, from now on. Raises TritonError.
+        `pinned_limit` sets the most bytes of page-locked memory for outputs. Raises TritonError.
         """
         if not 0 <= ordinal < count():
             have = f"there are {count()}" if count() else f"there is none ({why_none()})"
@@ -227,7 +228,7 @@ class Device:
         with cls._lock:
             device = cls._open.get(ordinal)
             if device is not None:
-                device.users += 1  # before anything that may free a block, and with it the last user
+                device.users += 1  # counted first: freeing a block below may release the last other user
                 if device.pool.broken:
                     device._reset()
                     device = None
@@ -241,13 +242,13 @@ class Device:
             return device
 
     def release(self) -> None:
-        """One user less."""
+        """Counts a user less."""
         with self._lock:
             self.users -= 1
             self._settle()
 
     def _settle(self) -> None:
-        """Gives the device back when nothing uses it any more (rule 1)."""
+        """Closes the device when it has no users left (rule 1)."""
         with self._lock:
             if self.users or self.pool.blocks or self.pinned.used or self._open.get(self.ordinal) is not self:
                 return
@@ -265,11 +266,11 @@ class Device:
             self._driver.cuDevicePrimaryCtxRelease(self.handle)
 
     def _reset(self) -> None:
-        """Drops the broken context and everything in it. Raises Internal when the driver refuses."""
+        """Resets a broken context, which frees everything in it. Raises Internal when the driver refuses."""
         log.warning("resetting GPU %d after %s", self.ordinal, self.pool.broken)
         self.pool.abandon()
         driver = self._driver
-        driver.cuMemPoolDestroy(self._pool)  # goes when its allocations have gone: with the reset
+        driver.cuMemPoolDestroy(self._pool)  # takes effect when its allocations are freed: by the reset
         call(
             driver.cuDevicePrimaryCtxReset(self.handle),
             f"resetting GPU {self.ordinal} after {self.pool.broken}; the server must be started anew",
@@ -281,7 +282,7 @@ class Device:
     # ---------------------------------------------------------------- a broken context
 
     def break_(self, name: str, model: str) -> None:
-        """A batch of `model` has met an error that ends the context. On the trio thread."""
+        """A batch of `model` met an error that ends the context. On the trio thread."""
         if self.broken:
             return
         self.broken = name

@@ -41,7 +41,7 @@ class DeviceInstance(BackendInstance):
         self._order: dict[str, int] = {}
         self._limits: list[tuple[int, int]] = []
         spec = backend.spec
-        host = backend.context.host  # None: nobody calls, a model on its own
+        host = backend.context.host  # None without a server, as in unit tests of a model
         self._builder = DeviceBuilder(
             [t.name for t in spec.inputs],
             [t.optional for t in spec.inputs],
@@ -61,7 +61,7 @@ class DeviceInstance(BackendInstance):
             self.finalize()
             raise
         device.occupants.append(self)
-        if device.broken:  # meanwhile, by another model
+        if device.broken:  # another model broke it meanwhile
             self.finalize()
             raise Internal(f"{device.broken} on GPU {self._ordinal} while the model loaded; load it again")
 
@@ -98,7 +98,7 @@ class DeviceInstance(BackendInstance):
         self._builder.use(self._queue)
 
     def _check(self, name: str, function: Any, path: Path) -> None:
-        """The compiled function against the source's signature, or a signature made from it."""
+        """Checks a compiled kernel against the source's signature; without a source one is made from the kernel."""
         sizes = parameter_sizes(function)
         known = self._signatures.get(name)
         if known is None:
@@ -112,7 +112,7 @@ class DeviceInstance(BackendInstance):
             )
 
     def _limit(self, function: Any, device: Device) -> tuple[int, int]:
-        """(threads per block, dynamic shared memory) the function can be launched with."""
+        """(most threads per block, most bytes of dynamic shared memory) with which the kernel can be launched."""
         from cuda.bindings import driver
 
         attribute = driver.CUfunction_attribute
@@ -134,7 +134,7 @@ class DeviceInstance(BackendInstance):
         return int(threads), dynamic
 
     def plan(self, shapes: list[tuple[int, ...] | None], batch: int) -> Any:
-        """The plan for a batch. Raises InvalidArgument when this GPU can't run it."""
+        """The plan for a batch. Raises InvalidArgument when this GPU cannot run it."""
         plan = self._backend.spec.plan(shapes, batch, self._order, self._signatures)
         names = list(self._order)
         for kernel, _, block, shared, arguments in plan.launches_as_text():
@@ -154,29 +154,29 @@ class DeviceInstance(BackendInstance):
         return plan
 
     def broke(self, name: str) -> None:
-        """A batch has met an error that ends the context. On the trio thread."""
+        """A batch met an error that ends the context. On the trio thread."""
         if self._device is not None:
             self._device.break_(name, self._backend.context.name)
 
     def device_broke(self, device: Device) -> None:
-        """The context is gone, and with it this instance, whoever broke it."""
+        """The context has broken, whoever broke it, so this instance can no longer serve."""
         self.healthy, self.lost = False, True
         self.reason = f"Internal: {device.broken} on GPU {self._ordinal}; reload the model"
         self.on_health()
 
     def memory_changed(self) -> None:
-        """A slot has grown. On the trio thread."""
+        """The memory of a batch slot has grown. On the trio thread."""
         self.on_memory()
 
     def memory_usage(self) -> list[tuple[str, int, int]]:
-        """Device and pinned bytes this instance holds, as (type, id, bytes)."""
+        """The device and page-locked memory that this instance holds: (type, id, bytes)."""
         if self._queue is None:
             return []
         usage = self._queue.usage()
         return [("GPU", self._ordinal, usage["device_bytes"]), ("CPU_PINNED", 0, usage["pinned_bytes"])]
 
     def usage(self) -> dict[str, int]:
-        """The queue's counters: memory, graph launches, batches staged ahead."""
+        """Counters: memory, graph launches, batches staged in advance."""
         return dict(self._queue.usage()) if self._queue is not None else {}
 
     def prepare(self, batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""Compiled code on a GPU: modules, their kernels, and what the driver tells of a kernel's parameters."""
+"""Compiled code on a GPU: loads modules, finds their kernels and asks the driver about kernels' parameters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def load_module(code: bytes, what: str) -> Any:
-    """cuModuleLoadData on the current context."""
+    """Loads compiled code into the current context (cuModuleLoadData)."""
     from cuda.bindings import driver
 
     return call(driver.cuModuleLoadData(code), f"loading {what}")
 
 
 def find_function(module: Any, name: str, what: str) -> Any:
-    """A kernel by its name, or by the C++ name it was given. Raises InvalidArgument naming what is there."""
+    """A kernel by its name in the code, or by its C++ name. Raises InvalidArgument naming the kernels there are."""
     from cuda.bindings import driver
 
     error, function = driver.cuModuleGetFunction(module, name.encode())
@@ -43,7 +43,7 @@ def find_function(module: Any, name: str, what: str) -> Any:
 
 
 def parameter_sizes(function: Any) -> list[int]:
-    """The sizes of a compiled kernel's parameters, from the driver."""
+    """The sizes in bytes of a compiled kernel's parameters, as the driver gives them."""
     from cuda.bindings import driver
 
     sizes: list[int] = []
@@ -55,7 +55,7 @@ def parameter_sizes(function: Any) -> list[int]:
 
 
 def binary_signature(spec: ModelSpec, name: str, sizes: list[int]) -> Signature:
-    """A signature from compiled code: sizes only, so tensors need 8 bytes and scalars take the value's type."""
+    """A signature made from compiled code, which tells only sizes: tensors need 8 bytes, scalars the value's type."""
     launch = next(launch for launch in spec.launches if launch.kernel == name)
     parameters = []
     for i, size in enumerate(sizes):
@@ -72,6 +72,6 @@ def binary_signature(spec: ModelSpec, name: str, sizes: list[int]) -> Signature:
 
 
 def read_code(path: Path) -> bytes:
-    """PTX is text and must end with a zero byte for the driver."""
+    """The file's bytes; PTX, which is text, with the zero byte at its end that the driver needs."""
     code = path.read_bytes()
     return code + b"\0" if path.suffix == ".ptx" else code

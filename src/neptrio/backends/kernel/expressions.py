@@ -1,4 +1,4 @@
-"""Arithmetic over input shapes: how a config writes grids, sizes and scalars.
+"""Arithmetic over input shapes: the language in which a configuration gives grids, sizes and scalars.
 
 The grammar, by recursive descent; there is no eval and no attribute access:
 
@@ -9,10 +9,10 @@ The grammar, by recursive descent; there is no eval and no attribute access:
     name       = "batch" | TENSOR ".shape[" integer "]" | TENSOR ".size" | TENSOR ".rank"
                | TENSOR ".bytes" | "parameter." NAME
 
-`/` divides as in C: integers give an integer (rounded down), anything with a float a float.
-`//` and `%` round down. Axis -1 is the last one. Names are resolved while parsing, so an unknown
-tensor, an axis out of range or a missing parameter is an error at load. An expression becomes a
-postfix program; plans are cached by shape, so a program runs once per distinct shape.
+`/` divides as in C: two integers give an integer (rounded down), otherwise the result is a float. `//` and `%` round
+down. Axis -1 is the last one. Names are resolved while parsing, so an unknown tensor, an axis out of range or a
+missing parameter is an error at load. A parsed expression is a postfix program; plans are cached by shape, so it
+runs once per distinct shape.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from neptrio.errors import InvalidArgument
 
 Number = int | float
-MAX_LENGTH = 2000  # characters; far above any launch geometry
-MAX_DEPTH = 50  # nested parentheses and signs
+MAX_LENGTH = 2000  # characters; any real launch is far shorter
+MAX_DEPTH = 50  # of parentheses and signs
 LIMIT = 1 << 63
 
 
@@ -71,7 +71,7 @@ TOKEN = re.compile(
 
 
 class Tokens:
-    """A token stream with positions; errors quote the text and point at the place."""
+    """The tokens of a text with their positions. Errors quote the text and point at the place."""
 
     def __init__(self, text: str, where: str) -> None:
         if len(text) > 100 * MAX_LENGTH:
@@ -118,7 +118,7 @@ class Tokens:
         return text
 
     def take(self, text: str) -> bool:
-        """Takes the current token if it is `text`."""
+        """Takes the current token if it is `text`; returns whether it was."""
         if self.peek() == text and text:
             self.at += 1
             return True
@@ -138,7 +138,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Scope:
-    """What names mean: tensors with their ranks and element sizes, and numeric parameters."""
+    """The names that an expression may use: tensors with their ranks and element sizes, and numeric parameters."""
 
     ranks: Mapping[str, int]
     item_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Values:
-    """What names are worth: the shapes of one execution."""
+    """The values of names in one execution: shapes and the batch size."""
 
     batch: int
     shapes: Mapping[str, Sequence[int]]
@@ -162,7 +162,7 @@ class Expression:
     program: tuple[tuple[str, Any], ...]
 
     def evaluate(self, values: Values) -> Number:
-        """The value for these shapes. Raises InvalidArgument on division by zero or overflow."""
+        """The value for these shapes. Raises InvalidArgument for division by zero and for overflow."""
         stack: list[Number] = []
         try:
             for op, what in self.program:
@@ -196,7 +196,7 @@ class Expression:
         return stack[0]
 
     def constant(self) -> bool:
-        """True when no shape and no batch size occurs in it."""
+        """True when its value depends on no shape and no batch size."""
         return all(op in ("number", "operator", "call", "negate") for op, _ in self.program)
 
 
@@ -206,7 +206,7 @@ def constant(value: Number) -> Expression:
 
 
 def parse(text: str, scope: Scope, where: str) -> Expression:
-    """A whole text as one expression. Raises InvalidArgument that says where."""
+    """Parses a whole text as one expression. Raises InvalidArgument that says where."""
     tokens = Tokens(text, where)
     made = parse_expression(tokens, scope)
     if tokens.peek():
@@ -215,7 +215,7 @@ def parse(text: str, scope: Scope, where: str) -> Expression:
 
 
 def parse_expression(tokens: Tokens, scope: Scope) -> Expression:
-    """The expression at the tokens' position; the tokens after it are left."""
+    """Parses the expression at the tokens' position and leaves the tokens after it."""
     program: list[tuple[str, Any]] = []
     start = tokens.position()
     _expression(tokens, scope, program, 0)

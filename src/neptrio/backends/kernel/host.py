@@ -1,12 +1,11 @@
-"""The host build: a CUDA source as a shared object, by the C++ compiler.
+"""Compiles a CUDA source for the CPU: into a shared object, with the C++ compiler.
 
-The object is cached by the hash of everything that goes into it: source and headers, our own
-headers, compiler and flags, and the processor's features (the code is for this machine:
--march=native, which is what makes an elementwise kernel use the widest vectors; a cache folder
-that is shared between machines therefore never mixes them up).
+The object is cached under the hash of everything it depends on: source and headers, our own headers, compiler and
+flags, and the processor's features. These belong to it because the code is made for this machine (-march=native, so
+that elementwise kernels use the widest vectors); so machines that share a cache folder never mix their objects.
 
-Numerics: products and sums are contracted to fused multiply-adds as nvcc does by default
-(-ffp-contract=fast); nothing else is relaxed unless the model asks for --use_fast_math.
+Numerics: products and sums are fused to multiply-adds as nvcc does by default (-ffp-contract=fast). Nothing else is
+relaxed unless the model asks for --use_fast_math.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ FLAGS = [
     "-Werror=return-type",
 ]
 COMPILE_TIMEOUT_S = 300
-SHARED_LIMIT = 232448  # the most dynamic shared memory any GPU gives a block; the header's NEPTRIO_SHARED
+SHARED_LIMIT = 232448  # bytes of dynamic shared memory, the most of any GPU; NEPTRIO_SHARED in the header
 _EXTERN = re.compile(
     r"\bextern\s+__shared__\s+(?P<type>(?:__align__\s*\(\s*\w+\s*\)\s*|alignas\s*\([^)]*\)\s*)*[\w:<>,\s]+?)"
     r"\s*\b(?P<name>[A-Za-z_]\w*)\s*\[\s*\]\s*;"
 )
 _EXTERN_HEAD = re.compile(r"\bextern\s+__shared__\b")
-# how the compiler came to a line, over as many lines as there are headers on the way; a last word
+# lines of the compiler's output that say through which headers it came to a line, and its closing line
 _NOISE = re.compile(r"In file included|\s+from \S+[:,]$|cc1plus: some")
 _ALIGN = re.compile(r"(?:__align__\s*\(\s*\w+\s*\)|alignas\s*\([^)]*\))")
 
 
 def cache_dir() -> Path:
-    """The per-user cache of compiled kernels: $NEPTRIO_KERNEL_CACHE, else under the user's cache folder."""
+    """The user's cache of compiled kernels: $NEPTRIO_KERNEL_CACHE, else in the user's cache folder."""
     own = os.environ.get("NEPTRIO_KERNEL_CACHE")
     if own:
         return Path(own)
@@ -82,7 +81,7 @@ def compiler() -> list[str]:
 
 
 def options(given: tuple[str, ...], where: Path) -> list[str]:
-    """NVRTC's compile options as the C++ compiler's; those without a meaning here are left out."""
+    """NVRTC's compile options as options of the C++ compiler; those without a counterpart are left out."""
     made = [f"-I{where}", f"-I{INCLUDE}"]
     waiting = ""
     for option in given:
@@ -104,7 +103,7 @@ def options(given: tuple[str, ...], where: Path) -> list[str]:
 
 
 def translate(source: Source) -> str:
-    """The main file as the C++ compiler gets it, with an entry point per kernel. Lines are kept."""
+    """The main file as text for the C++ compiler, with an entry point for each kernel. Line numbers stay."""
     main = source.files[0]
     text = main.text
     edits: list[tuple[int, int, str]] = []
@@ -146,8 +145,8 @@ _OTHER_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|[^"<\s])
 
 
 def place(source: Source) -> str:
-    """What of the source's folder belongs in a cache key: nothing, unless files are included from it
-    whose content is not known here. The same source then compiles once, wherever it lies."""
+    """The part of a cache key that stands for the source's folder. It is empty unless files are included from there
+    whose contents are unknown here, so that the same source is compiled once wherever it lies."""
     for file in source.files:
         for match in _OTHER_INCLUDE.finditer(file.text):
             if match.group(1) is None or (source.path.parent / match.group(1)).exists():
@@ -182,7 +181,7 @@ def _version(command: list[str]) -> bytes:
 
 
 def compile_source(source: Source, compile_options: tuple[str, ...], model: str) -> Path:
-    """The shared object for a source, from the cache or compiled now. Raises with the compiler's words."""
+    """The shared object for a source, cached or newly compiled. Raises InvalidArgument with the compiler's text."""
     source.refuse()
     text = translate(source)
     command = compiler()
@@ -229,7 +228,7 @@ def compile_source(source: Source, compile_options: tuple[str, ...], model: str)
         if done.returncode:
             said = "\n".join(_relevant(done.stderr, work)[:12])
             raise InvalidArgument(f"model '{model}' does not compile for the host:\n{said}")
-        os.replace(output, target)  # complete or absent, whoever else compiles the same
+        os.replace(output, target)  # atomic: others that compile the same see no half file
     finally:
         shutil.rmtree(work, ignore_errors=True)
     log.info("compiled %s for the host: %s", model, target.name)

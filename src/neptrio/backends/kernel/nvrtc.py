@@ -1,8 +1,8 @@
-"""CUDA source to device code: NVRTC, which needs no GPU and no driver.
+"""Compiles CUDA sources for GPUs with NVRTC, which needs neither a GPU nor a driver.
 
-Compiled code is cached by the hash of source, headers, options, compiler version and architecture,
-beside the host objects. NVRTC has none of the C library's headers; the few that sources include out
-of habit are given to it here, empty or with what kernels use of them.
+Compiled code is cached under the hash of source, headers, options, compiler version and architecture, beside the
+host objects. NVRTC lacks the headers of the C library; the few that sources commonly include are provided here,
+empty or with the part that kernels use.
 """
 
 from __future__ import annotations
@@ -77,19 +77,20 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """Device code and the name of each kernel in it."""
+    """Device code, and the name of each kernel in that code."""
 
     code: bytes
     names: dict[str, str]
 
 
 def library() -> Any:
-    """cuda.bindings.nvrtc. Raises InvalidArgument that says what to install."""
+    """The module cuda.bindings.nvrtc. Raises InvalidArgument that says what to install."""
     try:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
-    except Exception as error:  # missing package, missing library: different types in every release
+    # the package or its library is missing: the error's type depends on the release
+    except Exception as error:
         raise InvalidArgument(
             f"NVRTC is not available ({error}); install it with: pip install 'neptrio[cuda]'"
         ) from None
@@ -97,7 +98,7 @@ def library() -> Any:
 
 
 def include_folders() -> list[str]:
-    """Where cuda_fp16.h and its like are, if anywhere."""
+    """The folders that contain cuda_fp16.h and similar headers, if any."""
     found = [Path(os.environ[v]) / "include" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
     try:
         import nvidia
@@ -113,7 +114,7 @@ def include_folders() -> list[str]:
 def compile_source(
     source: Source, compile_options: tuple[str, ...], architecture: str, model: str
 ) -> Compiled:
-    """Code for an architecture such as "sm_90". Raises InvalidArgument with the compiler's words."""
+    """Device code for an architecture such as "sm_90". Raises InvalidArgument with the compiler's text."""
     nvrtc = library()
     _, major, minor = nvrtc.nvrtcVersion()
     main = source.files[0]

@@ -1,8 +1,8 @@
-"""What a CUDA source declares: its kernels with their parameters, read from the text.
+"""Reads from the text of a CUDA source which kernels it declares, with their parameters.
 
-A C++ parser is not needed for that: comments and strings are blanked (line numbers stay), then
-`__global__ ... void NAME ( ... )` is looked for. Types are reduced to an element kind that can be
-compared with a tensor's datatype. Plain typedefs, `using X = Y;` and `#define X Y` are followed.
+That does not need a C++ parser: comments and strings are replaced by blanks, which keeps positions, and
+`__global__ ... void NAME ( ... )` is searched for. Types are reduced to an element kind that can be compared with a
+tensor's datatype. Plain typedefs, `using X = Y;` and `#define X Y` are followed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class CType:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One kernel parameter as declared."""
+    """One kernel parameter as the source declares it."""
 
     text: str
-    type: CType | None  # None: not a type the checker knows
+    type: CType | None  # None: a type that is not checked
     pointer: bool
     const: bool
 
     @property
     def size(self) -> int:
-        """Bytes it takes in the argument list, 0 when unknown."""
+        """Bytes that it takes in the argument list, 0 when unknown."""
         return 8 if self.pointer else self.type.size if self.type else 0
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One `__global__` function."""
+    """One `__global__` function and its parameters."""
 
     name: str
     line: int
@@ -98,7 +98,7 @@ _ALIASES |= {
     "__nv_bfloat162": "nv_bfloat16",
 }
 
-# datatype number -> (kind, size) a pointer argument must have
+# datatype number -> ((kind, size), name) that a pointer parameter for such a tensor must have
 OF_DATATYPE = {
     1: (("b", 1), "bool"),
     2: (("u", 1), "unsigned char"),
@@ -123,7 +123,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def blank_comments(source: str, strings: bool = True) -> str:
-    """The source with comments (and string contents) replaced by blanks; positions stay."""
+    """The source with comments (and contents of strings) replaced by blanks; positions stay the same."""
 
     def blank(found: re.Match[str]) -> str:
         text = found.group(0)
@@ -136,7 +136,7 @@ def blank_comments(source: str, strings: bool = True) -> str:
 
 
 def line_of(source: str, position: int) -> int:
-    """The 1-based line of a position."""
+    """The line (from 1) of a position in the source."""
     return source.count("\n", 0, position) + 1
 
 

@@ -1,4 +1,4 @@
-"""A model's CUDA source: its text, local headers, and what can be learnt without compiling it."""
+"""A model's CUDA source: its text, its local headers, and what can be found out without compiling it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SOURCES = ("model.cu", "model.ptx", "model.cubin", "model.fatbin")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
-# what makes a thread wait for others (or stop), so that it needs a stack of its own on the host
+# operations that make a thread wait for others (or stop): on the host such a thread needs a stack of its own
 WAITING = re.compile(
     r"__syncthreads(?:_count|_and|_or)?|__syncwarp|__shfl(?:_up|_down|_xor)?_sync|__ballot_sync|__any_sync"
     r"|__all_sync|__activemask|__reduce_(?:add|min|max|and|or|xor)_sync|__trap|assert"
 )
-# what the host build does not have, and why
+# what the host build does not support, and its name in the error
 REFUSED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\basm\b"), "inline PTX"),
     (re.compile(r"\bcooperative_groups\b"), "cooperative groups"),
@@ -40,20 +40,20 @@ REFUSED: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @dataclass(frozen=True)
 class File:
-    """One text with the name errors use for it."""
+    """One file's text, and the name that errors use for it."""
 
     name: str
     text: str
 
     @cached_property
     def code(self) -> str:
-        """The text without comments and string contents, positions kept."""
+        """The text without comments and contents of strings; positions stay the same."""
         return blank_comments(self.text)
 
 
 @dataclass(frozen=True)
 class Source:
-    """model.cu with the headers beside it that it includes."""
+    """A .cu file and those headers in its folder that it includes."""
 
     path: Path
     files: tuple[File, ...]  # the main file first
@@ -68,7 +68,7 @@ class Source:
 
     @cached_property
     def waiting(self) -> dict[str, str]:
-        """Name -> the barrier or warp operation it reaches through calls or macros."""
+        """Function name -> the barrier or warp operation that it reaches through calls or macros."""
         calls: dict[str, set[str]] = {}
         for file in self.files:
             for name, body in _bodies(file.code):
@@ -89,7 +89,7 @@ class Source:
         return found
 
     def recursive(self, kernel: str) -> str:
-        """A function that `kernel` reaches and that calls itself, '' when there is none."""
+        """A recursive function that `kernel` reaches, "" when there is none."""
         calls: dict[str, set[str]] = {}
         for file in self.files:
             for name, body in _bodies(file.code):
@@ -109,7 +109,7 @@ class Source:
         return ""
 
     def refuse(self) -> None:
-        """Raises InvalidArgument with file, line and reason for what the host build has not."""
+        """Raises InvalidArgument with file, line and reason for anything that the host build does not support."""
         for file in self.files:
             for pattern, what in REFUSED:
                 match = pattern.search(file.code)
@@ -121,7 +121,7 @@ class Source:
 
 
 def find(version_dir: Path, filename: str = "") -> Path:
-    """The model's file in its version folder. Raises InvalidArgument when there is none."""
+    """The model's source or code file in its version folder. Raises InvalidArgument when there is none."""
     names = (filename,) if filename else SOURCES
     for name in names:
         path = version_dir / name
