@@ -1,1 +1,1 @@
-"""ONNX models on ONNX Runtime."""
+"""The onnxruntime backend: runs ONNX models with ONNX Runtime (docs/onnx.md)."""

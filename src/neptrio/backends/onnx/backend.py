@@ -1,25 +1,23 @@
-"""The onnxruntime backend: ONNX models, a session per instance.
+"""The onnxruntime backend: loads ONNX models, with a session per instance.
 
-The problem: ONNX Runtime executes well, but what stands around it (Python objects, copies, changes
-of threads, thread pools that spin on cores which the event loop needs) may cost more than a small
-model does. The choices:
+The problem: ONNX Runtime executes well, but what surrounds it (Python objects, copies, changes of threads, thread
+pools that spin on cores which the event loop needs) may cost more than a small model itself. The choices:
 
- 1. Sessions are made by ONNX Runtime's C library where possible, by its Python module otherwise
-    (library.py says when). Everything below is the same for both.
- 2. Batches of C sessions that need no Python are executed without the GIL, on the trio thread when
-    they take microseconds (cext/backends/onnx/batch). Strings, ragged inputs, batch inputs and batch outputs
-    need it: such models go through execute(), and only the session's own run is without the GIL.
- 3. Inputs are the request's own memory when one request is executed, and one gathered buffer when
-    a batch is; outputs are the memory that ONNX Runtime made, split by rows without a copy. Only
-    BYTES tensors are converted.
- 4. Threads that wait for work sleep instead of spinning, unless the model's parameters say
-    otherwise (session.intra_op.allow_spinning): docs/onnx.md has the trade-off.
+ 1. Sessions are made with ONNX Runtime's C library where possible, otherwise with its Python module (library.py
+    says when). Everything below is the same for both.
+ 2. Batches of C sessions that need no Python are executed without the GIL, and on the trio thread when they take
+    microseconds (cext/backends/onnx/batch). Strings, ragged inputs, batch inputs and batch outputs need Python:
+    such models go through execute(), and only the session's run itself is without the GIL.
+ 3. The inputs of a lone request are its own memory, those of several requests one gathered buffer. Outputs are the
+    memory that ONNX Runtime made, divided by rows without a copy. Only BYTES tensors are converted.
+ 4. Threads that wait for work sleep instead of spinning, unless the model's parameter
+    session.intra_op.allow_spinning says otherwise; docs/onnx.md explains the trade-off.
  5. Only outputs that some request of the batch wants are computed.
- 6. Requests that cannot share a batch (other inputs, other sizes behind the batch dimension) are
-    executed one after the other, never mixed.
+ 6. Requests that cannot share a batch (different inputs, or different sizes other than of the batch dimension)
+    are executed one after the other, never mixed.
 
-What a configuration may leave open, how it must agree with the model and which parameters there
-are: model.py and options.py.
+model.py says what a configuration may leave open and how it must agree with the model, options.py which parameters
+there are.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
 class OnnxBackend(Backend):
-    """See the module's text."""
+    """One loaded version of an ONNX model."""
 
     platform = "onnxruntime_onnx"
     default_model_filename = "model.onnx"
@@ -55,7 +53,7 @@ class OnnxBackend(Backend):
 
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
-        """Inputs, outputs, max_batch_size and dynamic batching from the model. Raises InvalidArgument."""
+        """Fills in inputs, outputs, max_batch_size and dynamic batching from the model. Raises InvalidArgument."""
         config = context.config
         tensors = (*config.input, *config.output)
         if config.input and config.output and all(onnx_model.complete(t) for t in tensors):
@@ -80,7 +78,7 @@ class OnnxBackend(Backend):
         try:
             signature = onnx_signature.read(onnx_options.model_path(context))
         except InvalidArgument:
-            return  # told by complete_from_files()
+            return  # complete_from_files() has reported it
         Layout(context.config)
         for difference in onnx_model.differences(context.config, signature):
             report(difference)
@@ -91,9 +89,10 @@ class OnnxBackend(Backend):
                 )
 
     def load(self) -> None:
-        """Checks that the file is there; sessions are made by the instances, in parallel."""
+        """Checks that the file exists. Sessions are made by the instances, in parallel."""
         onnx_options.model_path(self.context)
-        onnx_options.is_native(self.context, "CPU")  # opens the library here rather than on the trio thread
+        # loads the library here, so that it is not loaded on the trio thread
+        onnx_options.is_native(self.context, "CPU")
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
@@ -102,7 +101,7 @@ class OnnxBackend(Backend):
 
 
 def needs_python(config: Any) -> bool:
-    """True for batches with strings or a layout of their own."""
+    """True when batches have strings or a layout of their own (has_layout())."""
     states = config.sequence_batching.state
     types = {t.data_type for t in (*config.input, *config.output, *states)}
     types |= {c.data_type for control in config.sequence_batching.control_input for c in control.control}
@@ -110,13 +109,13 @@ def needs_python(config: Any) -> bool:
 
 
 def has_layout(config: Any) -> bool:
-    """True when the configuration says how the whole batch looks to the model."""
+    """True when the configuration has ragged inputs, batch inputs or batch outputs."""
     ragged = any(i.allow_ragged_batch for i in config.input) and config.max_batch_size > 0
     return bool(ragged or config.batch_input or config.batch_output)
 
 
 class OnnxInstance(BackendInstance):
-    """One session and the thread that runs it."""
+    """One session and the thread on which it runs."""
 
     def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
         self._context = context
@@ -124,12 +123,12 @@ class OnnxInstance(BackendInstance):
         self._kind = kind
         self._device_id = device_id
         self._session: Any = None
-        self._outputs: list[str] = []  # those that are served, in the model's order
+        self._outputs: list[str] = []  # the outputs that the configuration has, in the model's order
         self._batching = context.config.max_batch_size > 0
         self._layout = Layout(context.config) if has_layout(context.config) else None
 
     def initialize(self) -> None:
-        """Makes the session and compares it with the configuration. Raises InvalidArgument."""
+        """Makes the session and checks it against the configuration. Raises InvalidArgument."""
         config = self._context.config
         self._session = onnx_options.session(self._context, self._kind, self._device_id)
         try:
@@ -149,7 +148,7 @@ class OnnxInstance(BackendInstance):
         self._session = None
 
     def execute(self, batch: Batch) -> None:
-        """Groups what can run together, runs each group, answers each request."""
+        """Groups the requests that can run together, runs each group, and answers each request."""
         groups: dict[Any, list[int]] = {}
         if self._layout is not None:
             self._execute_layout(batch, self._layout)
@@ -184,10 +183,10 @@ class OnnxInstance(BackendInstance):
         return [InferResponse(outputs) for outputs in answers]
 
     def _execute_layout(self, batch: Batch, layout: Layout) -> None:
-        """Ragged inputs, batch inputs and batch outputs: the whole batch, as the configuration says."""
+        """Executes a batch with ragged inputs, batch inputs or batch outputs, as the configuration says."""
         tensors = layout.inputs(batch)
         known = {t.name for t in tensors}
-        # control and state inputs of sequences
+        # control and state inputs, which the sequence batcher adds
         extra = (t.name for t in batch.requests[0].inputs if t.name not in known)
         tensors += _gathered(batch.requests, extra)
         layout.respond(batch, self._call(self._wanted(batch.requests), tensors, batch))
@@ -213,7 +212,7 @@ class OnnxInstance(BackendInstance):
         return [name for name in self._outputs if name in listed]
 
     def _split(self, tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
-        """The rows of each request, without a copy."""
+        """The rows of an output that belong to each request, without a copy."""
         if len(requests) == 1:
             return [tensor]
         rows = sum(r.batch_size for r in requests)
@@ -233,15 +232,15 @@ class OnnxInstance(BackendInstance):
 
 
 class NativeInstance(OnnxInstance):
-    """One session of the C library, whose batches execute without the GIL."""
+    """One session of the C library. Its batches are executed without the GIL."""
 
     native = True
     batch_type = OnnxBatch
 
     def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
         super().__init__(context, name, kind, device_id)
-        # operators of other people may call Python, which the trio thread would not let in, and ONNX
-        # Runtime flushes denormals on the thread that made the session, not on the one that runs it
+        # Custom operators may call Python, for which the trio thread would not give up the GIL. And ONNX Runtime
+        # sets "flush denormals" on the thread that makes the session, not on the one that runs it.
         own_thread = (
             bool(context.config.model_operations.op_library_filename)
             or onnx_options.settings(context).get("session.set_denormal_as_zero") == "1"
@@ -263,11 +262,11 @@ class NativeInstance(OnnxInstance):
 
 
 def _gathered(requests: list[InferRequest], names: Iterable[str]) -> list[Tensor]:
-    """These inputs of all requests, each as one tensor; without those that none has."""
+    """These inputs of all requests, each as one tensor; inputs that no request has are left out."""
     return [tensor for name in names if (tensor := gather(requests, name)) is not None]
 
 
 def _text(error: BaseException) -> str:
     text = str(error).strip()
-    # "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : what happened"
+    # the text is "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : what happened"
     return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text

@@ -1,13 +1,14 @@
-"""Which of ONNX Runtime's two interfaces a model uses: the C library or the Python module.
+"""Chooses which of ONNX Runtime's two interfaces a model uses: the C library or the Python module.
 
 Rules:
- 1. The C library is used where it can be: it needs no Python object per run and starts faster,
-    because a model without need of the module never imports it.
- 2. The module is used for what the library's session cannot be asked for here: other providers than
-    the CPU's, and an onnxruntime whose wheel has no usable library (another system than Linux, or
-    one that was built without it).
- 3. The parameter `session_api` ("c" or "python") decides otherwise; "c" fails the load where it is
-    impossible, and says why.
+ 1. The C library is used where possible: it needs no Python object per run, and the server starts faster without
+    importing the module.
+ 2. The module is used for what cannot be done with the library here: execution providers other than the CPU's, and
+    an onnxruntime without a usable library (on systems other than Linux, or built without it).
+ 3. The model's parameter `session_api` ("c" or "python") overrides this; "c" makes the load fail where it is
+    impossible, with the reason.
+
+The library is searched for in the module's folder without importing the module.
 
 The library is looked for beside the module, without importing the module.
 """
@@ -31,7 +32,7 @@ _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.
 
 @cache
 def unusable() -> str:
-    """Why the C library cannot be used here; "" when it can be, and is loaded. Any thread."""
+    """Loads the C library. Returns why it cannot be used here, "" when it can. Any thread."""
     path = find()
     if path is None:
         return "there is no onnxruntime package with a libonnxruntime.so"
@@ -46,7 +47,7 @@ def unusable() -> str:
 
 
 def find() -> Path | None:
-    """The C library of the installed onnxruntime."""
+    """The path of the installed onnxruntime's C library, None when there is none."""
     try:
         spec = importlib.util.find_spec("onnxruntime")
     except (ImportError, ValueError):
@@ -58,7 +59,7 @@ def find() -> Path | None:
 
 
 def is_chosen(context: LoadContext, settings: dict[str, str], kind: str, accelerators: Any = ()) -> bool:
-    """True when a session of this instance kind is to be made by the C library. Raises InvalidArgument."""
+    """True when sessions for instances of this kind are made with the C library. Raises InvalidArgument."""
     wanted = settings.get(KEY, "")
     if wanted not in ("", "c", "python"):
         raise InvalidArgument(
@@ -75,6 +76,6 @@ def is_chosen(context: LoadContext, settings: dict[str, str], kind: str, acceler
 
 
 def tell(most: int = 4) -> None:
-    """Passes on what the library has said, as nothing more severe than `most` (0, verbose, to 4)."""
+    """Logs the messages that the library has collected, none as more severe than `most` (0 = verbose to 4 = fatal)."""
     for severity, category, where, text in messages():
         log.log(_LEVELS[min(severity, most, 4)], "onnxruntime %s: %s (%s)", category, text, where)

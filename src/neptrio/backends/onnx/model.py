@@ -1,9 +1,9 @@
-"""What an ONNX model says of its inputs and outputs, against what the configuration says.
+"""Compares the inputs and outputs of an ONNX model with those of its configuration, and fills in missing ones.
 
-Auto-completion (docs/protocol/features.md A4): missing inputs, outputs, types and dims come from the model.
-A model whose every input and output has a variable first dimension batches: max_batch_size becomes
-`default-max-batch-size` of --backend-config (4), and dynamic_batching is added when that is above
-1 and no scheduler was chosen.
+Auto-completion (docs/protocol/features.md A4): missing inputs, outputs, types and dims are taken from the model. A
+model supports batching when every input and output has a variable first dimension: then max_batch_size becomes
+`default-max-batch-size` of --backend-config (4), and if that is above 1 and no scheduler was chosen,
+dynamic_batching is added.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES = {
 
 
 def datatype(onnx_type: str) -> int:
-    """The datatype number of `tensor(float)` and the like; 0 for what the protocol cannot carry."""
+    """The number of the datatype that ONNX Runtime calls `tensor(float)` and so on; 0 for types the protocol lacks."""
     return datatypes.NUMBER.get(_TYPES.get(onnx_type.removeprefix("tensor(").removesuffix(")"), ""), 0)
 
 
@@ -32,15 +32,16 @@ def dims(tensor: Any) -> list[int]:
 
 
 def complete(tensor: Any) -> bool:
-    """True when the configuration of an input or output leaves nothing open."""
+    """True when the configuration of an input or output is complete."""
     return bool(tensor.name and tensor.data_type and tensor.dims)
 
 
 def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
-    """Fills in what `config` leaves open, in place. Raises InvalidArgument when that is impossible."""
+    """Fills in what `config` leaves open, in place. Raises InvalidArgument when that cannot be found out."""
     model_inputs, model_outputs = session.get_inputs(), session.get_outputs()
     can_batch = all(len(t.shape) and dims(t)[0] == -1 for t in (*model_inputs, *model_outputs))
-    can_batch = can_batch or bool(config.batch_input)  # then the configuration says how
+    # with batch inputs the configuration says how the model batches
+    can_batch = can_batch or bool(config.batch_input)
     if config.max_batch_size > 0 and not can_batch:
         raise InvalidArgument(
             f"autofill failed for model '{config.name}': model does not support batching while non-zero max_batch_size "
@@ -86,19 +87,19 @@ def _fill(configured: Any, found: Sequence[Any], batching: bool) -> None:
             shape = dims(tensor)[1 if batching else 0 :]
             if shape:
                 entry.dims.extend(shape)
-            else:  # a scalar: clients send one element
+            else:  # a scalar, for which clients send a tensor with one element
                 entry.dims.append(1)
                 entry.reshape.SetInParent()
 
 
 def compare(config: Any, session: Any) -> None:
-    """Raises InvalidArgument for the first disagreement of configuration and model."""
+    """Raises InvalidArgument for the first difference between configuration and model."""
     for difference in differences(config, session):
         raise InvalidArgument(difference)
 
 
 def differences(config: Any, session: Any) -> Iterator[str]:
-    """Every disagreement of configuration and model. `session` may be a signature.Signature."""
+    """Every difference between configuration and model. `session` may be a signature.Signature."""
     inputs = {t.name: t for t in session.get_inputs()}
     initializers = {t.name: t for t in session.get_overridable_initializers()}
     outputs = {t.name: t for t in session.get_outputs()}
@@ -150,12 +151,12 @@ def _disagreement(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> 
             f"{datatypes.CONFIG_NAME[wanted]}"
         )
     if tensor.shape is None or (kind == "input" and entry.allow_ragged_batch):
-        return  # the model sees all requests' elements end to end, in one dimension
+        return  # a ragged input: the model gets all requests' elements in one dimension
     shape = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)
     full = [-1, *shape] if config.max_batch_size > 0 else shape
     model = dims(tensor)
     fits = len(full) == len(model) and all(a == b or -1 in (a, b) for a, b in zip(full, model, strict=True))
-    # a fixed batch dimension in the model cannot take what the batcher gives it
+    # a model with a fixed batch dimension cannot take batches of other sizes
     if fits and config.max_batch_size > 0 and model[0] != -1:
         fits = False
     if not fits:

@@ -1,7 +1,7 @@
-"""Sessions: providers, threads and the other options a model's configuration can set.
+"""The options of a session: execution providers, threads and whatever else a model's configuration sets.
 
-Parameters are those of Triton's backend (docs/onnx.md lists them). A value that cannot be used
-fails the load; a key that is not known is left to whoever reads the same configuration.
+Parameters are those of Triton's backend (docs/onnx.md lists them). A value that cannot be used makes the load fail;
+unknown parameters are ignored, as they may be for other readers of the configuration.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ACCELERATORS = {
     "openvino": "OpenVINOExecutionProvider",
 }
 _PREFIXES = ("session.", "ep.", "mlas.", "optimization.")
-_LEVELS = {-1: 1, 0: 99, 1: 2}  # of the configuration -> of ONNX Runtime: basic, all, extended
+_LEVELS = {-1: 1, 0: 99, 1: 2}  # level in the configuration -> in ONNX Runtime: basic, all, extended
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a session is made with, for either interface; None leaves ONNX Runtime's default."""
+    """The options that a session is made with, for both interfaces; None leaves ONNX Runtime's default."""
 
-    model: str  # its name, for errors
+    model: str  # the model's name, for error messages
     level: int = 0  # of optimization: 0 none, 1 basic, 2 extended, 99 all
     intra_threads: int | None = None
     inter_threads: int | None = None
@@ -42,16 +42,16 @@ class Options:
     pattern: bool | None = None
     parallel: bool | None = None
     entries: tuple[tuple[str, str], ...] = ()  # configuration entries of the session
-    libraries: tuple[Path, ...] = ()  # of custom operators
+    libraries: tuple[Path, ...] = ()  # with custom operators
 
     def library_failure(self, library: Path, error: Exception) -> InvalidArgument:
-        """The error of a library that cannot be loaded."""
+        """The error for a library of custom operators that cannot be loaded."""
         return InvalidArgument(f"model_operations of model '{self.model}': cannot load '{library}': {error}")
 
 
 @cache
 def providers() -> tuple[str, ...]:
-    """The execution providers that can run here; CUDA only where there is a device."""
+    """The execution providers that can be used here; CUDA only where there is a GPU."""
     import onnxruntime
 
     names = onnxruntime.get_available_providers()
@@ -61,7 +61,7 @@ def providers() -> tuple[str, ...]:
 
 
 def model_path(context: LoadContext) -> Path:
-    """The model's file (or the one inside a folder of that name). Raises InvalidArgument."""
+    """The path of the model's file (in a folder of that name, the file in it). Raises InvalidArgument."""
     path = context.version_dir / (context.config.default_model_filename or "model.onnx")
     if path.is_dir():
         path = path / "model.onnx"
@@ -71,19 +71,19 @@ def model_path(context: LoadContext) -> Path:
 
 
 def settings(context: LoadContext) -> dict[str, str]:
-    """The model's parameters, and beneath them those of --backend-config."""
+    """The model's parameters; those it does not set are taken from --backend-config."""
     parameters = {key: value.string_value for key, value in context.config.parameters.items()}
     return {**context.settings.backend_settings("onnxruntime"), **parameters}
 
 
 def is_native(context: LoadContext, kind: str) -> bool:
-    """True when sessions of this instance kind are made by the C library. Raises InvalidArgument."""
+    """True when sessions for instances of this kind are made with the C library. Raises InvalidArgument."""
     accelerators = context.config.optimization.execution_accelerators.cpu_execution_accelerator
     return onnx_library.is_chosen(context, settings(context), kind, accelerators)
 
 
 def light_session(context: LoadContext) -> Any:
-    """A session only good for looking at the model: no optimization, one thread."""
+    """A session for looking at the model's inputs and outputs: no optimization, one thread."""
     options = Options(context.name, level=0, intra_threads=1, libraries=_custom_operators(context))
     return _open(
         context, options, ["CPUExecutionProvider"], onnx_library.is_chosen(context, settings(context), "CPU")
@@ -91,7 +91,7 @@ def light_session(context: LoadContext) -> Any:
 
 
 def session(context: LoadContext, kind: str, device_id: int) -> Any:
-    """The session of one instance. Raises InvalidArgument."""
+    """Makes the session of one instance. Raises InvalidArgument."""
     if is_native(context, kind):
         return _open(context, _options(context), [], True)
     return _open(context, _options(context), _provider_list(context, kind, device_id), False)

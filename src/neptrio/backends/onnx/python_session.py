@@ -1,8 +1,8 @@
-"""A session of the Python module onnxruntime, with the methods of session.OnnxSession.
+"""A session of the Python module onnxruntime, with the same methods as session.OnnxSession.
 
-ONNX Runtime executes well, but its Python interface invites copies (numpy in, numpy out). Inputs are
-OrtValues over their tensor's memory, outputs are the memory that ONNX Runtime made. OrtValues hold
-no strings in this interface: models that have some go through numpy.
+The problem: onnxruntime's Python interface is made for numpy and copies inputs and outputs. The choice: inputs are
+OrtValues that use their tensor's memory, and outputs are used where ONNX Runtime made them. OrtValues cannot hold
+strings, so models with strings go through numpy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
 FATAL = 4
-ERRORS = 3  # the least severe messages of a session that are wanted
+ERRORS = 3  # log level of sessions: errors only
 
 
 def open_session(path: Path, options: Any, providers: list[Any]) -> PythonSession:
-    """A session as an options.Options says. Raises what onnxruntime raises."""
+    """Makes a session with the options of an options.Options. Raises what onnxruntime raises."""
     import onnxruntime
 
     made = onnxruntime.SessionOptions()
@@ -59,13 +59,13 @@ def open_session(path: Path, options: Any, providers: list[Any]) -> PythonSessio
 
 
 class PythonSession:
-    """See the module's text."""
+    """One session; run() converts tensors to OrtValues and back."""
 
     def __init__(self, session: Any) -> None:
         import onnxruntime
 
         self._session = session
-        # a run that fails says so twice: to its caller, and on the process's stderr, where nothing bounds it
+        # a failed run would also be reported on the process's stderr, once per request
         self._quiet = onnxruntime.RunOptions()
         self._quiet.log_severity_level = FATAL
         self._new_value = onnxruntime.OrtValue.ortvalue_from_numpy
@@ -76,11 +76,11 @@ class PythonSession:
         self._strings = "tensor(string)" in types or datatypes.BYTES in self._datatypes.values()
 
     def get_inputs(self) -> Any:
-        """The inputs that a request must give."""
+        """The inputs that every request must have."""
         return self._session.get_inputs()
 
     def get_overridable_initializers(self) -> Any:
-        """The inputs that have a default."""
+        """The inputs that have a default and may be left out."""
         return self._session.get_overridable_initializers()
 
     def get_outputs(self) -> Any:
@@ -94,8 +94,8 @@ class PythonSession:
     def run(
         self, names: list[str], tensors: list[Tensor], ready: Callable[[], object] | None = None
     ) -> list[Tensor]:
-        """The named outputs. Inputs that the model does not have are ignored; `ready()` is called when
-        the inputs are prepared. Raises what onnxruntime raises, and InvalidArgument for strings that are
+        """Runs the model and returns the named outputs. Inputs that the model does not have are ignored; `ready()` is
+        called when the inputs are prepared. Raises what onnxruntime raises, and InvalidArgument for strings that are
         not UTF-8."""
         feeds = {t.name: self._feed(t) for t in tensors if t.name in self._inputs}
         if ready is not None:
@@ -108,7 +108,7 @@ class PythonSession:
         return [_apart(output, tensors) for output in found]
 
     def _feed(self, tensor: Tensor) -> Any:
-        """One input as ONNX Runtime takes it."""
+        """A tensor in the form in which ONNX Runtime takes inputs."""
         if tensor.dtype == datatypes.BYTES:
             array = np.empty(tensor.count(), dtype=object)
             array[:] = [_decode(tensor.name, element) for element in split_bytes(tensor)]
@@ -120,13 +120,14 @@ class PythonSession:
             array = np.frombuffer(tensor, dtype)  # type: ignore[call-overload]  # it is a buffer
             array = array.reshape(tensor.shape)
         if tensor.address % dtype.itemsize != 0:
-            array = array.copy()  # a tensor may start at any byte of a request's body
+            # ONNX Runtime needs aligned memory; in a request's body a tensor may start at any byte
+            array = array.copy()
         if tensor.dtype == datatypes.BF16:
             return self._new_typed_value(array, BF16_IN_ONNX)
         return array if self._strings else self._new_value(array)
 
     def _tensor(self, name: str, result: Any) -> Tensor:
-        """A result as a tensor over the memory that ONNX Runtime made."""
+        """A result as a tensor that uses the memory which ONNX Runtime made."""
         dtype = self._datatypes[name]
         if isinstance(result, np.ndarray):
             if dtype == datatypes.BYTES:
@@ -140,9 +141,9 @@ class PythonSession:
 
 
 def _run(session: Any, names: list[str], feeds: dict[str, Any], options: Any) -> list[Any]:
-    """session.run_with_ort_values, without walking over the vector it gets its results in.
+    """session.run_with_ort_values, but without iterating over the vector of results.
 
-    The end of such a walk is a C++ exception, which costs several times what a small model does.
+    The end of such an iteration is a C++ exception, which takes several times as long as a small model.
     """
     inner = getattr(session, "_sess", None)
     if inner is None or not hasattr(inner, "run_with_ort_values"):
@@ -155,7 +156,7 @@ def _run(session: Any, names: list[str], feeds: dict[str, Any], options: Any) ->
 
 
 def _apart(output: Tensor, inputs: list[Tensor]) -> Tensor:
-    """An output that is an input handed through, as a copy: its memory is the request's."""
+    """A copy of an output that shares memory with an input, because that memory belongs to the request."""
     if any(t.address <= output.address < t.address + t.nbytes for t in inputs) and output.nbytes:
         return Tensor(output.name, output.dtype, output.shape, output.tobytes())
     return output

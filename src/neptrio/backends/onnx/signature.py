@@ -1,11 +1,10 @@
-"""An ONNX file's inputs and outputs, read from the file without its weights.
+"""Reads an ONNX file's inputs and outputs without reading its weights.
 
-The problem: a check of a repository wants every model's signature, but a session would read
-gigabytes and optimize the graph. The choice: the file is mapped and its protobuf fields are walked;
-what is not needed (nodes, weights) is stepped over by its length and never touched.
+The problem: a check of a repository needs every model's signature, but making a session would read gigabytes and
+optimize the graph. The choice: the file is mapped into memory and its protobuf fields are walked; fields that are
+not needed (nodes, weights) are skipped by their length and never read.
 
-The result looks like a session as far as model.py needs one. Field numbers: onnx.proto3, a public
-and frozen format.
+The result has those methods of a session that model.py uses. Field numbers: onnx.proto3, a public and stable format.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ _ELEMENTS = {
 }  # fmt: skip
 _CONTAINERS = {4: "seq", 5: "map", 8: "sparse_tensor", 9: "optional"}
 _EXTERNAL = 1  # TensorProto.DataLocation
-_OVERRIDABLE = 4  # the IR version since which an input with an initializer is optional
+_OVERRIDABLE = 4  # since this IR version an input with an initializer is optional
 
 
 class Damaged(Exception):
-    """The bytes are no ONNX model."""
+    """The bytes are not an ONNX model."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output, as onnxruntime describes it: "tensor(float)", dims as int, name or None.
+    """An input or output in onnxruntime's form: a type such as "tensor(float)"; each dim an int, a name or None.
 
-    `shape` is None where the file leaves the number of dims open; a session would infer it.
+    `shape` is None where the file does not give the number of dims; a session would infer it.
     """
 
     name: str
@@ -46,24 +45,24 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a session would say of its model."""
+    """The inputs and outputs of a model, with the methods of a session."""
 
     inputs: tuple[Tensor, ...]
     overridable: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    external: tuple[str, ...]  # files of weights beside the model
+    external: tuple[str, ...]  # files with weights beside the model file
 
     @property
     def complete(self) -> bool:
-        """The file says how many dims every input and output has."""
+        """True when the file gives the number of dims of every input and output."""
         return all(t.shape is not None for t in (*self.inputs, *self.overridable, *self.outputs))
 
     def get_inputs(self) -> tuple[Tensor, ...]:
-        """The inputs that a request must give."""
+        """The inputs that every request must have."""
         return self.inputs
 
     def get_overridable_initializers(self) -> tuple[Tensor, ...]:
-        """The inputs that have a default."""
+        """The inputs that have a default and may be left out."""
         return self.overridable
 
     def get_outputs(self) -> tuple[Tensor, ...]:
@@ -72,7 +71,7 @@ class Signature:
 
 
 def read(path: Path) -> Signature:
-    """The signature of an ONNX file. Raises InvalidArgument when it is none."""
+    """Reads the signature of an ONNX file. Raises InvalidArgument when it is not one."""
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
@@ -99,7 +98,7 @@ def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
 
 
 def _fields(data: Any, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, value, start, end) of each field: `value` of a number, start and end of bytes."""
+    """(number, value, start, end) of each field: `value` for a number, `start` and `end` for bytes."""
     while at < end:
         key, at = _varint(data, at, end)
         number, wire = key >> 3, key & 7
@@ -159,7 +158,7 @@ def _model(data: Any) -> Signature:
 
 
 def _initializer(data: Any, start: int, end: int) -> tuple[str, str]:
-    """(name, file of its data or "")."""
+    """(name, the external file of its data or "")."""
     name = file = ""
     location = 0
     for number, value, a, b in _fields(data, start, end):
