@@ -5,7 +5,7 @@ from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport InferRequest, ModelCore
 
 cdef class Admission:
-    cdef object directory          # where the models that serve are looked up
+    cdef object directory          # finds the models that serve
     cdef dict latest               # name -> the version that serves requests without one
     cdef readonly Sampler tracer   # which requests are traced
     cpdef ModelCore lookup(self, str name, str version)

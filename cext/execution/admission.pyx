@@ -1,14 +1,14 @@
-"""Admission: what every request passes on its way in, whichever transport or model it comes from.
+"""Admission: every request passes through here on its way in, whichever transport or model sends it.
 
-The problem: a request comes in on many ways (two protocols, their fast paths, streams, calls of
-models), and on each of them somebody has to find the model, refuse what that way cannot carry, take
-the timestamps of tracing, validate, count and queue. The choice: one object that all of them call, in this
-order: find(), received() where a network was involved, submit(); and cancel() when the caller is gone.
+The problem: requests come in many ways (two protocols, their fast paths, streams, calls by models), and in each of
+them the model must be found, a model refused that this way cannot serve, timestamps taken for tracing, and the
+request validated, counted and queued. The choice: one object that all of them call, in this order: find(), then
+received() if the request came over the network, then submit(); and cancel() when its client is gone.
 
 Rules:
- 1. A request that submit() returns from is accepted and will be answered once, by its responder.
- 2. What submit() raises has left no trace in the model's accounts but a count of refusals.
- 3. A model may be replaced between find() and submit(): the request then goes to the one that serves.
+ 1. When submit() returns, the request is accepted and will be answered exactly once, through its responder.
+ 2. When submit() raises, the request is in none of the model's counts except that of refusals.
+ 3. A model may be replaced between find() and submit(); the request then goes to the version that serves.
 """
 from neptrio.execution.batch cimport accept, refuse
 from neptrio.observe.trace_sampler cimport Sampler
@@ -25,13 +25,13 @@ from neptrio.request.validate cimport validate
 from neptrio.errors import Unsupported
 from neptrio.request.reshape import reshape_inputs
 
-# why a transport that carries one response refuses a decoupled model (docs/protocol/features.md A1)
+# the text that refuses a decoupled model where a transport can carry only one response (docs/protocol/features.md A1)
 HTTP_ONE_RESPONSE = "HTTP end point doesn't support models with decoupled transaction policy"
 GRPC_ONE_RESPONSE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
 cdef class Admission:
-    """Finds models and takes requests in. `directory` knows what serves (repository.catalog.Catalog)."""
+    """Finds models and accepts requests. `directory` looks models up (repository.catalog.Catalog)."""
 
     def __init__(self, directory, Sampler tracer not None):
         self.directory = directory
@@ -39,7 +39,7 @@ cdef class Admission:
         self.tracer = tracer
 
     cpdef ModelCore lookup(self, str name, str version):
-        """The ready model version. Raises NotFound, Unavailable or InvalidArgument."""
+        """The ready model version of that name. Raises NotFound, Unavailable or InvalidArgument."""
         cdef ModelCore model
         if not version:
             model = self.latest.get(name)
@@ -48,10 +48,10 @@ cdef class Admission:
         return self.directory.lookup(name, version)
 
     cpdef ModelCore find(self, InferRequest request, str one_response):
-        """The model that a request names, which becomes its model.
+        """Looks up the model that a request names and sets it as the request's model.
 
-        `one_response` is the text that refuses a decoupled model where only one response can be
-        carried, or None. Raises NotFound, Unavailable, InvalidArgument or Unsupported.
+        `one_response` is the text of the error for a decoupled model where only one response can be carried,
+        None where any number can. Raises NotFound, Unavailable, InvalidArgument or Unsupported.
         """
         cdef ModelCore model = self.lookup(request.model_name, request.model_version)
         if one_response is not None and model.decoupled:
@@ -60,7 +60,8 @@ cdef class Admission:
         return model
 
     cpdef int received(self, InferRequest request, int64_t began) except -1:
-        """While anything is traced: a request has arrived whole, its first byte at `began` (0 = just now)."""
+        """Takes the first timestamps, if anything is traced: the whole request is there. `began` is when its first
+        byte came (0 = now)."""
         cdef int64_t now
         if self.tracer.tracing:
             now = now_ns()
@@ -69,9 +70,9 @@ cdef class Admission:
         return 0
 
     cpdef submit(self, InferRequest request):
-        """Accepts a decoded request; its responder hears of the outcome. Raises TritonError if refused."""
+        """Accepts a decoded request; its responder gets the answer. Raises TritonError to refuse it."""
         cdef ModelCore model = request.model
-        if model is None or not model.ready:  # it may have been replaced while the request arrived
+        if model is None or not model.ready:  # it may have been replaced while the request came in
             if request.parent is not None and request.parent.composing:
                 model = self.directory.lookup_step(request.model_name, request.model_version)
             else:
@@ -93,7 +94,7 @@ cdef class Admission:
             raise
 
     def cancel(self, InferRequest request not None):
-        """The caller is gone. Nothing happens to requests that are done."""
+        """Cancels a request whose client is gone. Does nothing when it is done."""
         cdef ModelCore model = request.model
         if not request.cancelled:
             request.cancelled = True
@@ -104,7 +105,7 @@ cdef class Admission:
                 request.on_cancel()
 
     def inflight(self) -> int:
-        """Accepted requests that are not answered, over all models that serve."""
+        """The number of accepted requests without a final response, of all models that serve."""
         cdef ModelCore model
         cdef int64_t found = 0
         for model in self.directory.ready_models():

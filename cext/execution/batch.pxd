@@ -1,5 +1,5 @@
-# A batch: what one execution of a model instance works on. Filled on the trio thread, executed
-# on an instance thread (or in place), finished on the trio thread.
+# A batch: the requests that one execution of a model instance works on. Made on the trio thread, executed on an
+# instance's thread (or on the trio thread), finished on the trio thread.
 from libc.stdint cimport int64_t
 from neptrio.loop.mailbox cimport Work, WorkItem
 from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore, Responder
@@ -7,15 +7,15 @@ from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCor
 cdef class Batch(WorkItem):
     cdef public ModelCore model
     cdef public list requests      # [InferRequest], in arrival order
-    cdef readonly list submitted   # what `requests` was when it was formed; backends may replace that
+    cdef readonly list submitted   # the requests it was formed with; backends may replace `requests`
     cdef public object instance    # the Instance that executes it
-    cdef public list responses     # per request: InferResponse, or None until the model answered
+    cdef public list responses     # per request: an InferResponse, or None until the model has answered
     cdef public object error       # TritonError when the whole execution failed
     cdef public int64_t size       # sum of the requests' batch sizes
     cdef public str close_reason   # why the batcher closed it
     cdef public int64_t oldest_wait_ns
     cdef public bint count_execution
-    cdef public bint off_loop      # expected to take long: never run on the trio thread
+    cdef public bint off_loop      # expected to take long: must not run on the trio thread
     cdef public int64_t compute_start
     cdef public int64_t input_end
     cdef public int64_t output_start

@@ -1,19 +1,16 @@
-"""Batches and the one place where a request is answered.
+"""Batches, and the only place where requests are answered.
 
 Rules:
- 1. Every accepted request gets exactly one final response, through complete(); nothing else
-    calls a responder.
- 2. complete() runs on the trio thread. Model threads reach it through a work item.
- 3. A request's failure is its own: a batch-level error is copied to each of its requests, a
-    per-request error touches only that request.
- 4. Statistics are written before the responder is called, so a client that has its answer
-    finds it counted.
- 5. A request that was cancelled while it executed ends as cancelled, whatever the model answered, unless
-    somebody still reads its responses (`still_read`: a model that called cancel() and goes on iterating).
- 6. A responder that raises fails its own request only: it is given an error instead, and the rest of
-    the batch goes on (hand_over).
- 7. An execution that failed is logged here, whatever the backend, under its model (neptrio/logs.py
-    bounds how often). What is wrong with a request is told to its caller and not logged.
+ 1. Every accepted request gets exactly one final response, through complete(); nothing else calls a responder.
+ 2. complete() runs on the trio thread. Models' threads reach it through a work item.
+ 3. A request's error concerns that request only; an error of the whole batch is copied to each of its requests.
+ 4. Statistics are written before the responder is called, so a client that has its answer finds it counted.
+ 5. A request that was cancelled during its execution ends as cancelled, whatever the model answered, unless its
+    responses are still read (`still_read`: a model called cancel() and goes on iterating).
+ 6. A responder that raises fails its own request only: it is given an error instead, and the rest of the batch is
+    answered as usual (hand_over).
+ 7. A failed execution is logged here under its model's name, for every backend (neptrio/logs.py limits how often).
+    An error that the request itself caused is told to its client and not logged.
 """
 import logging
 
@@ -49,7 +46,7 @@ cdef enum:
 
 
 cpdef accept(InferRequest request):
-    """Enters a validated request into its model's accounts; complete() or refuse() takes it out."""
+    """Counts a validated request as accepted by its model; complete() or refuse() ends that."""
     cdef ModelCore model = request.model
     cdef ModelCounters counters = model.counters
     cdef Tensor tensor
@@ -64,7 +61,7 @@ cpdef accept(InferRequest request):
 
 
 cpdef refuse(InferRequest request):
-    """Takes a request out of the accounts that its scheduler did not take: it counts nowhere."""
+    """Undoes accept() for a request that the scheduler refused: it is not counted at all."""
     cdef ModelCounters counters = request.model.counters
     counters.accepted -= 1
     counters.refused += 1
@@ -82,7 +79,7 @@ cdef int leave(InferRequest request, ModelCore model) except -1:
 
 
 cdef int take_timestamps(InferRequest r, Batch batch, int64_t end) except -1:
-    """Copies the batch's timestamps, as far as it has them, to a request that ends at `end` (0 = with the batch)."""
+    """Copies the timestamps that the batch has to a request that ends at `end` (0 = when the batch ends)."""
     cdef int64_t start = batch.compute_start
     cdef int64_t stop = batch.compute_end
     if not start:
@@ -97,9 +94,9 @@ cdef int take_timestamps(InferRequest r, Batch batch, int64_t end) except -1:
 
 
 cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final):
-    """Gives a response to a responder. One that cannot take it is given an error in its place.
+    """Passes a response to a responder. A responder that raises is given an error instead.
 
-    Never raises what a responder raised: the caller has other requests to answer.
+    Never raises what a responder raised, because the caller has other requests to answer.
     """
     try:
         responder.respond(request, response, final)
@@ -117,10 +114,10 @@ cpdef hand_over(Responder responder, InferRequest request, InferResponse respons
 
 
 cpdef complete(InferRequest request, InferResponse response, bint final):
-    """Delivers a response. With `final` the request is done and leaves its model's accounts.
+    """Delivers a response. With `final` the request is done and no longer counted as accepted.
 
-    A request that is already done is left alone: late answers of a cancelled or timed-out
-    request are dropped here.
+    Does nothing for a request that is already done, so late answers to a cancelled or expired request are
+    dropped here.
     """
     cdef ModelCore model = request.model
     cdef Trace trace
@@ -140,7 +137,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         request.timestamps[<int>REQUEST_END] = now
     if (final or model.decoupled) and request.collect_statistics:
         if request.batch is not None and (model.decoupled or request.timestamps[<int>COMPUTE_START] == 0):
-            # answered while the batch is not back (decoupled models)
+            # a decoupled model has answered before its batch is back
             take_timestamps(request, request.batch, now)
         if model.decoupled:
             (<ModelCounters>model.counters).responded(request, response, now)
@@ -167,7 +164,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
 
 
 cdef class Batch(WorkItem):
-    """Requests executed together. Subclasses replace `work.run` to execute without the GIL."""
+    """Requests that are executed together. Subclasses replace `work.run` to execute without the GIL."""
 
     def __init__(self, ModelCore model, list requests, str close_reason="", int64_t oldest_wait_ns=0):
         cdef InferRequest r
@@ -182,7 +179,7 @@ cdef class Batch(WorkItem):
         self.count_execution = True
 
     cpdef object execute(self):
-        """Runs the backend on the instance thread; errors become the batch's error."""
+        """Runs the backend on the instance's thread; what it raises becomes the batch's error."""
         self.compute_start = now_ns()
         try:
             if in_use() and not self.instance.backend.takes_device_memory:
@@ -195,15 +192,15 @@ cdef class Batch(WorkItem):
         self.compute_end = now_ns()
 
     def mark_input_end(self):
-        """The inputs are where the model wants them: compute_input ends, compute_infer starts."""
+        """To be called when the inputs are ready for the model: compute_input ends, compute_infer begins."""
         self.input_end = now_ns()
 
     def mark_output_start(self):
-        """The model has run: compute_infer ends, compute_output starts."""
+        """To be called when the model has computed: compute_infer ends, compute_output begins."""
         self.output_start = now_ns()
 
     cpdef object deliver(self):
-        """On the trio thread: counts the execution, answers every request, frees the instance."""
+        """Counts the execution, frees the instance and answers every request. On the trio thread."""
         cdef InferRequest r
         cdef InferResponse response
         cdef Py_ssize_t i
@@ -220,7 +217,7 @@ cdef class Batch(WorkItem):
         if self.error is not None:
             if self.error.reason is BACKEND:
                 log.error("%s", self.error, extra={"subject": self.model.name})
-            # its traceback refers to the batch: let both go without the collector
+            # its traceback refers to the batch: this breaks the cycle, so that both are freed at once
             self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
         for i in range(len(self.requests)):
             r = self.requests[i]
@@ -243,7 +240,7 @@ cdef class Batch(WorkItem):
                     f"model '{self.model.name}' returned no response for a request",
                     Code.INTERNAL, Reason.BACKEND)), True)
         if self.model.decoupled or self.requests is not self.submitted:
-            for r in self.submitted:  # answered later, by a sender that the model keeps
+            for r in self.submitted:  # the model answers them later through response senders
                 if r.state != DONE and r.batch is self and not r.owed:
                     r.owed = True
                     self.instance.owed += 1

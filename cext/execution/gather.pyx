@@ -1,16 +1,15 @@
-"""Gather the inputs of a batch into one buffer per input, and split its outputs again.
+"""Gathers the inputs of a batch into one buffer per input, and splits its outputs.
 
-The problem: a backend wants one tensor of the whole batch where each request brought its own, and
-each response wants its own part of one output. The choice: one copy in, none out. gather()
-copies every request's bytes once, next to each other, without the GIL when there is enough to
-copy; a batch of one request is not copied at all. split() makes views: a part keeps the whole
-output's memory alive until its response has been sent.
+The problem: a backend wants one tensor for the whole batch where each request brought its own, and each response needs
+its part of one output. The choice: one copy of inputs, none of outputs. gather() copies each request's bytes once, one
+after the other, without the GIL when there is enough to copy; for a lone request nothing is copied. split() makes
+views: each part keeps the whole output's memory alive until its response has been sent.
 
 Rules:
- 1. The order of parts is the order of the requests.
- 2. Nothing is padded. Ragged inputs are laid end to end and lose their shape: the result has one
-    dimension, and the `batch_input`s of the configuration say where each part lies.
- 3. A tensor in GPU memory is not touched: gather() refuses it, its backend must fetch it first.
+ 1. Parts are in the order of the requests.
+ 2. Nothing is padded. Ragged inputs are put end to end and lose their shape: the result has one dimension, and the
+    `batch_input`s of the configuration tell the model where each part lies.
+ 3. gather() refuses tensors in GPU memory: the backend must copy them to the host first.
 """
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t
@@ -23,7 +22,7 @@ from neptrio.request.infer_request import alias
 from neptrio.errors import Internal, InvalidArgument, Reason
 
 cdef enum:
-    WITHOUT_GIL = 32768  # bytes; below this, giving the GIL up costs more than the copy
+    WITHOUT_GIL = 32768  # bytes; giving up the GIL takes longer than copying fewer
 
 cdef struct Span:
     const char* source
@@ -41,7 +40,7 @@ cdef Tensor _input(InferRequest request, str name):
 cdef void _copy(char* target, Span* spans, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
-        if spans[i].nbytes:      # an empty tensor need not lie anywhere
+        if spans[i].nbytes:      # the pointer of an empty tensor may be NULL
             memcpy(target, spans[i].source, spans[i].nbytes)
             target += spans[i].nbytes
 
@@ -49,9 +48,9 @@ cdef void _copy(char* target, Span* spans, Py_ssize_t n) noexcept nogil:
 def gather(list requests not None, str name not None, bint ragged=False):
     """The input `name` of all requests as one Tensor, or None when no request has it.
 
-    The first dimension is the sum of the requests' first dimensions, the others are theirs; with
-    `ragged` the result has the single dimension "elements of all". Raises InvalidArgument when
-    shapes do not fit together, when only some requests have the input, or for GPU memory.
+    The first dimension is the sum of the requests' first dimensions, the others are the same as theirs. With
+    `ragged` there is one dimension, the number of all elements. Raises InvalidArgument when shapes differ in other
+    dimensions, when only some requests have the input, and for tensors in GPU memory.
     """
     cdef InferRequest request
     cdef Tensor t, first = None
@@ -108,7 +107,7 @@ def gather(list requests not None, str name not None, bint ragged=False):
 
 
 cdef Py_ssize_t _skip(const char* data, Py_ssize_t at, Py_ssize_t end, int64_t elements) noexcept nogil:
-    """Where `elements` length-prefixed elements from `at` end; -1 when they run past `end`."""
+    """The position after `elements` length-prefixed elements that begin at `at`; -1 when they go beyond `end`."""
     cdef uint32_t length
     while elements > 0:
         if end - at < 4:
@@ -125,7 +124,7 @@ cdef Py_ssize_t _skip(const char* data, Py_ssize_t at, Py_ssize_t end, int64_t e
 def split(Tensor tensor not None, list shapes not None, str what=""):
     """Consecutive parts of `tensor` with the given shapes, as views in that order.
 
-    Raises Internal, naming `what`, when the shapes' elements are not exactly the tensor's.
+    Raises Internal, naming `what`, unless the shapes have exactly the tensor's elements in all.
     """
     cdef list parts = []
     cdef Tensor part

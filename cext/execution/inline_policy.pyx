@@ -1,19 +1,18 @@
 """Which executions belong on the trio thread: those whose running mean is below INLINE_NS.
 
-The problem: an execution is sometimes preempted and then takes milliseconds. A plain mean would then
-keep a fast model on its thread for dozens of executions, where each costs several times what it
-would on the loop. But an execution that has become slow must leave the loop soon: it
-stops everybody. The choice: each execution counts for a tenth, and for CLIP_NS at most.
+The problem: an execution that is preempted now and then takes milliseconds. With a plain mean a fast model would then
+stay on its thread for dozens of executions, each several times as expensive as on the loop. But a model that has
+become slow must leave the loop soon, because it stops everybody. The choice: each execution counts for a tenth of
+the mean, and for at most CLIP_NS.
 
-What follows, in numbers: one preempted execution costs a model of up to 11 us nothing, one of 15 us six
-executions on its thread (a quarter of a millisecond in all); one that has become slow leaves the loop
-after three slow executions at most. A model that is slow once in five times leaves the loop too, however
-fast it is the other times.
+In numbers: one preempted execution does not move a model of up to 11 us; it costs one of 15 us six executions on its
+thread (a quarter of a millisecond in all). A model that has become slow leaves the loop after at most three slow
+executions. A model that is slow one time in five leaves the loop too, however fast it is the other times.
 """
 
 
 def mean(double before, int64_t took) -> float:
-    """mean_after(), for tests."""
+    """mean_after() for Python, used by tests."""
     return mean_after(before, took)
 
 

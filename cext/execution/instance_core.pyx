@@ -1,9 +1,9 @@
-"""The compiled half of instances and their pool (neptrio/execution/instance.py has the rest).
+"""The compiled part of instances and their pool (the rest is in neptrio/execution/instance.py).
 
-A native instance that has nothing under way and whose executions have been measured at a few
-microseconds runs on the trio thread itself: handing such work to a thread and back costs several
-times the work. `inline_executions` says how often that happened. The GIL is kept meanwhile: giving
-it up for so short a time could cost a wait for it, which is far longer.
+A native instance runs a batch on the trio thread itself when nothing of it is under way and its executions have been
+measured at a few microseconds: handing such a batch to a thread and back would cost several times that.
+`inline_executions` counts these batches. The GIL is kept meanwhile: getting it back could take far longer than the
+execution.
 """
 from libc.stdint cimport int64_t
 
@@ -16,13 +16,13 @@ from neptrio.request.infer_request cimport InferRequest, ModelCore, now_ns
 from neptrio.errors import TritonError
 
 cdef enum:
-    BRISK_NS = 5000000       # an execution in Python below this is given BRISK_DEPTH batches
-    QUICK_NS = 200000        # below this in processes of their own several instances are, too
+    BRISK_NS = 5000000       # executions in Python with a shorter mean get up to BRISK_DEPTH batches in advance
+    QUICK_NS = 200000        # with a shorter mean, so do executions of several instances that are processes
     BRISK_DEPTH = 16
 
 
 cdef class PoolCore:
-    """The instances of a model version, and which of them has room."""
+    """The instances of a model version, and which of them may take another batch."""
 
     def __cinit__(self):
         self.instances = []
@@ -34,10 +34,10 @@ cdef class PoolCore:
         raise NotImplementedError(f"{type(self).__name__}.note_retired")
 
     cpdef available(self, int64_t limit):
-        """The instance with the fewest batches under way, if that is below `limit`.
+        """The instance with the fewest batches under way, if it has fewer than `limit`; else None.
 
-        Instances that work on several batches at once take that many more. With a rate limiter
-        it is an idle instance that has a grant. None when there is no such instance.
+        For an instance that works on several batches at once the limit is that much higher. With a rate limiter it
+        is an idle instance that has a grant, or None.
         """
         cdef InstanceCore instance
         cdef InstanceCore best = None
@@ -54,14 +54,13 @@ cdef class PoolCore:
         return best
 
     cdef int64_t depth(self):
-        """Batches that one instance may have under way and in line.
+        """How many batches one instance may have under way, the executing ones included.
 
-        Two: one that executes, and one in line that keeps the instance busy. A sole instance in Python
-        whose executions are short takes more ahead: it works through several while it has the GIL,
-        and the trio thread hears of them in one wake-up, instead of two changes of threads for each.
-        With more instances, or long executions, a request in line would wait while another
-        instance is free; where they all are processes and so quick that waiting costs less than being
-        woken, they have as many ahead.
+        Two: one that executes and one that is ready when it ends. The only instance of a model whose Python
+        executions are short gets more: it executes several while it has the GIL, and the trio thread hears of them in
+        one wake-up, instead of switching threads twice for each. With more instances, or long executions, a batch
+        in line would wait while another instance is free. The exception are instances that are all processes and
+        so quick that waiting in line costs less than being woken: they get as many.
         """
         cdef InstanceCore instance
         if len(self.instances) == 1:
@@ -75,7 +74,7 @@ cdef class PoolCore:
         return BRISK_DEPTH
 
     cpdef freed(self):
-        """An instance has room again."""
+        """An instance may take another batch."""
         if self.on_free is not None:
             self.on_free()
 
@@ -96,7 +95,7 @@ cdef class InstanceCore:
         self.mailbox = Mailbox(completions)
 
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
-        """Executes `requests` as one batch."""
+        """Makes a batch of `requests` and executes it."""
         cdef Batch batch = self.make_batch(requests, close_reason, oldest_wait_ns)
         self.outstanding += 1
         self.under_way.append(batch)
@@ -105,13 +104,13 @@ cdef class InstanceCore:
         elif self.claim.granted:
             self.claim.begin()
             self.begin(batch)
-        else:  # from a scheduler that does not ask first: the batch waits for its grant
+        else:  # the scheduler does not ask for grants, so the batch waits here for one
             self.awaiting_grant.append(batch)
             self.claim.ask()
             self.pool.serve()
 
     cpdef begin(self, Batch batch):
-        """Starts a batch: here, on the instance's thread, or as the backend does it."""
+        """Starts a batch: on the trio thread, on the instance's thread, or in the backend's own way."""
         if batch.error is not None:
             batch.deliver()
         elif self.outstanding == 1 and self.mean_ns < INLINE_NS and not batch.off_loop:
@@ -124,13 +123,14 @@ cdef class InstanceCore:
             self.mailbox.submit(batch)
 
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns):
-        """A prepared batch, or one whose error says why it cannot be."""
+        """A batch made and prepared from `requests`; when that fails, the batch's error says why."""
         cdef InferRequest request
         cdef Batch batch = self.batch_type(self.model, requests, close_reason, oldest_wait_ns)
         batch.instance = self
         try:
             if in_use() and (self.native or self.backend.overlapping) and not self.backend.takes_device_memory:
-                fetch_inputs(requests)  # for other instances, Batch.execute() does that on their thread
+                # other instances' inputs are copied to the host in Batch.execute(), on their thread
+                fetch_inputs(requests)
             batch = self.backend.prepare(batch)
         except TritonError as error:
             batch.error = error
@@ -144,16 +144,16 @@ cdef class InstanceCore:
         return batch
 
     cpdef finished(self, Batch batch):
-        """The batch is back on the trio thread and about to be answered."""
+        """Called on the trio thread when a batch is back, before its requests are answered."""
         cdef int64_t took
         self.outstanding -= 1
         self.under_way.remove(batch)
         self.executions += 1
         if self.native:
-            # what is known to be slow (large shapes of a model, cext/backends/onnx/builder) says nothing of the rest
+            # batches known to be slow (large shapes, cext/backends/onnx/builder) say nothing about the others
             if not batch.off_loop:
                 self.mean_ns = mean_after(self.mean_ns, batch.compute_end - batch.compute_start)
-        else:  # clipped too: it waits for the GIL now and then
+        else:  # clipped, since some of them wait for the GIL
             took = min(batch.compute_end - batch.compute_start, <int64_t>(2 * BRISK_NS))
             self.busy_ns += (<double>took - self.busy_ns) * 0.1
         if self.pool.on_finished is not None:
@@ -169,7 +169,7 @@ cdef class InstanceCore:
             self.pool.note_retired()
 
     cpdef answered(self):
-        """A request that outlived its batch has had its final response."""
+        """A request whose batch was back already has had its final response."""
         self.owed -= 1
         if self.retired:
             self.pool.note_retired()

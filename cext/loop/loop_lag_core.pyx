@@ -1,4 +1,4 @@
-"""The compiled half of the loop's measure of itself: passes, their histogram and notes of large work."""
+"""The compiled part of the loop's measurement of itself: passes, their histogram, and notes of large work."""
 from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.request.infer_request cimport now_ns
@@ -10,7 +10,7 @@ log = logging.getLogger("neptrio.loop")
 cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
 
-# upper bounds of the buckets in nanoseconds, all but the last
+# upper bounds of the buckets in nanoseconds, except the last one's
 BOUNDS_NS = tuple(1 << (FIRST_EXPONENT + i) for i in range(BUCKET_COUNT - 1))
 
 
@@ -21,12 +21,12 @@ cdef class LoopLagCore:
         self.notes = []
 
     cpdef woke(self):
-        """The wait is over: a pass begins, unless one is under way."""
+        """The wait for sockets has ended: begins a pass, unless one is under way."""
         if not self.begun_ns:
             self.begun_ns = now_ns()
 
     cpdef waits(self):
-        """The loop looks at its sockets again: the pass is over."""
+        """The loop looks at its sockets again: ends the pass."""
         cdef int64_t now, taken
         cdef int index
         if not self.begun_ns:
@@ -36,7 +36,7 @@ cdef class LoopLagCore:
         self.begun_ns = 0
         index = 0
         if taken > (1 << FIRST_EXPONENT):
-            # every power of two is an upper bound
+            # buckets end at powers of two, inclusive
             index = 64 - __builtin_clzll(<unsigned long long>(taken - 1)) - FIRST_EXPONENT
             if index >= BUCKET_COUNT:
                 index = BUCKET_COUNT - 1
@@ -57,26 +57,29 @@ cdef class LoopLagCore:
         self.longest_step_ns = 0
 
     cpdef note(self, str kind, str model, Py_ssize_t nbytes, int64_t begun_ns=0):
-        """Work begins, or began then, that takes time in proportion to `nbytes`; tell it only of many."""
+        """Notes work that takes time in proportion to `nbytes` and begins now, or began at `begun_ns`.
+
+        To be called for many bytes only, as each note costs time.
+        """
         if self.begun_ns:
             self.notes.append((begun_ns or now_ns(), kind, model, self.source, nbytes))
 
     def step_begins(self, task):
-        """A task of trio's runs."""
+        """A trio task begins a step."""
         self.step_ns = now_ns()
 
     def step_ends(self, task):
-        """It has run."""
+        """The task's step has ended."""
         cdef int64_t taken = now_ns() - self.step_ns
         if taken > self.longest_step_ns:
             self.longest_step_ns = taken
             self.longest_step = task
 
     def late(self, int64_t now, int64_t taken, list notes, task, int64_t task_ns):
-        """A pass took longer than `warning_ns`; the subclass says so."""
+        """Called for a pass that took longer than `warning_ns`; the subclass logs it."""
 
     def cumulative(self, bounds):
-        """How many passes took no longer than each of the ascending `bounds`, which are of BOUNDS_NS."""
+        """The number of passes that took at most each of the ascending `bounds` (a choice of BOUNDS_NS)."""
         cdef int i = 0
         cdef uint64_t seen = 0
         cdef int64_t limit

@@ -1,4 +1,4 @@
-"""The compiled half of the loop pass: what was marked, and the end of the pass (neptrio/loop/loop_pass.py)."""
+"""The compiled part of the loop pass: collects marked schedulers and connections, and ends the pass."""
 import logging
 
 from neptrio.request.infer_request cimport now_ns
@@ -7,7 +7,7 @@ log = logging.getLogger("neptrio.loop")
 
 
 cdef class LoopPassCore:
-    """Who has something to decide and who has something to send, until end(). On the trio thread only."""
+    """The schedulers with something to decide and the connections with something to send. Trio thread only."""
 
     def __cinit__(self):
         self.dispatchers = []
@@ -17,30 +17,30 @@ cdef class LoopPassCore:
         self.flushing = set()
 
     cpdef mark(self, dispatcher):
-        """`dispatcher.dispatch(now)` is called before this pass ends."""
+        """Has `dispatcher.dispatch(now)` called at the end of this pass."""
         if dispatcher not in self.marked:
             self.marked.add(dispatcher)
             self.dispatchers.append(dispatcher)
 
     cpdef mark_later(self, dispatcher):
-        """Like mark(), after every task that is runnable now."""
+        """Like mark(), but the pass ends only after every task that can run now has run."""
         if dispatcher not in self.marked:
             self.marked.add(dispatcher)
             self.later.append(dispatcher)
             self.soon()
 
     cpdef want_flush(self, connection):
-        """`connection.flush()` is called before this pass ends."""
+        """Has `connection.flush()` called at the end of this pass."""
         if connection not in self.flushing:
             self.flushing.add(connection)
             self.connections.append(connection)
 
     cpdef soon(self):
-        """Has end() called once the runnable tasks have run; the subclass knows how."""
+        """Has end() called after the tasks that can run now have run; implemented by the subclass."""
         raise NotImplementedError(f"{type(self).__name__}.soon")
 
     cpdef end(self):
-        """Takes every decision that is due and sends what came of it."""
+        """Ends the pass: calls dispatch() of all marked schedulers, then flush() of all connections with output."""
         cdef list taken
         if self.ending:
             return
@@ -62,7 +62,8 @@ cdef class LoopPassCore:
                 self.connections = []
                 for connection in taken:
                     try:
-                        if type(connection) is self.follower:  # not looked up by name, and not in `flushing`
+                        # a trace: called through a C pointer, and not in `flushing`
+                        if type(connection) is self.follower:
                             self.follow(connection)
                             continue
                         self.flushing.discard(connection)
@@ -73,6 +74,6 @@ cdef class LoopPassCore:
             self.ending = False
 
     cpdef take_later(self):
-        """Marks the dispatchers that mark_later() put aside. The caller then calls end()."""
+        """Marks the schedulers that mark_later() has collected. The caller must then call end()."""
         self.dispatchers += self.later
         self.later = []

@@ -1,6 +1,6 @@
-# Work to an instance thread and completions back to the trio thread.
-#   A WorkItem is owned by the mailbox from submit() until the completion queue hands it back.
-#   `run` is called on the instance thread without the GIL.
+# Carries work to an instance's thread, and finished work back to the trio thread.
+#   A WorkItem belongs to the mailbox from submit() until the completion queue returns it.
+#   `run` is called on the instance's thread without the GIL.
 from libc.stdint cimport int64_t, uint64_t
 
 cdef extern from "<pthread.h>" nogil:
@@ -20,7 +20,7 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef struct Work:
     void (*run)(Work*) noexcept nogil
-    void* owner          # the WorkItem, with one reference held while the work is under way
+    void* owner          # the WorkItem; one reference is held until it is back
     Work* next
 
 cdef class WorkItem:
@@ -44,7 +44,7 @@ cdef class Mailbox:
     cdef pthread_cond_t arrived
     cdef Work* head
     cdef Work* tail
-    cdef Work* held                  # taken ahead by the item that runs; runs next
+    cdef Work* held                  # taken by take_next() for the item that runs; runs after it
     cdef bint closed
     cdef readonly int64_t waiting
     cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil

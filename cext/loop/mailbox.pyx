@@ -1,19 +1,17 @@
-"""Mailboxes: work to an instance thread, and completions back through one file descriptor.
+"""Mailboxes: carry work to an instance's thread, and completions back through one file descriptor.
 
-The problem: an instance thread must start a batch, run it and report it without ever taking
-the GIL when the model does not need it, and the trio thread must hear of many completions in
-one wake-up. The choice: intrusive linked lists under a plain mutex (held for a few pointer
-writes, never across anything that can block), a condition variable towards the thread, and an
-eventfd (a pipe where there is none) towards trio.
+The problem: an instance's thread must take a batch, run it and report it without the GIL if the model does not need it,
+and the trio thread must hear of many completions in one wake-up. The choice: intrusive linked lists under a plain mutex
+(held for a few pointer writes, never during anything that can block), a condition variable to wake the instance's
+thread, and an eventfd (a pipe where there is none) to wake trio.
 
 Rules:
- 1. A work item is in at most one list. Its mailbox, then the completion queue, holds one
-    reference to it; drain() gives that reference to its caller.
- 2. The descriptor is written only when the completion queue was empty, so one wake-up may
-    carry any number of completions; the reader reads the descriptor first and drains second.
- 3. A closed mailbox runs what it holds and takes nothing more.
- 4. Items of one mailbox are executed in the order in which they were submitted. A replaced item
-    gives its place to its successor.
+ 1. A work item is in at most one list. One reference to it is held, by its mailbox and then by the completion queue;
+    drain() passes that reference to its caller.
+ 2. The descriptor is written to only when the completion queue was empty, so one wake-up may stand for any number of
+    completions. The reader first reads the descriptor and then drains the queue.
+ 3. A closed mailbox runs what it holds and accepts nothing more.
+ 4. Items of one mailbox are executed in the order of their submission; an item that replaces another gets its place.
 """
 import os
 
@@ -26,7 +24,8 @@ cdef void _run_python(Work* work) noexcept nogil:
     with gil:
         try:
             (<WorkItem>work.owner).execute()
-        except BaseException as error:  # execute() maps its errors; what gets here is a bug, and reported
+        # execute() catches a model's errors, so this one is a bug: reported as unraisable
+        except BaseException as error:
             import sys
             sys.unraisablehook(_Unraisable(error, (<WorkItem>work.owner)))
 
@@ -41,7 +40,7 @@ class _Unraisable:
 
 
 cdef class WorkItem:
-    """Something an instance thread executes and the trio thread is told about."""
+    """Something that is executed on an instance's thread and then delivered on the trio thread."""
 
     def __cinit__(self):
         self.work.run = _run_python
@@ -49,10 +48,10 @@ cdef class WorkItem:
         self.work.next = NULL
 
     cpdef object execute(self):
-        """Runs on the instance thread with the GIL, unless `work.run` was replaced."""
+        """Called on the instance's thread with the GIL, unless `work.run` was replaced."""
 
     cpdef object deliver(self):
-        """Runs on the trio thread once the item came back."""
+        """Called on the trio thread after the item has come back."""
 
     cdef void run_here(self) noexcept:
         cdef Work* work = &self.work
@@ -61,7 +60,7 @@ cdef class WorkItem:
 
 
 cdef class CompletionQueue:
-    """Finished work on its way back; trio waits on `read_fd` and calls drain()."""
+    """Finished work items on their way back. trio waits for `read_fd` and then calls drain()."""
 
     def __cinit__(self):
         pthread_mutex_init(&self.lock, NULL)
@@ -105,17 +104,17 @@ cdef class CompletionQueue:
         self.pushed += 1
         pthread_mutex_unlock(&self.lock)
         if was_empty and write(self.write_fd, &one, sizeof(one)) < 0:
-            pass  # full pipe: the reader is awake already
+            pass  # the pipe is full, so the reader is already woken
 
     def post(self, WorkItem item not None):
-        """Sends an item straight to the trio thread; its deliver() runs there. Any thread."""
+        """Puts an item straight into the queue: its deliver() is called on the trio thread. Any thread."""
         Py_INCREF(item)
         cdef Work* work = &item.work
         with nogil:
             self.push(work)
 
     def drain(self):
-        """Takes everything that has come back, oldest first, as a list of work items."""
+        """Removes and returns all items that have come back, oldest first."""
         cdef uint64_t[64] sink
         cdef Work* work
         cdef list items = []
@@ -134,7 +133,7 @@ cdef class CompletionQueue:
 
 
 cdef class Mailbox:
-    """One instance thread's inbox. `waiting` counts items submitted and not yet taken."""
+    """The work of one instance's thread. `waiting` counts items that were submitted and not yet begun."""
 
     def __cinit__(self, CompletionQueue completions not None):
         pthread_mutex_init(&self.lock, NULL)
@@ -151,7 +150,7 @@ cdef class Mailbox:
         pthread_mutex_destroy(&self.lock)
 
     def submit(self, WorkItem item not None):
-        """Hands an item to the thread. Raises RuntimeError when the mailbox is closed."""
+        """Queues an item for the thread. Raises RuntimeError when the mailbox is closed."""
         if self.closed:
             raise RuntimeError("the mailbox is closed")
         Py_INCREF(item)
@@ -168,9 +167,9 @@ cdef class Mailbox:
         pthread_mutex_unlock(&self.lock)
 
     def replace(self, WorkItem item not None, WorkItem other=None):
-        """Puts `other` (None: nothing) in the place of an item that the thread has not taken.
+        """Replaces an item that has not begun by `other`, or removes it when `other` is None.
 
-        Returns False, and changes nothing, when the item is not waiting here any more.
+        Returns False, and changes nothing, when the item is not waiting here.
         """
         cdef Work* before = NULL
         cdef Work* work
@@ -205,10 +204,10 @@ cdef class Mailbox:
         return True
 
     cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil:
-        """The next item if it is of this kind, so that the running one can begin its transfers.
+        """Takes the next item if it is of the given kind, so that the running item can begin its transfers.
 
-        Called on the instance's thread, by the item that runs. The item taken runs next and can
-        no longer be replaced; NULL when there is none or one was taken already.
+        Called on the instance's thread by the item that runs. The item that was taken runs next and can no longer be
+        replaced. NULL when there is none, or when one was taken before.
         """
         cdef Work* work = NULL
         if self.held != NULL:
@@ -223,14 +222,14 @@ cdef class Mailbox:
         return work
 
     def close(self):
-        """No more work; run() returns once the mailbox is empty."""
+        """Accepts no more work; run() returns when the mailbox is empty."""
         pthread_mutex_lock(&self.lock)
         self.closed = True
         pthread_cond_broadcast(&self.arrived)
         pthread_mutex_unlock(&self.lock)
 
     def run(self):
-        """The body of an instance thread: executes items until the mailbox is closed and empty."""
+        """Executes items until the mailbox is closed and empty: the body of an instance's thread."""
         cdef Work* work
         with nogil:
             while True:

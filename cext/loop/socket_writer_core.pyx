@@ -1,10 +1,10 @@
-"""The compiled half of a socket writer (neptrio/loop/socket_writer.py): the system calls.
+"""The compiled part of a socket writer (neptrio/loop/socket_writer.py): the system calls.
 
-All connections receive into one buffer, so an idle connection costs none. Whoever is given received bytes
-copies what it keeps before it returns: the next receive() writes over them.
+All connections receive into one buffer, so an idle connection needs none. Whoever is given received bytes must copy
+what it keeps before it returns, because the next receive() overwrites them.
 
-The GIL is kept over a small send: it takes as long as giving the GIL up and getting it back, and
-a model's thread that takes it in between may keep it for a whole switch interval.
+The GIL is kept during a small send: sending takes no longer than giving up the GIL and getting it back, and a model's
+thread that gets it in between may keep it for a whole switch interval.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -35,17 +35,17 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
 
 cdef enum:
-    RECEIVE = 256 << 10     # bytes of one recv
-    CONGESTED = 1 << 20     # above this, callers should hold their output back
-    AT_ONCE = 128           # buffers of one sendmsg
-    KEEP_GIL = 64 << 10     # bytes up to which a send is over sooner than a switch of threads
+    RECEIVE = 256 << 10     # most bytes read by one call
+    CONGESTED = 1 << 20     # pending bytes; above this, callers should not produce more output
+    AT_ONCE = 128           # most buffers in one sendmsg call
+    KEEP_GIL = 64 << 10     # bytes; sending fewer takes less time than switching threads
 
 CONGESTED_BYTES = CONGESTED
 RECEIVE_BYTES = RECEIVE
 cdef bytearray _memory = bytearray(RECEIVE)
 cdef char* _buffer = _memory
 BUFFER = _memory
-VIEW = memoryview(_memory)    # while there is a view, the memory stays where it is
+VIEW = memoryview(_memory)    # while this view exists, the bytearray cannot move its memory
 
 
 cdef const char* received_bytes() noexcept:
@@ -53,7 +53,7 @@ cdef const char* received_bytes() noexcept:
 
 
 cdef ssize_t receive(int fd) except -2:
-    """Reads once into BUFFER. Raises OSError for a connection that is broken."""
+    """Reads once into BUFFER. Raises OSError when the connection is broken."""
     cdef ssize_t n = recv(fd, _buffer, RECEIVE, 0)
     if n < 0 and errno not in (EAGAIN, EINTR):
         raise OSError(errno, os.strerror(errno))
@@ -61,7 +61,7 @@ cdef ssize_t receive(int fd) except -2:
 
 
 cdef class SocketWriterCore:
-    """Sends what the kernel takes at once; the subclass's task sends the rest."""
+    """Sends as much as the kernel takes at once; the subclass's task sends the rest."""
 
     def __init__(self, sock):
         self.sock = sock
@@ -69,7 +69,7 @@ cdef class SocketWriterCore:
         self.queue = deque()
 
     def write_later(self):
-        """Has the rest sent when there is room."""
+        """Has the pending bytes sent when the socket is writable again; implemented by the subclass."""
         raise NotImplementedError(f"{type(self).__name__}.write_later")
 
     cdef bint congested_now(self) noexcept:
@@ -77,11 +77,11 @@ cdef class SocketWriterCore:
 
     @property
     def congested(self) -> bool:
-        """True while the peer does not keep up."""
+        """True when so much output is pending that callers should wait."""
         return self.pending > CONGESTED
 
     cpdef send(self, list buffers):
-        """Sends the buffers in order, now or as soon as the peer takes them."""
+        """Sends the buffers in order, now as far as the kernel takes them, the rest later."""
         cdef ssize_t sent
         cdef Py_ssize_t total = 0
         if self.broken or not buffers:
@@ -98,8 +98,8 @@ cdef class SocketWriterCore:
             self.write_later()
 
     cdef ssize_t try_send(self, list buffers, Py_ssize_t* total) except? -2:
-        """Bytes sent; -1 when the writer is broken. `total` becomes the bytes of all buffers; where they
-        are too many for one call, it is only known to be more than were sent."""
+        """Sends once; returns the bytes sent, -1 when the writer is broken. `total` becomes the bytes of all buffers; with
+        too many buffers for one call, only some number greater than the bytes sent."""
         cdef iovec[AT_ONCE] parts
         cdef Py_buffer[AT_ONCE] held
         cdef msghdr message
@@ -143,7 +143,7 @@ cdef class SocketWriterCore:
         return sent
 
     cpdef append(self, list buffers):
-        """Keeps the buffers for when there is room."""
+        """Keeps the buffers as pending."""
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
             if len(view):
@@ -151,7 +151,7 @@ cdef class SocketWriterCore:
                 self.pending += len(view)
 
     cpdef drop(self, Py_ssize_t sent):
-        """Forgets the first bytes of what was kept: the kernel has them."""
+        """Removes the first `sent` pending bytes: the kernel has taken them."""
         self.pending -= sent
         while sent > 0:
             first = self.queue[0]
@@ -163,8 +163,8 @@ cdef class SocketWriterCore:
                 sent = 0
 
     cpdef fail(self):
-        """The peer is gone: pending output is dropped."""
+        """Drops pending output: the peer is gone."""
         self.broken = True
-        self.fd = -1     # the number may soon be another connection's
+        self.fd = -1     # the number may soon belong to another connection
         self.queue.clear()
         self.pending = 0

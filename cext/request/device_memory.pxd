@@ -1,4 +1,4 @@
-# Tensors in device memory, for code that does not use CUDA.
+# Access to tensors in device memory for code that does not use CUDA.
 from neptrio.request.infer_request cimport Tensor
 
 cpdef bint in_use() noexcept

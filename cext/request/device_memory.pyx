@@ -1,32 +1,32 @@
-"""Tensors in device memory, for code that does not use CUDA: whether there are any, and how they come to the host.
+"""Tensors in device memory, for code that does not use CUDA: are there any, and how to copy them to the host.
 
-The problem: inputs in CUDA shared memory regions, tensors between the steps of an ensemble and the
-state of sequences lie on a GPU. Kernel models take them there; everybody else (other backends, the
-traces, the transports) must not touch them. The choice: whoever opens a GPU enters the GPU's memory pool in
-`pools`, and whoever needs a tensor's bytes calls on_host(). Without a GPU all of this is one comparison.
+The problem: inputs in CUDA shared memory regions, tensors between the steps of an ensemble, and states of sequences may
+be in GPU memory. Kernel models use them there; all other code (other backends, traces, transports) must not touch them.
+The choice: whoever opens a GPU registers its memory pool in `pools`, and whoever needs a tensor's bytes calls
+on_host(). While no GPU is open all of this costs one comparison.
 
 Rules:
- 1. A tensor in GPU_MEMORY is never read through its address outside of cext/backends/kernel/cuda_*.pyx.
- 2. An instance that does not say `takes_device_memory` gets host tensors: Batch.execute() fetches them on
-    the instance's thread, InstanceCore.make_batch() for instances that never come through there.
- 3. A fetched tensor is a copy in host memory of its own. A request keeps the copy, not the original.
+ 1. The address of a tensor with GPU_MEMORY is used only in cext/backends/kernel/cuda_*.pyx.
+ 2. An instance without `takes_device_memory` gets host tensors. Batch.execute() copies them on the instance's
+    thread, or InstanceCore.make_batch() for instances whose batches do not pass through there.
+ 3. A copy has host memory of its own. The request then holds the copy, not the original.
 """
 from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, Tensor
 
 from neptrio.request.infer_request import tensor_at
 from neptrio.errors import Internal, Reason, TritonError
 
-pools = {}  # GPU -> its DevicePool, while something has it open
+pools = {}  # GPU number -> its DevicePool, while the GPU is open
 cdef dict _pools = pools
 
 
 cpdef bint in_use() noexcept:
-    """True while a GPU is open: only then can there be tensors in device memory."""
+    """True while a GPU is open; otherwise no tensor can be in device memory."""
     return len(_pools) > 0
 
 
 def pool_of(int device):
-    """The pool of a GPU that is open. Raises Internal."""
+    """The memory pool of an open GPU. Raises Internal when it is not open."""
     pool = _pools.get(device)
     if pool is None:
         raise Internal(f"a tensor lies on GPU {device}, which is not open", reason=Reason.BACKEND)
@@ -34,7 +34,7 @@ def pool_of(int device):
 
 
 cpdef Tensor on_host(Tensor tensor):
-    """The tensor itself, or a copy in host memory of one on a device. Releases the GIL while copying."""
+    """The tensor itself, or for a tensor in device memory a copy on the host. Releases the GIL while copying."""
     if tensor.memory_kind != GPU_MEMORY:
         return tensor
     block = pool_of(tensor.memory_id).fetch(tensor.address, tensor.nbytes)
@@ -42,7 +42,7 @@ cpdef Tensor on_host(Tensor tensor):
 
 
 cpdef object fetch_inputs(list requests):
-    """Puts copies in host memory in the place of the requests' inputs in device memory (rule 2)."""
+    """Replaces the requests' inputs that are in device memory by copies on the host (rule 2)."""
     cdef InferRequest request
     cdef Tensor tensor
     for request in requests:
@@ -53,7 +53,7 @@ cpdef object fetch_inputs(list requests):
 
 
 def readable(tensors):
-    """The tensors on the host, for callers that must not fail: one that cannot be fetched stays where it is."""
+    """The tensors on the host, for callers that must not fail: one that cannot be copied is returned as it is."""
     if not in_use():
         return tensors
     found = []

@@ -1,13 +1,13 @@
-"""DLPack capsules over tensors in device memory, and tensors over capsules.
+"""DLPack capsules for tensors in device memory, and tensors from capsules.
 
-Host tensors go through numpy. For device memory numpy has nothing, so the structure of the DLPack ABI
-(version 0, the one without flags that every library still takes) is written and read here.
+Tensors on the host go through numpy, which does not support device memory. For that the structure of the DLPack ABI
+is written and read here (version 0, the one without flags, which every library still accepts).
 
 Rules:
- 1. An exported capsule holds a reference to its Tensor until the consumer calls the deleter, or until the
-    capsule dies without having been consumed.
- 2. An imported tensor owns the capsule's structure and calls its deleter when it dies.
- 3. Only dense row-major tensors of the server's datatypes are taken; others are refused by name.
+ 1. An exported capsule holds a reference to its Tensor until the consumer calls the deleter, or until the capsule is
+    freed without having been consumed.
+ 2. An imported tensor owns the capsule's structure and calls its deleter when it is freed.
+ 3. Only dense row-major tensors with datatypes of the server are imported; others are refused by name.
 """
 from cpython.pycapsule cimport (
     PyCapsule_GetPointer,
@@ -63,7 +63,7 @@ cdef void _delete(DLManagedTensor* managed) noexcept with gil:
 
 
 cdef void _drop(object capsule) noexcept:
-    """Of a capsule that nobody has consumed."""
+    """Destructor of a capsule: frees its structure if nobody has consumed it."""
     cdef DLManagedTensor* managed
     if PyCapsule_IsValid(capsule, b"dltensor"):
         managed = <DLManagedTensor*>PyCapsule_GetPointer(capsule, b"dltensor")
@@ -72,7 +72,7 @@ cdef void _drop(object capsule) noexcept:
 
 
 def export(Tensor tensor not None):
-    """A capsule over the tensor's memory, without a copy. Raises InvalidArgument for strings."""
+    """A capsule for the tensor's memory, without a copy. Raises InvalidArgument for BYTES tensors."""
     cdef DLManagedTensor* managed
     cdef Py_ssize_t i, rank = len(tensor.shape)
     pair = _CODES.get(tensor.dtype)
@@ -101,7 +101,7 @@ def export(Tensor tensor not None):
 
 
 cdef class Imported:
-    """The owner of an imported tensor's memory."""
+    """Owns the structure, and with it the memory, of an imported tensor."""
 
     cdef DLManagedTensor* managed
 
@@ -111,7 +111,7 @@ cdef class Imported:
 
 
 def device_of(capsule) -> tuple:
-    """(device type, id) of a capsule that has not been consumed. Raises InvalidArgument."""
+    """(device type, device id) of a capsule that was not consumed. Raises InvalidArgument."""
     cdef DLManagedTensor* managed = _managed(capsule)
     return managed.dl_tensor.device.device_type, managed.dl_tensor.device.device_id
 
@@ -123,7 +123,7 @@ cdef DLManagedTensor* _managed(capsule) except NULL:
 
 
 def take(str name not None, capsule):
-    """A Tensor over a capsule's memory; the capsule is consumed. Raises InvalidArgument."""
+    """A Tensor over the memory of a capsule, which is consumed by this. Raises InvalidArgument."""
     cdef DLManagedTensor* managed = _managed(capsule)
     cdef DLTensor* t = &managed.dl_tensor
     cdef Imported owner

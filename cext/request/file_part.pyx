@@ -1,17 +1,17 @@
-"""Parts of files that other processes may change at any moment: read into memory of our own, written from it.
+"""Reads and writes parts of files that other processes may change at any moment, by copying.
 
-The problem: a mapped file can be cut shorter by whoever may write to it, and who touches a mapped page that is
-gone is ended by SIGBUS; so is who writes to a hole when the file system is full. No check beforehand helps,
-because the file may change after it. The choice: such files are not mapped. The kernel copies, and says what it
-could not copy. That is one copy more on the way in and none on the way out, and what was read cannot change while
-it is used: a length that was checked is the length that is read.
+The problem: a mapped file may be shortened by anyone who may write to it, and whoever then touches a missing page is
+ended by SIGBUS; so is whoever writes to a hole while the file system is full. Checking first does not help, because
+the file may change afterwards. The choice: such files are not mapped. The kernel copies, and reports what it could not
+copy. That costs one more copy of inputs and none of outputs. And what was read cannot change while it is used: a
+length that was checked stays the same.
 
 Rules:
- 1. A FilePart is whole: read() gives all bytes it was asked for, or None.
- 2. held_bytes() counts the memory of all parts that are alive, so that its users can bound it.
- 3. The GIL is kept over small copies, which are over sooner than a change of threads.
- 4. The memory of large parts is used again, because taking new pages from the system costs several times the
-    copy. At most SPARE bytes wait for that; trim() gives them back. Nobody sees what a part held before: rule 1.
+ 1. A FilePart is complete: read() returns all bytes it was asked for, or None.
+ 2. held_bytes() counts the memory of all living parts, so that its users can limit it.
+ 3. The GIL is kept during small copies, which take less time than switching threads.
+ 4. The memory of large parts is reused, because getting new pages from the system takes several times as long as the
+    copy. At most SPARE bytes are kept for that; trim() frees them. Old contents are never visible, by rule 1.
 """
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer, PyBUF_SIMPLE
 from libc.errno cimport EINTR, errno
@@ -38,31 +38,31 @@ cdef extern from "<unistd.h>" nogil:
     ssize_t pwrite(int fd, const void* data, size_t n, int64_t offset)
 
 cdef enum:
-    KEEP_GIL = 65536     # bytes
-    ALIGNMENT = 64       # of a part's memory
-    LARGE = 256 << 10    # bytes from which on a part is a mapping of its own
-    STEP = 256 << 10     # what its size is a multiple of
-    SPARE = 64 << 20     # bytes of mappings that wait to be used again
-    SPARES = 32          # how many may wait
+    KEEP_GIL = 65536     # bytes; copying fewer takes less time than switching threads
+    ALIGNMENT = 64       # in bytes, of a part's memory
+    LARGE = 256 << 10    # bytes; parts of at least this size get a mapping of their own
+    STEP = 256 << 10     # bytes; sizes of mappings are multiples of this
+    SPARE = 64 << 20     # most bytes of mappings kept for reuse
+    SPARES = 32          # most mappings kept for reuse
 
 cdef struct Mapping:
     char* at
     size_t size
 
-# all of it is only touched with the GIL held
+# these are used only with the GIL held
 cdef Py_ssize_t _held = 0
-cdef Mapping _spares[SPARES]     # the oldest first
+cdef Mapping _spares[SPARES]     # oldest first
 cdef int _n_spares = 0
 cdef size_t _spare_bytes = 0
 
 
 def held_bytes() -> int:
-    """Memory of all parts that are alive."""
+    """The bytes of all living parts."""
     return _held
 
 
 def trim():
-    """Gives back the memory that waits to be used again."""
+    """Frees the memory that is kept for reuse."""
     while _n_spares:
         drop_spare(0)
 
@@ -80,7 +80,7 @@ cdef void drop_spare(int i) noexcept:
 
 
 cdef Mapping take_mapping(size_t n) noexcept:
-    """A mapping of at least `n` bytes, used before if one is at most twice as large; NULL without memory."""
+    """A mapping of at least `n` bytes: a kept one if it is at most twice as large. NULL when there is no memory."""
     cdef Mapping found
     cdef void* made
     cdef int i, best = -1
@@ -112,7 +112,7 @@ cdef void give_mapping(char* at, size_t size) noexcept:
 
 
 cdef class FilePart:
-    """Bytes that were read from a file. A buffer that its owner may write to."""
+    """Bytes read from a file. A buffer that its owner may write to."""
 
     def __dealloc__(self):
         global _held
@@ -144,7 +144,7 @@ cdef class FilePart:
 
 
 cdef ssize_t read_all(int fd, int64_t offset, char* to, Py_ssize_t n) noexcept nogil:
-    """Bytes that were read, fewer than `n` where the file ends; -1 and errno."""
+    """Reads up to `n` bytes; returns how many, fewer where the file ends, or -1 with errno set."""
     cdef Py_ssize_t have = 0
     cdef ssize_t got
     while have < n:
@@ -171,7 +171,7 @@ cdef ssize_t write_all(int fd, int64_t offset, const char* data, Py_ssize_t n) n
 
 
 def read(int fd, int64_t offset, Py_ssize_t nbytes):
-    """A FilePart of `nbytes` from `offset` on; None when the file ends before. Raises OSError, MemoryError."""
+    """A FilePart with the `nbytes` from `offset` on; None when the file ends earlier. Raises OSError, MemoryError."""
     cdef FilePart part = FilePart.__new__(FilePart)
     cdef ssize_t have
     if nbytes < 0 or offset < 0:
@@ -188,7 +188,7 @@ def read(int fd, int64_t offset, Py_ssize_t nbytes):
 
 
 def write(int fd, int64_t offset, data not None):
-    """Writes a buffer's bytes from `offset` on. Raises OSError."""
+    """Writes a buffer's bytes at `offset`. Raises OSError."""
     cdef Py_buffer view
     cdef ssize_t done
     if offset < 0:

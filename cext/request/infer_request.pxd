@@ -1,15 +1,15 @@
-# Requests, responses, tensors and what is known of a model: the types that all packages share.
-# Who owns what:
-#   A Tensor owns (a reference to) the memory it points at, never a borrowed pointer.
-#   A request owns its input tensors until its final response has been delivered.
-#   Everything here is created, changed and dropped with the GIL held; the one exception is
-#   the memory behind `ptr`, which instance threads may read or write without it.
+# The types that all packages share: requests, responses, tensors, and the compiled part of a model.
+# Ownership:
+#   A Tensor owns the memory it points at, or a reference to its owner; never a borrowed pointer.
+#   A request owns its input tensors until its final response was delivered.
+#   All these objects are created, changed and freed with the GIL held. The one exception is the memory behind
+#   `ptr`, which instances' threads may read or write without it.
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-# The enums are cpdef: what is here is also neptrio.request.infer_request.DataType and so on in Python, and
-# there is no second list. In Cython, mind that an enum's member given to Python becomes an IntEnum's, which
-# costs an import and a chain of comparisons: say <int> where that is on a request's path.
+# The enums are cpdef, so Python has them as neptrio.request.infer_request.DataType and so on, and there is no second
+# list of them. In Cython, passing an enum's member to Python creates an IntEnum's member, which costs an import and a
+# chain of comparisons: convert with <int> where every request passes.
 
 cpdef enum DataType:  # numbers as in model_config.proto; a test holds them to it and to neptrio.datatypes
     DT_INVALID = 0
@@ -49,7 +49,7 @@ cpdef enum Timestamp:  # index into InferRequest.timestamps, CLOCK_MONOTONIC nan
 cdef enum:
     TIMESTAMP_COUNT = 16
 
-# Where a request is. A new one is TAKEN: whoever made it has it.
+# The state of a request. A new one is TAKEN: it belongs to whoever made it.
 #
 #           set by                                              checked by
 #   QUEUED  every scheduler's enqueue(), when the request has   cancel(): a queued request leaves its queue
@@ -66,11 +66,11 @@ cpdef enum RequestState:
 
 cpdef enum MemoryKind:  # where a tensor's bytes are
     CPU_MEMORY = 0
-    PINNED_MEMORY = 1   # the host's, page-locked
+    PINNED_MEMORY = 1   # page-locked host memory
     GPU_MEMORY = 2      # Tensor.ptr is a device address, read only in cext/backends/kernel/cuda_*.pyx
 
-# Elements that a tensor may have. Their bytes, 8 each at most, fit 63 bits, so that a product that times()
-# has let through needs no further check.
+# The most elements that a tensor may have. At 8 bytes each at most, their bytes fit into 63 bits, so a product that
+# times() has accepted needs no further check.
 cdef extern from *:
     """
     #include <stdint.h>
@@ -84,7 +84,7 @@ cdef extern from *:
     }
     """
     const int64_t MOST_ELEMENTS "NEPTRIO_MOST_ELEMENTS"
-    # count * d; -1 for a dimension below 0 and for a product that no tensor has. -1 stays -1.
+    # count * d; -1 when a dimension is negative and when the product exceeds MOST_ELEMENTS. Also -1 if count is.
     int64_t times "neptrio_times"(int64_t count, int64_t d) noexcept nogil
 
 cdef int64_t now_ns() noexcept nogil
@@ -113,21 +113,21 @@ cdef class RequestedOutput:
     cdef public str shm_region         # None: not in shared memory
     cdef public int64_t shm_offset
     cdef public int64_t shm_byte_size
-    cdef public bint keep_on_device    # its reader takes device memory: it need not be brought to the host
+    cdef public bint keep_on_device    # its reader takes device memory, so it need not be copied to the host
 
-cpdef enum Protocol:                   # what a request came through
-    NO_PROTOCOL = 0                    # none: an ensemble's step, a call of a model
+cpdef enum Protocol:                   # how a request came in
+    NO_PROTOCOL = 0                    # not over the network: an ensemble's step, a call by a model
     HTTP_PROTOCOL = 1
     GRPC_PROTOCOL = 2
 
 cdef class Responder:
-    cdef public int protocol           # a Protocol: what the requests that it answers came through
+    cdef public int protocol           # a Protocol: how the requests that it answers came in
     cpdef object respond(self, InferRequest request, InferResponse response, bint final)
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1
 
 cdef class InferRequest:
     cdef public str model_name
-    cdef public str model_version      # as asked for, "" = latest
+    cdef public str model_version      # as the client wrote it, "" = latest
     cdef public str id
     cdef public dict parameters        # custom parameters, None when there are none
     cdef public list inputs            # [Tensor]
@@ -139,32 +139,32 @@ cdef class InferRequest:
     cdef public uint64_t timeout_us
     cdef public bint want_empty_final
     cdef public int64_t batch_size     # 1 for models without batching
-    cdef public object model           # the ModelCore it was accepted by
+    cdef public object model           # its ModelCore
     cdef public Responder responder
-    cdef public object scheduler       # who owns it while QUEUED
-    cdef public object scheduler_data  # that owner's own record
+    cdef public object scheduler       # the scheduler that holds it while QUEUED
+    cdef public object scheduler_data  # that scheduler's own record
     cdef public object batch
     cdef public object trace           # observe.trace.Trace, None = not sampled
-    cdef public object asked           # what its headers ask of tracing (observe.propagation), or None
+    cdef public object asked           # what its headers say about tracing (observe.propagation), or None
     cdef public object context         # the transport's own record
-    cdef public object stream          # what it came on if that holds sequences (scheduling.base.SequenceStream)
-    cdef public InferRequest parent    # ensemble or BLS request this one is a part of
+    cdef public object stream          # the stream it came on if that holds sequences (scheduling.base.SequenceStream)
+    cdef public InferRequest parent    # the ensemble or BLS request that it is a part of
     cdef public bytes cache_key
     cdef public int state              # a RequestState
     cdef public bint cancelled
-    cdef public bint still_read        # cancelled by a model that goes on reading: what is answered reaches it
+    cdef public bint still_read        # cancelled by a model that still reads its responses
     cdef public object on_cancel       # set by whoever executes it; called on the trio thread when it is cancelled
-    cdef public bint owed              # its batch is back and its instance has yet to answer it
-    cdef public int release_flags      # what the model released it with: 2 = to be executed again
+    cdef public bint owed              # its batch is back, but its instance has yet to answer it
+    cdef public int release_flags      # the flags with which the model released it: 2 = execute it again
     cdef public bint collect_statistics
-    cdef public int64_t deadline_ns    # of the queue policy, 0 = none
+    cdef public int64_t deadline_ns    # of its queue policy, 0 = none
     cdef public int64_t responses      # responses delivered so far
-    # what statistics need beside the timestamps (cext/observe/counters)
+    # needed by statistics in addition to the timestamps (cext/observe/counters)
     cdef public int64_t cancelled_ns   # when `cancelled` was set, 0 = never
-    cdef public int64_t input_bytes    # of its inputs, while it is in its model's accounts
+    cdef public int64_t input_bytes    # bytes of its inputs while it is counted as accepted
     cdef public bint cache_hit         # answered from the response cache, nothing was executed
-    cdef public bint composing         # an ensemble's request: its steps' durations are summed
-    cdef public object failure         # error of the last response that was not flag-only, or None
+    cdef public bint composing         # an ensemble's request: the durations of its steps are added up
+    cdef public object failure         # error of its last response with contents, or None
     cdef int64_t previous_response_ns
     cdef int64_t steps_input_ns
     cdef int64_t steps_infer_ns
@@ -178,8 +178,8 @@ cdef class InferResponse:
     cdef public dict parameters
     cdef public list outputs           # [Tensor]
     cdef public object error           # TritonError or None
-    cdef public bint null              # flag-only final response of a decoupled model
-    cdef public int64_t produced_ns    # when the model handed it over, 0 = when it is delivered
+    cdef public bint null              # a final response of a decoupled model without contents
+    cdef public int64_t produced_ns    # when the model produced it; 0 = when it is delivered
 
 cdef class ModelCore:
     cdef public str name
@@ -194,9 +194,9 @@ cdef class ModelCore:
     cdef public bint ready
     cdef public object scheduler       # enqueue(request), cancel(request), ...
     cdef public object counters        # counters.ModelCounters
-    cdef public int64_t inflight       # accepted requests without their final response
-    cdef public object input_reshapes  # what the clients' shapes of its inputs become, or None
-    cdef public object reshape_outputs # [Tensor] -> [Tensor] in the clients' shapes, or None
+    cdef public int64_t inflight       # accepted requests without a final response
+    cdef public object input_reshapes  # converts clients' shapes of inputs to the backend's, or None
+    cdef public object reshape_outputs # a function that converts outputs to clients' shapes, or None
     cdef public object on_idle         # called when inflight falls to 0, or None
 
 cdef class InputSpec:

@@ -1,8 +1,7 @@
-"""InferRequest, InferResponse and Tensor: what every part of the server works on.
+"""InferRequest, InferResponse and Tensor: what all parts of the server work on.
 
-Every transport decodes into them and encodes from them; schedulers and backends see nothing
-of a protocol. Timestamps are taken once, into a C array in the request, and read by statistics,
-traces and metrics alike.
+Every transport decodes into them and encodes from them; schedulers and backends see nothing of a protocol. Each
+timestamp is taken once, into a C array in the request, and read by statistics, traces and metrics.
 """
 cimport cython
 from cpython.buffer cimport (
@@ -39,12 +38,11 @@ def monotonic_ns() -> int:
 
 @cython.no_gc_clear  # clearing would drop view.obj without releasing the buffer it exported
 cdef class Tensor:
-    """A named, typed, row-major tensor over memory it keeps alive.
+    """A named, typed, row-major tensor over memory that it keeps alive.
 
-    `shape` is a tuple of ints. BYTES tensors hold the wire form: every element is a 4-byte
-    little-endian length and that many bytes. The buffer protocol exposes the raw bytes
-    (read-only unless the owner's memory was taken as writable); numpy views are made by
-    neptrio.request.numpy_tensor.
+    `shape` is a tuple of ints. A BYTES tensor holds the wire form: every element is a 4-byte little-endian length
+    followed by as many bytes. The buffer protocol gives the raw bytes, read-only unless the tensor was made with
+    `writable`; numpy arrays are made by neptrio.request.numpy_tensor.
     """
 
     def __cinit__(self):
@@ -85,7 +83,7 @@ cdef class Tensor:
         PyBuffer_FillInfo(buffer, self, <void*>self.ptr, self.nbytes, readonly, flags)
 
     cpdef Py_ssize_t count(self) except -1:
-        """Number of elements: the product of the shape. Raises InvalidArgument where no tensor has so many."""
+        """The number of elements: the product of the shape. Raises InvalidArgument when it exceeds MOST_ELEMENTS."""
         cdef int64_t n = 1
         for d in self.shape:
             n = times(n, d)
@@ -97,7 +95,7 @@ cdef class Tensor:
 
     @property
     def address(self) -> int:
-        """Address of the first byte (a device address for GPU memory)."""
+        """The address of the first byte; in GPU memory a device address."""
         return <size_t>self.ptr
 
     def tobytes(self) -> bytes:
@@ -109,7 +107,7 @@ cdef class Tensor:
         return alias(self, name, self.shape)
 
     def reshaped(self, tuple shape):
-        """The same memory with another shape of the same element count."""
+        """The same memory with another shape, which must have as many elements."""
         return alias(self, self.name, shape)
 
     def __repr__(self):
@@ -117,11 +115,11 @@ cdef class Tensor:
 
 
 cdef int export_below(Tensor tensor, object view) except -1:
-    """Takes a tensor's export from the bytes below a memoryview.
+    """Exports a tensor's buffer from the object below a memoryview instead of the memoryview.
 
-    A memoryview must not export what outlives it: the collector clears one that it finds in a cycle
-    though it exports, and releasing the export is then a read of freed memory. Bytes and bytearrays
-    are in no cycle, and neither moves what it exports.
+    A memoryview must not export to something that may outlive it: when the garbage collector finds it in a cycle it
+    clears it although it exports, and releasing the export later reads freed memory. Bytes and bytearrays are in
+    no cycle, and do not move memory that they export.
     """
     cdef Py_buffer below
     owner = view.obj
@@ -150,7 +148,7 @@ cpdef Tensor alias(Tensor tensor, str name, tuple shape):
 
 def tensor_at(str name, int dtype, tuple shape, size_t address, Py_ssize_t nbytes, owner,
               int memory_kind=0, int64_t memory_id=0):
-    """A tensor over memory at an address that `owner` keeps alive (shared memory, GPU)."""
+    """A tensor over memory at an address that `owner` keeps alive (shared memory, GPU memory)."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.name = name
     t.dtype = dtype
@@ -164,7 +162,7 @@ def tensor_at(str name, int dtype, tuple shape, size_t address, Py_ssize_t nbyte
 
 
 cdef class RequestedOutput:
-    """An output the client listed, with what it wants done to it."""
+    """An output that the client asked for, and in which form it wants it."""
 
     def __cinit__(self):
         self.binary = -1
@@ -174,23 +172,23 @@ cdef class RequestedOutput:
 
 
 cdef class Responder:
-    """Where a request's responses go. Called on the trio thread only; must not raise."""
+    """Receives a request's responses. Called on the trio thread only; must not raise."""
 
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
         raise NotImplementedError(f"{type(self).__name__}.respond")
 
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
-        """Flow control of requests with many responses; asked after each respond().
+        """Flow control for requests with many responses; called after each respond().
 
-        True: the client is behind, and callback() is called once on the trio thread when it has
-        caught up or is gone. False: go on, the callback is not kept.
+        True: the client is behind, and callback() will be called once, on the trio thread, when it has caught up or is
+        gone. False: go on; callback is not kept.
         """
         return False
 
 
 @cython.freelist(256)
 cdef class InferRequest:
-    """One inference request from the moment it is decoded to its final response."""
+    """One inference request, from its decoding to its final response."""
 
     def __cinit__(self):
         self.model_version = ""
@@ -201,7 +199,7 @@ cdef class InferRequest:
         memset(self.timestamps, 0, sizeof(self.timestamps))
 
     def stamp(self, int which, int64_t ns=0):
-        """Sets a timestamp (now when `ns` is 0)."""
+        """Sets a timestamp, to now when `ns` is 0."""
         if not 0 <= which < TIMESTAMP_COUNT:
             raise IndexError(f"timestamp {which} is not in 0..{TIMESTAMP_COUNT - 1}")
         self.timestamps[which] = ns if ns else now_ns()
@@ -226,7 +224,7 @@ cdef class InferRequest:
 
 @cython.freelist(256)
 cdef class InferResponse:
-    """One response: outputs, or an error. `null` marks a flag-only final response."""
+    """One response: outputs, or an error. `null` marks a final response without contents."""
 
     def __init__(self, list outputs=None, error=None, dict parameters=None):
         self.outputs = outputs
@@ -235,7 +233,7 @@ cdef class InferResponse:
 
 
 cdef class InputSpec:
-    """What a model's configuration says of one input."""
+    """What a model's configuration says about one input."""
 
     def __init__(self, str name, int dtype, tuple dims, bint optional=False, bint ragged=False):
         cdef int64_t n = 1
@@ -254,11 +252,10 @@ cdef class InputSpec:
 
 
 cdef class ModelCore:
-    """The part of a loaded model version that the request path touches.
+    """The part of a loaded model version that requests touch; neptrio.repository.model.Model extends it.
 
-    neptrio.repository.model.Model extends it. `inflight` counts accepted requests whose final
-    response has not been delivered; when it falls to 0, `on_idle` is called (unload waits
-    for that).
+    `inflight` counts accepted requests without a final response. When it falls to 0 `on_idle` is called, which
+    an unload waits for.
     """
 
     def __init__(self, str name, str version):
@@ -269,7 +266,7 @@ cdef class ModelCore:
         self.output_names = set()
 
     def set_inputs(self, list specs):
-        """Takes the input specs in configuration order."""
+        """Sets the input specs, in the order of the configuration."""
         cdef InputSpec spec
         self.input_specs = specs
         self.input_index = {}

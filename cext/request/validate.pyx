@@ -1,7 +1,7 @@
-"""Validation of a decoded request against its model; texts as in docs/protocol/observed.md 3.
+"""Validates a decoded request against its model, with the error texts of docs/protocol/observed.md 3.
 
-The chain is: requested outputs, number of inputs, batch sizes, then per input name, datatype,
-shape and byte size. The first that fails wins.
+The order is: requested outputs, number of inputs, batch sizes, then for each input name, datatype, shape and byte
+size. The first error is raised.
 """
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
@@ -23,7 +23,7 @@ from neptrio.errors import InvalidArgument
 
 
 cdef enum:
-    FEW = 16   # inputs whose names are compared each with each
+    FEW = 16   # up to so many inputs, names are compared each with each
 
 
 def _prefix(InferRequest r):
@@ -68,9 +68,9 @@ cdef _wrong_shape(InferRequest r, ModelCore m, InputSpec spec, Tensor t):
 
 
 cdef int _check_bytes(InferRequest r, ModelCore m, Tensor t, int64_t expected) except -1:
-    """Walks the length-prefixed elements; the last one may not run past the end.
+    """Walks the length-prefixed elements of a BYTES tensor; the last one must not go beyond the end.
 
-    A wrong number of elements is told before an element that is cut off, as a Triton server does.
+    A wrong number of elements is reported before an element that is cut off, as a Triton server does.
     """
     cdef Py_ssize_t at = 0
     cdef int64_t seen = 0
@@ -105,7 +105,7 @@ cdef int _check_bytes(InferRequest r, ModelCore m, Tensor t, int64_t expected) e
 
 
 cdef int _check_many_names(InferRequest r) except -1:
-    """A body of 64 MiB may name a million inputs: comparing each with each would take minutes."""
+    """Finds repeated names with a set: a body of 64 MiB may name a million inputs, too many to compare in pairs."""
     cdef Tensor t
     cdef set names = set()
     for t in r.inputs:
@@ -116,7 +116,7 @@ cdef int _check_many_names(InferRequest r) except -1:
 
 
 cpdef validate(InferRequest r, ModelCore m):
-    """Raises InvalidArgument, or leaves `r.batch_size` set. Looks at no tensor data but BYTES."""
+    """Raises InvalidArgument, or sets `r.batch_size`. Reads the data of BYTES tensors only."""
     cdef RequestedOutput out
     cdef RequestedOutput before
     cdef Tensor t
@@ -127,7 +127,7 @@ cpdef validate(InferRequest r, ModelCore m):
     cdef tuple shape
     if r.outputs is not None:
         n = len(r.outputs)
-        for i in range(n):  # no more rounds than the model has outputs: then one is unknown or repeated
+        for i in range(n):  # no more than the model's outputs: of more, one is unknown or repeated
             out = r.outputs[i]
             if out.name not in m.output_names:
                 raise InvalidArgument(f"unexpected inference output '{out.name}' for model '{m.name}'")
@@ -191,7 +191,7 @@ cpdef validate(InferRequest r, ModelCore m):
         if first and shape[0] < 0:
             raise InvalidArgument(
                 f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got {shape[0]}")
-        if room < 0:      # also of an empty tensor: nothing that computes with its shape would survive it
+        if room < 0:      # also if another dimension is 0, as code that computes with the shape could overflow
             raise InvalidArgument(f"{_prefix(r)}element count of input '{t.name}' exceeds maximum size of "
                                   f"{MOST_ELEMENTS}: its shape is {_dims(shape)}")
         if spec.dtype == DT_BYTES:
@@ -201,5 +201,5 @@ cpdef validate(InferRequest r, ModelCore m):
                 f"{_prefix(r)}input byte size mismatch for input '{t.name}' for model '{m.name}'. Expected "
                 f"{want * element_size(spec.dtype)}, got {t.nbytes}")
     if r.batch_size == 0:
-        # nothing in it is wrong but that there is nothing in it
+        # everything is right except that the batch is empty
         raise InvalidArgument(f"{_prefix(r)}inference request batch-size must be >= 1 for '{m.name}', got 0")

@@ -1,7 +1,7 @@
-# The waiting requests of one dynamic batcher. Owned and touched by the trio thread only.
-#   An Entry is in exactly one list of one Level while its request is QUEUED, and then it is the
-#   request's scheduler_data. The heap holds the entries that have a deadline, each at the index
-#   it remembers, so leaving costs O(1) in the list and O(log n) in the heap.
+# The waiting requests of one dynamic batcher. Trio thread only.
+#   While its request is QUEUED, an Entry is in exactly one list of one Level, and it is the request's scheduler_data.
+#   The heap holds the entries with a deadline; each remembers its index there. So leaving takes O(1) in the list
+#   and O(log n) in the heap.
 from libc.stdint cimport int64_t, uint64_t
 from neptrio.request.infer_request cimport InferRequest
 
@@ -10,21 +10,21 @@ cdef class Entry:
     cdef Entry prev
     cdef Entry next
     cdef Level level
-    cdef bint delayed              # in the level's `late` list
-    cdef Py_ssize_t at             # index in the heap, -1 when it is not there
-    cdef int64_t order             # of arrival: breaks ties between deadlines
-    cdef object signature          # what must be equal within a batch, None = nothing
+    cdef bint delayed              # it is in the level's `late` list
+    cdef Py_ssize_t at             # index in the heap, -1 when not in it
+    cdef int64_t order             # order of arrival, which decides between equal deadlines
+    cdef object signature          # must be equal for all requests of a batch; None = fits all
 
 cdef class Level:
     cdef readonly int64_t number
     cdef readonly int64_t max_size         # 0 = no limit
     cdef readonly int64_t timeout_ns       # 0 = none
     cdef readonly bint override
-    cdef readonly bint delay               # timeout_action DELAY
-    cdef readonly int64_t size             # both lists
-    cdef Entry head                        # not past their timeout
+    cdef readonly bint delay               # timeout_action is DELAY
+    cdef readonly int64_t size             # requests in both lists
+    cdef Entry head                        # list of requests that are not past their timeout
     cdef Entry tail
-    cdef Entry late_head                   # past their timeout, action DELAY
+    cdef Entry late_head                   # list of requests past their timeout, with action DELAY
     cdef Entry late_tail
 
 cdef class BatchQueue:
@@ -38,9 +38,9 @@ cdef class BatchQueue:
     cdef readonly int64_t delay_ns
     cdef readonly int64_t default_level
     cdef set preferred
-    cdef list varying                      # InputSpecs whose shape or presence may differ
+    cdef list varying                      # InputSpecs whose shape or presence may differ between requests
     cdef set shape_tensors
-    # the last decision
+    # the result of the last decide()
     cdef readonly int64_t count
     cdef readonly str reason
     cdef readonly bint saturated

@@ -1,23 +1,22 @@
 """The queues of a dynamic batcher, and the decision which of their requests form the next batch.
 
-The problem: requests wait by priority, each level with its own limit and deadlines; a batch is
-a prefix of that order; anyone may leave at any moment (cancel, timeout), and all of it stands on
-the path of every request. The choice: one intrusive doubly linked list per level (a second one
-for requests that a DELAY timeout sent to the back), one indexed binary heap for every deadline,
-and a decision that only looks: decide() changes nothing but its own result, take() removes
-exactly what the last decide() chose.
+The problem: requests wait by priority, each level with its own limit and deadlines. A batch is a prefix of that order.
+Any request may leave at any moment (cancelled, timed out), and every request passes through here. The choice: one
+intrusive doubly linked list per level (and a second one for requests that a DELAY timeout has sent to the back), one
+indexed binary heap for all deadlines, and a decision that changes nothing: decide() only sets its result, take()
+removes exactly the requests that the last decide() chose.
 
 Rules:
- 1. The order is: level 1 in arrival order, level 1's late ones, level 2, and so on. A batch is a
-    prefix of it; nothing is ever overtaken within its level except by a DELAY timeout.
- 2. Requests are whole: a batch grows while the next request fits into max_batch_size.
- 3. A request joins only requests with the same inputs present and equal shapes beyond the batch
-    dimension (ragged inputs excepted) and equal values of shape tensors.
- 4. The largest prefix whose size is a preferred size goes at once, unless the oldest request's
-    delay is over: then everything that fits goes. A batch that cannot reach a preferred size any
-    more does not wait either. Without a delay, what is there goes.
- 5. A level holds at most max_size requests, late ones included; push() answers False beyond.
- 6. expire() is exact: a request whose deadline is not after `now` is never chosen afterwards.
+ 1. The order is: level 1 in order of arrival, level 1's late requests, level 2, and so on. A batch is a prefix of
+    it. Within a level nothing is overtaken except by a DELAY timeout.
+ 2. Requests are never split: a batch grows while the next request still fits into max_batch_size.
+ 3. Requests of a batch have the same inputs, with equal shapes beyond the batch dimension (except ragged inputs)
+    and equal values of shape tensors.
+ 4. The largest prefix whose size is a preferred size is sent at once, unless the oldest request's delay is over: then
+    everything that fits is sent. A batch that can no longer reach a preferred size does not wait either. Without
+    a delay, whatever is there is sent.
+ 5. A level holds at most max_size requests, late ones included; push() returns False when it is full.
+ 6. expire() is exact: afterwards no request with a deadline at or before `now` can be chosen.
 
 Source: docs/protocol/rules.md E2, docs/protocol/observed.md 9. Time is an argument, in nanoseconds of
 CLOCK_MONOTONIC.
@@ -53,12 +52,12 @@ cdef class Entry:
 
 
 cdef class Level:
-    """One priority level: two lists and the policy that rules them."""
+    """One priority level: its two lists and its queue policy."""
 
     def __init__(self, int64_t number, int64_t max_size, uint64_t timeout_us, bint override, bint delay):
         self.number = number
         self.max_size = max_size
-        # a timeout that does not fit into 64 bits of nanoseconds (292 years) is none
+        # a timeout of more nanoseconds than 63 bits hold (292 years) counts as none
         self.timeout_ns = <int64_t>timeout_us * 1000 if timeout_us <= 4611686018427387 else 0
         self.override = override
         self.delay = delay
@@ -131,7 +130,7 @@ cdef class BatchQueue:
         return x < y or (x == y and a.order < b.order)
 
     cdef void sift(self, Py_ssize_t at):
-        """Restores the heap around the entry at `at`, which may be too small or too large."""
+        """Restores the heap's order around the entry at `at`, whose deadline may be too early or too late for its place."""
         cdef list heap = self.heap
         cdef Py_ssize_t n = len(heap), up, down
         cdef Entry e = heap[at], other
@@ -176,7 +175,7 @@ cdef class BatchQueue:
     # ---------------------------------------------------------------- coming and going
 
     cdef Level level_of(self, InferRequest request):
-        """Priority 0 and priorities beyond the last level mean the default level."""
+        """The level of a priority; 0 and priorities beyond the last level mean the default level."""
         cdef uint64_t n = len(self.levels), p = request.priority
         if n == 1:
             return self.levels[0]
@@ -206,7 +205,7 @@ cdef class BatchQueue:
         return parts
 
     cpdef bint push(self, InferRequest request) except -1:
-        """Appends a request, timestamps QUEUE_START and sets its deadline. False: its level is full."""
+        """Appends a request, sets its timestamp QUEUE_START and its deadline. Returns False when its level is full."""
         cdef Level level = self.level_of(request)
         cdef Entry e
         cdef int64_t timeout
@@ -237,7 +236,7 @@ cdef class BatchQueue:
         return True
 
     cpdef bint remove(self, InferRequest request) except -1:
-        """Takes a waiting request out. False: it does not wait here."""
+        """Removes a waiting request. Returns False when it does not wait here."""
         if request.state != QUEUED or not isinstance(request.scheduler_data, Entry):
             return False
         cdef Entry e = request.scheduler_data
@@ -251,7 +250,7 @@ cdef class BatchQueue:
 
     @property
     def full(self) -> bool:
-        """True when every level has as many requests as it may."""
+        """True when every level holds as many requests as it may."""
         cdef Level level
         for level in self.levels:
             if not level.max_size or level.size < level.max_size:
@@ -264,8 +263,8 @@ cdef class BatchQueue:
         return (<Entry>self.heap[0]).request.deadline_ns if self.heap else 0
 
     def expire(self, int64_t now) -> list:
-        """Applies every timeout that is due: DELAY ones move to the back of their level, the
-        REJECT ones are taken out and returned, earliest deadline first."""
+        """Applies all timeouts that are due. Requests with action DELAY move to the back of their level; those with
+        REJECT are removed and returned, earliest deadline first."""
         cdef list rejected = []
         cdef Entry e
         while self.heap:
@@ -285,11 +284,10 @@ cdef class BatchQueue:
     # ---------------------------------------------------------------- deciding
 
     cpdef int64_t decide(self, int64_t now, bint flush=False) except -1:
-        """How many requests, from the front, form the next batch; 0: wait until `wake_ns`.
+        """Decides how many requests, from the front, form the next batch; 0: wait until `wake_ns`.
 
-        Sets `reason` to why, `saturated` to whether waiting could not improve the batch, and
-        `oldest_wait_ns` to how long its oldest request has waited. With `flush` the batch does not
-        wait for the delay.
+        Sets `reason` to the reason why, `saturated` to whether waiting could not improve the batch, and `oldest_wait_ns`
+        to how long its oldest request has waited. With `flush` the delay is not waited for.
         """
         cdef Level level
         cdef Entry e, first = None
@@ -369,7 +367,7 @@ cdef class BatchQueue:
         return n
 
     cpdef list take(self):
-        """Removes the requests of the last decide(). Nothing may have come or gone since."""
+        """Removes and returns the requests that the last decide() chose. No request may have come or gone since."""
         cdef list taken = []
         cdef Level level
         cdef Entry e
@@ -387,7 +385,7 @@ cdef class BatchQueue:
         return taken
 
     def requests(self) -> list:
-        """Every waiting request in the order in which they would be taken."""
+        """Every waiting request, in the order in which they would be taken."""
         cdef Level level
         cdef Entry e
         cdef list found = []
@@ -399,6 +397,6 @@ cdef class BatchQueue:
         return found
 
     def sizes(self) -> list:
-        """Waiting requests per level."""
+        """The number of waiting requests of each level."""
         cdef Level level
         return [level.size for level in self.levels]

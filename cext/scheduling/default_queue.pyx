@@ -1,4 +1,4 @@
-"""The compiled half of the default scheduler (neptrio/scheduling/default.py): enqueue() and dispatch()."""
+"""The compiled part of the default scheduler (neptrio/scheduling/default.py): enqueue() and dispatch()."""
 from libc.stdint cimport int64_t
 
 from neptrio.execution.instance_core cimport InstanceCore, PoolCore
@@ -8,7 +8,7 @@ from collections import deque
 
 
 cdef class DefaultQueue:
-    """Requests in arrival order. A cancelled one leaves a gap that dispatch() steps over."""
+    """Requests in order of arrival. A cancelled request leaves a gap, which dispatch() skips."""
 
     cdef readonly PoolCore pool
     cdef readonly object loop_pass
@@ -21,7 +21,7 @@ cdef class DefaultQueue:
         self.queue = deque()
 
     cpdef enqueue(self, InferRequest request):
-        """Takes a validated request."""
+        """Queues a validated request."""
         request.timestamps[<int>QUEUE_START] = now_ns()
         request.state = QUEUED
         request.scheduler = self
@@ -29,7 +29,7 @@ cdef class DefaultQueue:
         self.loop_pass.mark(self)
 
     cpdef dispatch(self, int64_t now):
-        """Hands requests to instances that have room; how many one may have in line is PoolCore.depth()."""
+        """Submits requests while instances have room; PoolCore.depth() says how much room an instance has."""
         cdef InferRequest request
         cdef InstanceCore instance
         cdef int64_t depth
@@ -50,6 +50,6 @@ cdef class DefaultQueue:
             self.pool.settle(bool(queue))
 
     def freed(self):
-        """An instance has room again."""
-        if self.pool.limiter is not None or self.queue:  # a grant that is not wanted is given back
+        """An instance may take another request."""
+        if self.pool.limiter is not None or self.queue:  # with a rate limiter: to give back a grant that is not wanted
             self.loop_pass.mark(self)
