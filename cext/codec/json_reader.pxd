@@ -1,7 +1,7 @@
-# A cursor over JSON text with rapidjson's errors.
-#   A Reader borrows the text: whoever holds it keeps the buffer alive.
-#   What is nogil may be called with the interpreter's lock or without: only errors take it.
-#   Every function that reads starts at the value's first character and ends behind its last.
+# A cursor over JSON text that reports errors as rapidjson does.
+#   A Reader borrows the text: whoever uses it keeps the buffer alive.
+#   What is nogil may be called with the GIL or without; only errors take it.
+#   A function that reads a value starts at its first character and leaves the cursor behind its last.
 cimport cython
 from libc.stdint cimport uint64_t
 
@@ -42,14 +42,15 @@ cdef class Reader:
     cdef const unsigned char* text
     cdef Py_ssize_t at
     cdef Py_ssize_t end
-    # the latest member's name, as it stands in the text (escapes not resolved)
+    # the name of the latest member, as it stands in the text (escapes not resolved)
     cdef const unsigned char* name
     cdef Py_ssize_t name_length
     cdef bint name_escaped
-    cdef bint large                                    # long parts are read without the interpreter's lock
-    cdef const int* stop                               # not 0: nobody waits for the value any more; may be NULL
-    cdef int steps                                     # since breathe() has let others run
-    cdef list repeated                                 # names that the root object has again, None: nobody asks
+    cdef bint large                                    # long parts are read without the GIL
+    cdef const int* stop                               # not 0: the value is no longer wanted, stop reading; may be NULL
+    cdef int steps                                     # steps since breathe() has let other threads run
+    # collects names that the root object has more than once; None: they are not wanted
+    cdef list repeated
 
     cdef int fail(self, const char* reason, Py_ssize_t at) except -1 nogil
     cdef int breathe(self) except -1                   # lets other threads run now and then
@@ -64,7 +65,7 @@ cdef class Reader:
             self.at += 1
     cdef inline int peek(self) noexcept nogil:               # the character at the cursor, -1 at the end
         return self.text[self.at] if self.at < self.end else -1
-    cdef int begin(self) except -1                     # to the root value
+    cdef int begin(self) except -1                     # moves to the root value
     cdef int finish(self) except -1                    # only space may follow the root value
     cdef bint first_member(self) except -1 nogil             # enters an object; False when it is empty
     cdef bint next_member(self) except -1 nogil              # after a member's value; False at the object's end
@@ -72,15 +73,15 @@ cdef class Reader:
     cdef bint next_element(self) except -1 nogil
     cdef bint named(self, const char* name, Py_ssize_t n) noexcept
     cdef str name_text(self)
-    cdef int skip(self, int depth) except -1 nogil           # any value
-    cdef int skip_value(self, int depth) except -1     # skip(), where it may be long
+    cdef int skip(self, int depth) except -1 nogil           # skips any value
+    cdef int skip_value(self, int depth) except -1     # skip() for a value that may be long
     cdef int _member(self) except -1 nogil
     cdef int _word(self, const char* word, Py_ssize_t n) except -1 nogil
     cdef int skip_string(self, bint* escaped) except -1 nogil
     cdef str string(self)
     cdef int number(self, Number* out) except -1 nogil
-    cdef object value(self, int depth)                 # any value as Python objects
-    # values of a known kind; InvalidArgument when another comes, naming `key`
+    cdef object value(self, int depth)                 # any value, as Python objects
+    # Values of a known kind. Another kind raises InvalidArgument naming `key`.
     cdef str string_at(self, Py_ssize_t at, str key)   # at < 0: the member is missing
     cdef tuple shape_at(self, Py_ssize_t at)
     cdef uint64_t unsigned(self, str key, str verb=*) except? 0xFFFFFFFFFFFFFFFF

@@ -1,15 +1,15 @@
-"""JSON text as a Triton server reads it.
+"""Reads JSON text with a Triton server's rules.
 
-The problem: clients see rapidjson's error texts with their offsets, send NaN literals, duplicate
-keys, a byte-order mark and invalid UTF-8, and none of the fast JSON libraries for Python keeps
-those rules. The choice: a cursor that walks the text once and hands values to whoever asks,
-without building objects in between; load() builds them where that is wanted.
+The problem: clients see rapidjson's error texts with their offsets, and send NaN literals, duplicate keys, byte-order
+marks and invalid UTF-8; none of the fast JSON libraries for Python follows these rules. The choice: a cursor that walks
+over the text once and gives each value to whoever asks for it, without building objects in between. load() builds
+them where they are wanted.
 
 Rules:
  1. Errors are rapidjson's texts at rapidjson's offsets (docs/protocol/observed.md 3).
- 2. Nesting deeper than 100 levels is refused; nothing here recurses further.
+ 2. More than 100 levels of nesting are refused, which also bounds the recursion.
  3. Strings that are not UTF-8 survive a round trip byte for byte (surrogateescape).
- 4. Of duplicate keys the first counts.
+ 4. Of duplicate keys the first one counts.
  5. NaN, Infinity and -Infinity are numbers.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -33,27 +33,28 @@ from neptrio.errors import Cancelled, InvalidArgument
 
 
 cdef enum:
-    LONG_BYTES = 64 << 10    # reading more takes longer than waiting for the interpreter's lock
-    STEPS = 256              # inputs or parameters: a fraction of a millisecond
+    LONG_BYTES = 64 << 10    # reading more takes longer than waiting for the GIL
+    # inputs or parameters between two calls that let other threads run: a fraction of a millisecond
+    STEPS = 256
 
 
 class SyntaxRefused(InvalidArgument):
-    """The text is not JSON."""
+    """The text is not valid JSON."""
 
 
 def kind_error(what, got, wanted):
-    """`Unable to parse 'x': attempt to access JSON non-a as b`."""
+    """The error `Unable to parse 'x': attempt to access JSON non-a as b`."""
     return InvalidArgument(f"Unable to parse '{what}': attempt to access JSON non-{got} as {wanted}")
 
 
 def missing(str key):
-    """The error of a document without the member `key`."""
+    """The error for a document without the member `key`."""
     return InvalidArgument(
         f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
 
 
 cdef int _hex(const unsigned char* p) noexcept nogil:
-    """Four hex digits as a number, -1 when they are not."""
+    """The value of four hex digits, -1 when they are none."""
     cdef int value = 0, i
     cdef unsigned char c
     for i in range(4):
@@ -70,7 +71,7 @@ cdef int _hex(const unsigned char* p) noexcept nogil:
 
 
 cdef inline bint _enter(Reader s, int close) noexcept nogil:
-    """Past the opening bracket; False, and past `close` as well, when nothing is between them."""
+    """Moves past an opening bracket. Returns False, and moves past `close` too, when nothing is between them."""
     s.at += 1
     s.space()
     if s.peek() == close:
@@ -80,7 +81,7 @@ cdef inline bint _enter(Reader s, int close) noexcept nogil:
 
 
 cdef inline bint _more(Reader s, int close, const char* missing_comma) except -1 nogil:
-    """To what follows a comma; False, and past `close`, when that comes instead."""
+    """Moves past a comma. Returns False, and moves past `close`, when that comes instead."""
     cdef int c
     s.space()
     c = s.peek()
@@ -383,7 +384,7 @@ cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
 
 
 cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept nogil:
-    """Resolves the escapes of a string that skip_string accepted; the result is never longer."""
+    """Resolves the escapes of a string that skip_string() has accepted; the result is never longer than the text."""
     cdef const unsigned char* end = p + n
     cdef char* start = out
     cdef unsigned char c
@@ -440,7 +441,7 @@ cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexce
 def load(data, list repeated=None):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 
-    To `repeated` are added the names that the document's own object holds more than once.
+    Names that the document's outermost object has more than once are appended to `repeated`.
     """
     cdef Py_buffer view
     cdef Reader r = Reader()

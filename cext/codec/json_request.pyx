@@ -1,15 +1,15 @@
-"""An infer request in its HTTP form: JSON, JSON followed by binary, or raw binary.
+"""Decodes an infer request in its HTTP forms: JSON, JSON followed by binary tensors, or one raw binary tensor.
 
-One walk over the text fills the request; what it says of a tensor is read by cext/codec/json_tensor.
+One walk over the text fills the request; tensors' elements are read by cext/codec/json_tensor.
 
 Rules:
- 1. The walk takes members in the order they come. When something is refused, the whole text is
-    checked for syntax first and then read again in the canonical order (id, parameters, inputs,
-    outputs; per input: its data source, name, datatype, shape, elements), so the error a client
-    sees does not depend on the order of keys. Errors may be slow, requests may not.
+ 1. The walk takes members in the order they come. When something is wrong, the whole text is first checked for
+    syntax and then read again in a canonical order (id, parameters, inputs, outputs; of each input: data source,
+    name, datatype, shape, elements). So the error that a client sees does not depend on the order of keys.
+    Errors may be slow, requests may not.
  2. Binary tensors are views into the body; nothing is copied.
- 3. A large text is read by a thread of its own (loop/workers): elements and what is skipped without the
-    interpreter's lock, and the lock is let go between inputs. A Stop ends that; then the request is nobody's.
+ 3. A large text is decoded on a worker thread (loop/workers): elements and skipped parts are read without the GIL, which
+    is also released between inputs. A Stop ends the decoding; nobody uses the request then.
 Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -40,12 +40,12 @@ cdef class _Decoder:
 
     cdef InferRequest r
     cdef Reader s
-    cdef Tensor body               # holds the buffer; tensors alias it
+    cdef Tensor body               # the whole body; inputs are views of it
     cdef object shared_memory
-    cdef bint eager                # members are taken as they come (rule 1)
-    cdef bint with_binary          # there was an Inference-Header-Content-Length
+    cdef bint eager                # members are taken in the order they come (rule 1)
+    cdef bint with_binary          # the request had Inference-Header-Content-Length
     cdef bint binary_default
-    cdef Py_ssize_t binary_at      # where the next binary tensor starts in the body
+    cdef Py_ssize_t binary_at      # where in the body the next binary tensor starts
 
     cdef int document(self) except -1:
         cdef Reader s = self.s
@@ -122,7 +122,7 @@ cdef class _Decoder:
             return 0
         while True:
             if s.named(b"binary_data_output", 18) and seen is None:
-                # nearly always the only member; where there are more, all are read in general
+                # nearly always the only member; when there are more, the general way reads all of them
                 self.binary_default = s.boolean("binary_data_output")
                 seen = {"binary_data_output": True}
             else:
@@ -379,12 +379,12 @@ cdef class _Decoder:
 
 
 def no_shared_memory():
-    """The error of a request that names a region while shared memory is not allowed."""
+    """The error for a request that names a region where shared memory is not allowed."""
     return InvalidArgument("shared memory is not available: start the server with --allow-client-shm=true")
 
 
 def add_parameter(InferRequest r, str key, value):
-    """Adds a custom parameter. Raises InvalidArgument for null, arrays and objects."""
+    """Adds a custom parameter to a request. Raises InvalidArgument for null, arrays and objects."""
     if not isinstance(value, (bool, int, float, str)):
         raise InvalidArgument(
             f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
@@ -394,7 +394,7 @@ def add_parameter(InferRequest r, str key, value):
 
 
 cdef int _raw(InferRequest r, Tensor body) except -1:
-    """A raw binary request: the body is the model's only input, its shape deduced."""
+    """Decodes a raw binary request: the body is the model's only input, whose shape follows from its size."""
     cdef ModelCore m = r.model
     cdef InputSpec spec
     cdef int64_t known = 1, variable = 0
@@ -412,7 +412,7 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
             raise InvalidArgument(
                 f"{prefix_text}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
         prefix = <uint32_t>body.nbytes
-        # the one copy of the body in this codec: the element's length comes before it
+        # the only copy of a body in this codec, because the element's length must stand before it
         memory = (<char*>&prefix)[:4] + body.ptr[:body.nbytes]
         r.inputs = [Tensor(spec.name, spec.dtype, (*shape, 1), memory)]
         return 0
@@ -440,21 +440,21 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
 
 
 cdef class Stop:
-    """Ends a decoding on another thread."""
+    """Lets the trio thread end a decoding on another thread."""
 
     cdef int asked
 
     def ask(self):
-        """Nobody waits for the request any more."""
+        """Ends the decoding soon: the request is no longer wanted."""
         self.asked = 1
 
 
 def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None):
-    """Fills `r` from an infer body; returns whether outputs are binary unless they say otherwise.
+    """Fills `r` from an infer body. Returns whether outputs are binary by default.
 
-    `header_length` is the value of Inference-Header-Content-Length, None when absent; it lies
-    within the body. `r.model` is set. With `stop` it is called on a thread of its own, and shared_memory may
-    be, too. Raises InvalidArgument (or Unsupported); Cancelled once `stop` was asked to.
+    `header_length` is the value of Inference-Header-Content-Length, None when absent; it is at most the body's
+    length. `r.model` must be set. With `stop` this is called on a worker thread, and calls shared_memory
+    there too. Raises InvalidArgument or Unsupported, and Cancelled after stop.ask().
     """
     cdef Tensor holder = Tensor.__new__(Tensor)
     cdef Py_ssize_t n
@@ -486,7 +486,7 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
         raise
     except TritonError:
         pass
-    # refused: say what is wrong first in the canonical order (rule 1)
+    # something is wrong: find the first error in the canonical order (rule 1)
     d.s.at = 0
     d.s.begin()
     d.s.skip_value(0)

@@ -1,7 +1,7 @@
-"""An infer response in its HTTP form: JSON, followed by the tensors the client wants in binary.
+"""Encodes an infer response in its HTTP form: JSON, followed by the tensors that the client wants in binary.
 
-The JSON is printed straight into the bytes that are sent; binary tensors are not copied, they follow
-it in the same send.
+The JSON is printed straight into the bytes that are sent. Binary tensors are not copied; they follow it in the
+same send.
 Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
 """
 from neptrio.codec.json_tensor cimport print_elements
@@ -22,10 +22,10 @@ cdef RequestedOutput _wanted(list outputs, str name):
 
 
 def encode_response(InferRequest request, InferResponse response, bint binary_default):
-    """A successful response as (JSON, binary tensors in order, their bytes). Raises InvalidArgument.
+    """A successful response as (JSON, binary tensors in order, total bytes of these). Raises InvalidArgument.
 
-    The tensors are None when no output is binary. The header Inference-Header-Content-Length is
-    due when the bytes are not 0.
+    The tensors are None when no output is binary. The header Inference-Header-Content-Length must be sent when the
+    total is not 0.
     """
     cdef Writer w = Writer.__new__(Writer, 1024)
     cdef Tensor t

@@ -1,15 +1,14 @@
-"""A tensor's elements <-> the JSON array they are written as.
+"""A tensor's elements as a JSON array, and back.
 
-The problem: a 1 MiB JSON tensor is 262,144 numbers, and as Python objects they cost a hundred times
-their text. The choice: elements are read straight into the tensor's memory and printed straight into
-the bytes that are sent; the common forms of numbers are read in a loop of their own that gives up at
-anything unusual.
+The problem: a 1 MiB JSON tensor has 262,144 numbers, which as Python objects would cost a hundred times as much as their
+text. The choice: elements are read straight into the tensor's memory, and printed straight into the bytes that are
+sent. Numbers in their common forms are read in a loop of their own, which leaves anything unusual to the general code.
 
 Rules:
- 1. Memory is taken for what the text can hold, never for what a shape claims.
- 2. Nested arrays are flattened; their number of elements has to be the shape's, their nesting not.
- 3. Integers out of their datatype's range are refused, naming the range.
- 4. FP16 and BF16 have no JSON form, neither have tensors in GPU memory.
+ 1. Memory is allocated for what the text can hold, never for what a shape claims.
+ 2. Nested arrays are flattened; their elements must be as many as the shape has, their nesting may differ from it.
+ 3. Integers outside their datatype's range are refused, with the range in the error.
+ 4. FP16 and BF16 have no form in JSON; neither have tensors in GPU memory.
 Source: docs/protocol/observed.md 3 and 4.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -65,8 +64,8 @@ cdef dict _NAME = NAME
 
 
 cdef enum:
-    STRETCH = 64 << 10         # numbers that are read between two looks at whether to stop
-    LONG_BYTES = 64 << 10      # of text: reading less takes no longer than waiting for the interpreter's lock
+    STRETCH = 64 << 10         # numbers read between two checks whether to stop
+    LONG_BYTES = 64 << 10      # of text; reading less takes no longer than waiting for the GIL
 
 
 cdef _mismatch():
@@ -88,7 +87,7 @@ cdef _bad_element(int dtype):
 
 
 cdef _out_of_range(Reader s, Py_ssize_t start, int dtype, str name):
-    cdef object bits = element_size(dtype) * 8     # a Python integer: the limits need 65 bits
+    cdef object bits = element_size(dtype) * 8     # a Python integer, since the limits need 65 bits
     cdef object one = 1
     cdef bint signed = DT_INT8 <= dtype <= DT_INT64
     literal = (<const char*>s.text)[start:min(s.at, start + 40)].decode("ascii")
@@ -102,7 +101,7 @@ cdef _out_of_range(Reader s, Py_ssize_t start, int dtype, str name):
 
 cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bint* negative,
                   uint64_t* magnitude) except -1 nogil:
-    """An integer whose magnitude is at most `limit` (one more when negative)."""
+    """Reads an integer with a magnitude of at most `limit` (one more when it is negative)."""
     cdef const unsigned char* p = s.text + s.at
     cdef const unsigned char* end = s.text + s.end
     cdef const unsigned char* start = p
@@ -153,7 +152,7 @@ cdef int _integer(Reader s, int dtype, bint signed, uint64_t limit, str name, bi
 
 
 cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) except -1 nogil:
-    """Reads one scalar into `out` (BYTES: appends it to `strings`)."""
+    """Reads one scalar into `out`, or for BYTES appends it to `strings`."""
     cdef Number n
     cdef bint negative = False, escaped = False
     cdef uint64_t m = 0
@@ -229,9 +228,9 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
 
 
 cdef void _quick(Reader s, int dtype, int size, char* out, int64_t* n, int64_t count) noexcept nogil:
-    """Reads numbers in their common forms, each followed by a comma; stops at whatever else comes.
+    """Reads numbers in their common forms, each followed by a comma; stops at anything else.
 
-    What it leaves, errors included, is _element's.
+    _element() reads what this leaves, and reports errors in it.
     """
     cdef const unsigned char* p = s.text + s.at
     cdef const unsigned char* end = s.text + s.end
@@ -298,7 +297,7 @@ cdef void _quick(Reader s, int dtype, int size, char* out, int64_t* n, int64_t c
 
 cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t count, int depth, str name,
                Writer strings) except -1 nogil:
-    """Reads the array at the cursor, flattened."""
+    """Reads the array at the cursor as flat elements."""
     if depth > MAX_DEPTH:
         s.too_deep()
     if not s.first_element():
@@ -324,7 +323,7 @@ cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t cou
 
 
 cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape):
-    """The `data` member as a tensor. Leaves the cursor behind it."""
+    """Reads the member `data` as a tensor and leaves the cursor behind it."""
     cdef int64_t count = 1, n = 0
     cdef int64_t d
     cdef int size = element_size(dtype)
@@ -344,7 +343,7 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
         for item in shape:
             d = item
             if count > (s.end - at) // d:
-                raise _mismatch()    # more elements than the text has characters
+                raise _mismatch()    # more elements than characters in the text
             count *= d
     if dtype == DT_BYTES:
         strings = Writer(min(4096, s.end - at + 8))
@@ -364,7 +363,7 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
 # ---------------------------------------------------------------- printing
 
 cdef int print_elements(Writer w, Tensor t) except -1:
-    """The tensor's elements, flat, between brackets."""
+    """Prints the tensor's elements as one flat array."""
     cdef int size = element_size(t.dtype)
     cdef int dtype = t.dtype
     cdef Py_ssize_t i, n, at
@@ -458,14 +457,14 @@ cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:
 
 
 def tensor_json(Tensor t) -> bytes:
-    """The tensor's elements as a JSON array, flat; for generate and for tests."""
+    """The tensor's elements as one flat JSON array; for the generate extension and for tests."""
     cdef Writer w = Writer.__new__(Writer, 256)
     print_elements(w, t)
     return w.take()
 
 
 def tensor_of(str name, int dtype, tuple shape, data):
-    """A tensor from a JSON array given as text; for generate and for tests. Raises InvalidArgument."""
+    """A tensor from the text of a JSON array; for the generate extension and for tests. Raises InvalidArgument."""
     cdef Reader s = Reader.__new__(Reader)
     cdef Tensor holder = Tensor.__new__(Tensor)
     holder.hold(data, False)

@@ -5,16 +5,16 @@ from libc.stdint cimport int64_t
 
 @cython.final
 cdef class Writer:
-    cdef PyObject* buffer     # a bytes object of `room` bytes, owned, that nobody else sees
+    cdef PyObject* buffer     # a bytes object of `room` bytes, owned; nobody else refers to it
     cdef char* p
     cdef Py_ssize_t used
     cdef Py_ssize_t room
-    cdef char* need(self, Py_ssize_t n) except NULL nogil    # room for n more; the place to write at
+    cdef char* need(self, Py_ssize_t n) except NULL nogil    # makes room for n more bytes; returns where to write them
     cdef int raw(self, const char* p, Py_ssize_t n) except -1
     cdef int quoted(self, const char* p, Py_ssize_t n) except -1
-    cdef int text(self, str s) except -1               # quoted and escaped
+    cdef int text(self, str s) except -1               # in quotes and escaped
     cdef int integer(self, int64_t value) except -1
     cdef int real(self, double value) except -1
     cdef int value(self, object value) except -1
     cdef int _resize(self, Py_ssize_t room) except -1
-    cdef bytes take(self)                              # the text; the writer is used up
+    cdef bytes take(self)                              # the text; the writer cannot be used any more

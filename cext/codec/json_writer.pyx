@@ -1,7 +1,7 @@
-"""JSON text as a Triton server writes it: compact, and with rapidjson's escapes.
+"""Writes JSON text as a Triton server does: compact, with rapidjson's escapes.
 
-A Writer prints into a bytes object nobody else sees yet, which grows as it needs to and becomes the
-answer; so a large answer is not copied at its end.
+A Writer prints into a bytes object to which nobody else refers yet, which grows as needed and becomes the response
+itself, so a large response is not copied at the end.
 
 Rules:
  1. Strings that are not UTF-8 survive a round trip byte for byte (surrogateescape).
@@ -23,7 +23,7 @@ cdef extern from "Python.h":
     void PyErr_Clear()
 
 cdef const char* HEX = b"0123456789ABCDEF"
-cdef char[256] _ESCAPE           # 0: as it is, 1: \u00XX, else the letter after the backslash
+cdef char[256] _ESCAPE           # 0: written as it is, 1: as \u00XX, else the letter after the backslash
 for _i in range(256):
     _ESCAPE[_i] = 1 if _i < 32 else 0
 _ESCAPE[8] = b"b"
@@ -53,7 +53,7 @@ cdef class Writer:
         return self.p + self.used
 
     cdef int _resize(self, Py_ssize_t room) except -1:
-        # the object may move; nobody else refers to it
+        # resizing may move the object, which is safe because nobody else refers to it
         _PyBytes_Resize(&self.buffer, room)
         self.p = PyBytes_AS_STRING(<object>self.buffer)
         self.room = room

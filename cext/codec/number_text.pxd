@@ -1,6 +1,6 @@
-# Numbers as JSON text. Parsing is correctly rounded; printing gives the shortest digits that read
-# back as the same double. Printing may touch 48 bytes from `out` on, whatever it needs; it returns
-# where the text ends.
+# Numbers as JSON text. Parsing is correctly rounded; printing gives the shortest digits that read back as the same
+# double. A print function returns the end of the text it wrote; it may overwrite up to 48 bytes from `out` on,
+# however short the text is.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -37,13 +37,13 @@ cdef extern from *:
     int leading_zero_digits(uint64_t spread) noexcept nogil
 
 cdef enum NumberKind:
-    NUMBER_INTEGER = 0   # no fraction or exponent, magnitude fits 64 bits: negative, magnitude
-    NUMBER_HUGE = 1      # no fraction or exponent, magnitude does not fit; real is the nearest double
-    NUMBER_REAL = 2      # real
+    NUMBER_INTEGER = 0   # without fraction or exponent, fits 64 bits: `negative` and `magnitude`
+    NUMBER_HUGE = 1      # without fraction or exponent, does not fit: `real` is the nearest double
+    NUMBER_REAL = 2      # any other: `real`
 
-cdef enum NumberError:   # what a rapidjson parser would complain about
+cdef enum NumberError:   # the errors of a rapidjson parser
     NUMBER_OK = 0
-    NUMBER_INVALID = 1   # at the position returned
+    NUMBER_INVALID = 1   # not a number, at the position returned
     NUMBER_FRACTION = 2  # no digit after the point, at the position returned
     NUMBER_EXPONENT = 3  # no digit in the exponent, at the position returned
     NUMBER_TOO_BIG = 4   # overflows a double; reported at the number's start
@@ -59,13 +59,13 @@ cdef const unsigned char* parse_number(const unsigned char* p, const unsigned ch
 cdef const unsigned char* quick_double(
     const unsigned char* p, const unsigned char* end, double* out
 ) noexcept nogil
-cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # 20 characters
-cdef char* print_int(char* out, int64_t value) noexcept nogil      # 20 characters
-cdef char* print_double(char* out, double value) noexcept nogil    # 26 characters
+cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # at most 20 characters
+cdef char* print_int(char* out, int64_t value) noexcept nogil      # at most 20 characters
+cdef char* print_double(char* out, double value) noexcept nogil    # at most 26 characters
 
 
 cdef inline char* put_uint(char* out, uint64_t value) noexcept nogil:
-    """print_uint() without a call for numbers of up to eight digits."""
+    """print_uint(), with numbers of up to eight digits printed inline."""
     cdef uint64_t spread
     cdef int zeros
     if value >= 100000000:
@@ -78,7 +78,7 @@ cdef inline char* put_uint(char* out, uint64_t value) noexcept nogil:
 
 
 cdef inline char* put_int(char* out, int64_t value) noexcept nogil:
-    """print_int(), likewise."""
+    """print_int(), with numbers of up to eight digits printed inline."""
     if value < 0:
         out[0] = b"-"
         return put_uint(out + 1, <uint64_t>0 - <uint64_t>value)

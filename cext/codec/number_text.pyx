@@ -1,15 +1,15 @@
-"""Numbers <-> JSON text, correctly rounded both ways.
+"""Reads and prints numbers in JSON text, correctly rounded both ways.
 
-The problem: a 1 MiB FP32 tensor is 262,144 numbers of 17 digits; Python's own conversions take
-half a microsecond each. The choice: the Eisel-Lemire multiplication for reading (with CPython's
-exact conversion for the few cases it cannot decide) and the Schubfach search for printing. Both
-need powers of ten as 128-bit significands, which are computed once, from Python integers.
+The problem: a 1 MiB FP32 tensor has 262,144 numbers of up to 17 digits, and Python's own conversions take half a
+microsecond each. The choice: reading uses the Eisel-Lemire multiplication (and CPython's exact conversion for the few
+cases that it cannot decide), printing uses the Schubfach search. Both need powers of ten as 128-bit significands,
+which are computed once, from Python integers.
 
 Rules:
- 1. Reading rounds to nearest, ties to even, whatever the number of digits.
- 2. Printing chooses the shortest digits that read back as the same double, the closest of those.
- 3. The layout of printed numbers is rapidjson's: 1.0, 0.001, 1e-7, up to 21 digits before the
-    point (docs/protocol/observed.md 3). NaN and infinities are NaN, Infinity, -Infinity.
+ 1. Reading rounds to the nearest double, ties to even, whatever the number of digits.
+ 2. Printing chooses the shortest digits that read back as the same double; of several, the closest to its value.
+ 3. Printed numbers look as rapidjson prints them: 1.0, 0.001, 1e-7, up to 21 digits before the point
+    (docs/protocol/observed.md 3). NaN and infinities are NaN, Infinity and -Infinity.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.math cimport INFINITY, NAN
@@ -38,15 +38,15 @@ cdef struct Power:
     uint64_t high
     uint64_t low
 
-cdef Power rounded_up[POWERS]    # 10**k as 128 bits, rounded up: for printing
-cdef Power truncated[POWERS]     # 5**k as 128 bits, as Eisel and Lemire round it: for reading
-cdef double exact_power[23]      # 10**k that are doubles
+cdef Power rounded_up[POWERS]    # 10**k in 128 bits, rounded up: for printing
+cdef Power truncated[POWERS]     # 5**k in 128 bits, rounded as Eisel and Lemire do: for reading
+cdef double exact_power[23]      # the powers of ten that are exact doubles
 
 cdef uint64_t ALL_ONES = 0xFFFFFFFFFFFFFFFF
 
 
 def _fill_tables():
-    """Significands of the powers of ten (once, at import; about a millisecond)."""
+    """Computes the significands of the powers of ten: once, at import, in about a millisecond."""
     mask = (1 << 64) - 1
     for i in range(23):
         exact_power[i] = float(10**i)
@@ -75,7 +75,7 @@ _fill_tables()
 # ---------------------------------------------------------------- reading
 
 cdef bint eisel_lemire(uint64_t w, int q, double* out) noexcept nogil:
-    """w * 10**q as the nearest double; False when 128 bits do not decide it. w is not 0."""
+    """Finds the double nearest to w * 10**q; False when 128 bits cannot decide it. w is not 0."""
     cdef uint64_t low, high, more_low, more_high, mantissa, bits
     cdef int lz, upper, power
     if q < LOW_POWER or q > 308:
@@ -96,7 +96,7 @@ cdef bint eisel_lemire(uint64_t w, int q, double* out) noexcept nogil:
     if power <= 0 or power >= 0x7FF:
         return False                     # subnormal or overflow: the exact conversion decides
     if low <= 1 and -4 <= q <= 23 and (mantissa & 3) == 1 and (mantissa << (upper + 9)) == high:
-        mantissa &= ~<uint64_t>1         # exactly half way: to even
+        mantissa &= ~<uint64_t>1         # exactly half way between two doubles: choose the even one
     mantissa += mantissa & 1
     mantissa >>= 1
     if mantissa >= (<uint64_t>2 << 52):
@@ -110,9 +110,9 @@ cdef bint eisel_lemire(uint64_t w, int q, double* out) noexcept nogil:
 
 
 cdef double exact(const unsigned char* start, const unsigned char* end) except? -1.0 nogil:
-    """CPython's conversion of the number between the pointers; infinite when it overflows."""
+    """CPython's conversion of the number between the pointers; infinity when it overflows."""
     cdef double found
-    with gil:  # numbers that 128 bits do not decide are rare
+    with gil:  # needed only for numbers that 128 bits cannot decide, which are rare
         found = float(PyBytes_FromStringAndSize(<const char*>start, end - start))
     return found
 
@@ -124,12 +124,12 @@ cdef inline bint is_digit(unsigned char c) noexcept nogil:
 cdef const unsigned char* parse_number(
     const unsigned char* p, const unsigned char* end, Number* out
 ) except NULL nogil:
-    """Reads a JSON number (or NaN, Inf, Infinity) at `p`; returns where it or its error ends."""
+    """Reads a JSON number (or NaN, Inf, Infinity) at `p`; returns where it, or its error, ends."""
     cdef const unsigned char* start = p
     cdef const unsigned char* mark
     cdef uint64_t w = 0
     cdef int significant = 0, exponent = 0, d
-    cdef Py_ssize_t scale = 0            # of as many digits as a text may have
+    cdef Py_ssize_t scale = 0            # wide enough for the number of digits of any text
     cdef bint whole = True, cut = False, minus_exponent = False
     cdef double value
     out.error = NUMBER_OK
@@ -140,7 +140,7 @@ cdef const unsigned char* parse_number(
     if p < end and p[0] == b"0":
         p += 1
     elif end - p >= 2 and is_digit(p[0]) and (p[1] == b"," or p[1] == b"]" or p[1] == b"}"):
-        out.magnitude = p[0] - 48       # one digit: most numbers of a shape
+        out.magnitude = p[0] - 48       # a single digit, like most numbers in shapes
         out.kind = NUMBER_INTEGER
         return p + 1
     elif p < end and is_digit(p[0]):
@@ -151,7 +151,7 @@ cdef const unsigned char* parse_number(
             else:
                 d = p[0] - 48
                 if significant == 19 and w <= (ALL_ONES - d) // 10:
-                    w = w * 10 + d       # a 20th digit that still fits 64 bits
+                    w = w * 10 + d       # a 20th digit may still fit into 64 bits
                     significant = 20
                 else:
                     cut = True
@@ -213,11 +213,11 @@ cdef const unsigned char* parse_number(
 cdef const unsigned char* quick_double(
     const unsigned char* p, const unsigned char* end, double* out
 ) noexcept nogil:
-    """The common forms of a number: at most 19 digits, decided by 128 bits.
+    """Reads a number in a common form: at most 19 digits, and decided by 128 bits.
 
-    Returns where it ends, or NULL when parse_number has to look. Reads nothing from `end` on, which
-    must be at least 64 bytes away: every loop stops 8 bytes before it, and what they leave is at most
-    a point, an `e` and a sign.
+    Returns where it ends, or NULL when parse_number() must read it. `end` must be at least 64 bytes after `p`, and
+    nothing from `end` on is read: every loop stops 8 bytes before it, and at most a point, an `e` and a sign can
+    follow a loop.
     """
     cdef bint minus = p[0] == b"-"
     cdef const unsigned char* start
@@ -261,7 +261,7 @@ cdef const unsigned char* quick_double(
             return NULL
         digits -= scale
         if digits > 19:
-            while start < p and (start[0] == b"0" or start[0] == b"."):     # leading zeros do not count
+            while start < p and (start[0] == b"0" or start[0] == b"."):     # leading zeros are not significant digits
                 if start[0] == b"0":
                     digits -= 1
                 start += 1
@@ -297,7 +297,7 @@ cdef const unsigned char* quick_double(
 
 
 cdef const unsigned char* parse_name(const unsigned char* p, const unsigned char* end, Number* out) noexcept nogil:
-    """NaN, Inf or Infinity, letter by letter, so that the error is where rapidjson sees it."""
+    """Reads NaN, Inf or Infinity letter by letter, so that an error is reported where rapidjson reports it."""
     cdef const char* word = "NaN" if p[0] == b"N" else "Inf"
     cdef int i
     out.kind = NUMBER_REAL
@@ -337,7 +337,7 @@ cdef char* print_int(char* out, int64_t value) noexcept nogil:
 
 
 cdef inline uint64_t round_to_odd(Power g, uint64_t c) noexcept nogil:
-    """The high 64 bits of g * c, its lowest bit set when anything below was not zero."""
+    """The high 64 bits of g * c, with the lowest bit set if any bit below them was not zero."""
     cdef uint64_t x_low, y_low, x_high, y_high
     x_high = mul_128(g.low, c, &x_low)
     y_high = mul_128(g.high, c, &y_low)
@@ -418,8 +418,8 @@ cdef char* print_double(char* out, double value) noexcept nogil:
         exponent += 1
     n = digits_backwards(text, digits)
     start = text + 24 - n
-    point = n + exponent                 # digits before the decimal point
-    # copies of 24 bytes, whatever is wanted of them, are three moves; there is room for them
+    point = n + exponent                 # how many digits are before the decimal point
+    # copying always 24 bytes takes three moves, whatever number of them is wanted; the caller has made room
     if exponent >= 0 and point <= 21:
         memcpy(out, start, 24)
         memset(out + n, 48, exponent)
@@ -446,7 +446,7 @@ cdef char* print_double(char* out, double value) noexcept nogil:
 
 
 cdef inline int digits_backwards(char* text, uint64_t value) noexcept nogil:
-    """Writes the digits so that they end at text + 24; returns how many."""
+    """Writes the digits so that they end at text + 24; returns how many there are."""
     cdef int n = 24
     cdef uint64_t rest, spread
     while value >= 100000000:

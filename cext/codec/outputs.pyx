@@ -1,16 +1,16 @@
-"""What the client asked to be done with the outputs: only some of them, some classified.
+"""Does with the outputs what the client asked for: returns only some, classifies, puts some into shared memory.
 
-On every request's way, so the case without a wish costs one comparison, and the usual one (all
-outputs by name) compares pointers.
+Every request passes through here. So a request without wishes costs one comparison, and for the most common wish (all
+outputs, by name) pointers are compared.
 """
 from neptrio.request.infer_request cimport InferRequest, InferResponse, RequestedOutput, Tensor
 
 
 def select(InferRequest request, InferResponse response, services):
-    """Keeps the requested outputs, in the order the backend made them, and classifies.
+    """Keeps the requested outputs, in the order in which the backend made them, and classifies where asked.
 
-    Outputs that belong in shared memory are written there and left without data.
-    Raises TritonError for a datatype that has no classes or a region that does not fit.
+    Outputs for shared memory are written there and stay in the response without data. Raises TritonError for a
+    datatype that cannot be classified or a region that does not fit.
     """
     cdef RequestedOutput o
     cdef Tensor t

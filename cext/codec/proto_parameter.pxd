@@ -1,4 +1,4 @@
-# InferParameter on the wire, both ways.
+# Reads and writes InferParameter messages.
 from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.codec.protobuf cimport Out, Slice

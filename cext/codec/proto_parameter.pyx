@@ -1,7 +1,7 @@
-"""Parameters of requests, inputs, outputs and responses: map entries of a name and an InferParameter.
+"""The parameters of requests, inputs, outputs and responses: map entries of a name and an InferParameter.
 
-Those that Triton gives a meaning (sequence, priority, timeout, shared memory, classification) become
-fields of the request; every other one is kept for the model under its name.
+Parameters that Triton knows (sequence, priority, timeout, shared memory, classification) become fields of the
+request; all others are kept under their names for the model.
 Source: docs/protocol/features.md A3 and A6; proto/grpc_service.proto, InferParameter.
 """
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -47,7 +47,7 @@ cdef struct Parameter:
 
 
 cdef int read_parameter(Slice s, Slice* key, Parameter* out) except -1:
-    """One map entry: key = 1, value = 2 (an InferParameter)."""
+    """Reads one map entry: key = 1, value = 2 (an InferParameter)."""
     cdef Cursor c = cursor_of(s)
     cdef Cursor v
     cdef uint64_t tag, number
@@ -89,7 +89,7 @@ cdef int read_parameter(Slice s, Slice* key, Parameter* out) except -1:
 
 
 cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
-    """One parameter of a request: a setting that Triton knows by name, or one for the model."""
+    """Applies one parameter of a request: one that Triton knows by name, or one for the model."""
     cdef Slice k
     cdef Parameter p
     cdef str key
@@ -135,7 +135,7 @@ cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
             "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
             "starting with 'triton_' are allowed: triton_enable_empty_final_response")
     elif key == "binary_data_output":
-        pass  # an HTTP setting; gRPC outputs are always raw
+        pass  # for HTTP only; gRPC outputs are always raw bytes
     else:
         if r.parameters is None:
             r.parameters = {}
@@ -154,7 +154,7 @@ cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
 
 
 cdef int read_region(Slice entry, Region* region, int64_t* class_count, str where) except -1:
-    """Shared-memory and classification parameters of an input or output."""
+    """Reads the parameters of an input or output about shared memory and classification."""
     cdef Slice k
     cdef Parameter p
     cdef str key

@@ -1,11 +1,10 @@
-"""ModelInferRequest bytes -> InferRequest.
+"""Decodes the bytes of a ModelInferRequest into an InferRequest.
 
-No message object stands in between. Input tensors are views into the message, which they keep
-alive.
+No protobuf message object is made. Input tensors are views into the message's bytes, which they keep alive.
 
-Parsing runs in two passes: the first walks the top-level fields and notes where inputs,
-outputs, parameters and raw contents lie, the second interprets them. So the id and the model
-name are known whatever order the fields came in, and every error can carry them.
+Decoding takes two passes. The first walks over the top-level fields and notes where inputs, outputs, parameters and raw
+contents are, the second reads them. So the id and the model's name are known in whatever order the fields come, and
+every error can contain them.
 Source: proto/grpc_service.proto; docs/protocol/observed.md.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -62,7 +61,7 @@ cdef tuple read_shape(list dims, Slice s):
 
 
 cdef int put_integer(char* out, uint64_t v, int dtype, int width, str name) except -1:
-    """One integer of InferTensorContents as an element; int32 and uint32 carry narrower types too."""
+    """Stores one integer of InferTensorContents as an element; narrower types come as int32 and uint32 too."""
     cdef int64_t signed = <int64_t>v
     cdef int64_t top
     if dtype == DT_BOOL:
@@ -83,7 +82,7 @@ cdef int put_integer(char* out, uint64_t v, int dtype, int width, str name) exce
 
 
 cdef inline bytes varints_to(Slice s, int dtype, int width, str name):
-    """Packed varints as little-endian elements of `width` bytes."""
+    """Converts packed varints into little-endian elements of `width` bytes."""
     cdef Cursor c = cursor_of(s)
     cdef Py_ssize_t n = 0
     cdef const uint8_t* p = c.p
@@ -105,7 +104,7 @@ cdef inline bytes varints_to(Slice s, int dtype, int width, str name):
     return made
 
 
-# contents field -> datatypes it can carry
+# field of InferTensorContents -> the datatypes that it can carry
 cdef dict _CONTENTS = {
     1: (<int>DT_BOOL,),
     2: (<int>DT_INT8, <int>DT_INT16, <int>DT_INT32),
@@ -121,7 +120,7 @@ cdef dict _CONTENTS_NAME = {1: "BOOL", 2: "INT32", 3: "INT64", 4: "UINT32", 5: "
 
 
 cdef bytes read_contents(Slice contents, int dtype, str name, str model):
-    """InferTensorContents as the tensor's raw bytes, or None when it is empty."""
+    """InferTensorContents as a tensor's raw bytes, or None when it is empty."""
     cdef Cursor c = cursor_of(contents)
     cdef uint64_t tag, v
     cdef int field, wire_type, width
@@ -275,7 +274,7 @@ cdef struct Slices:
     Slice* items
     Py_ssize_t n
     Py_ssize_t room
-    Slice[8] few     # enough for almost every request, so nothing is allocated
+    Slice[8] few     # enough for nearly every request, so that nothing must be allocated
 
 
 cdef inline void slices_init(Slices* s) noexcept:
@@ -307,10 +306,9 @@ cdef int slices_add(Slices* s, Slice item) except -1:
 def decode_request(InferRequest r not None, message, shared_memory=None):
     """Fills `r` from the bytes of a ModelInferRequest.
 
-    `message` is any buffer; the input tensors view it and keep it alive. `shared_memory`
-    resolves inputs that lie in a registered region (service.shared_memory).
-    Raises WireError for bytes that are no such message and TritonError for one whose
-    parameters or tensors are not allowed; `r.id` and `r.model_name` are set in the second case.
+    `message` is any buffer; input tensors are views of it and keep it alive. `shared_memory` (service.shared_memory)
+    gives inputs that are in a registered region. Raises WireError for bytes that are no such message, and
+    TritonError for a message with invalid parameters or tensors; in that case `r.id` and `r.model_name` are set.
     """
     cdef Py_buffer view
     cdef Cursor c

@@ -1,7 +1,7 @@
-"""InferResponse -> ModelInferResponse bytes, with the gRPC frame around them.
+"""Encodes an InferResponse as the bytes of a ModelInferResponse, with its gRPC frame.
 
-No message object stands in between. Large output tensors leave as separate segments, never copied
-into the message.
+No protobuf message object is made. Large output tensors are not copied into the message; they are sent as buffers of
+their own.
 Source: proto/grpc_service.proto; gRPC over HTTP/2 (length-prefixed messages).
 """
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -25,16 +25,16 @@ from neptrio.datatypes import NAME
 from neptrio.errors import Code, Reason, TritonError
 
 cdef enum:
-    INLINE_TENSOR = 32768     # bytes; larger tensors become segments of their own
+    INLINE_TENSOR = 32768     # bytes; larger tensors become buffers of their own
 
 cdef dict _NAME = NAME
 
 
-cdef Out scratch  # reused for the head of every response; only touched with the GIL held
+cdef Out scratch  # for the small parts of every response; used only with the GIL held
 
 
 cdef int put_head(InferResponse response, str final_flag, object final) except -1:
-    """Fields 1 to 5 of ModelInferResponse into `scratch`."""
+    """Writes fields 1 to 5 of a ModelInferResponse into `scratch`."""
     cdef Tensor t
     scratch.n = 0
     if response.model_name:
@@ -82,12 +82,12 @@ cdef int put_output_head(Tensor t) except -1:
 
 
 cdef inline Py_ssize_t wire_size(Tensor t) noexcept:
-    """Bytes a tensor takes in raw_output_contents: none when it is in a registered device region."""
+    """The bytes that a tensor takes in raw_output_contents; none when it is in a registered device region."""
     return 0 if t.memory_kind == GPU_MEMORY else t.nbytes
 
 
 cdef object unsendable(InferResponse response, object error):
-    """The error of a response that protobuf cannot carry: integers beyond 64 bits, text with half a surrogate pair."""
+    """The error for a response that protobuf cannot carry: integers beyond 64 bits, text with a lone surrogate."""
     cdef str what = f"a name or a parameter is not valid Unicode: {error}"
     if isinstance(error, OverflowError):
         what = "a parameter is an integer beyond 64 bits"
@@ -97,11 +97,11 @@ cdef object unsendable(InferResponse response, object error):
 
 
 def encode_response(InferResponse response not None, bint streamed=False, bint final=True):
-    """A response as one gRPC message: a list of buffers with the 5-byte prefix in front.
+    """A response as one gRPC message: a list of buffers that begins with the 5-byte frame header.
 
-    `streamed` wraps it in a ModelStreamInferResponse and adds triton_final_response; an error
-    becomes its error_message. Tensors larger than 32 KiB are in the list as they are.
-    TritonError when a model's names or parameters have no place in the message.
+    `streamed` wraps it in a ModelStreamInferResponse and adds triton_final_response; an error becomes its
+    error_message. Tensors larger than 32 KiB are in the list themselves. Raises TritonError when the names or
+    parameters that a model gave do not fit the message.
     """
     cdef Tensor t
     cdef Out frame
@@ -146,7 +146,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
             need(&frame, 16 + scratch.n)
             put_varint(&frame, 2 << 3 | 2)
             put_varint(&frame, inner)
-        if scratch.n:      # before the first head there is no scratch memory
+        if scratch.n:      # without any head there is no scratch memory yet
             memcpy(frame.data + frame.n, scratch.data, scratch.n)
             frame.n += scratch.n
         if response.outputs and response.error is None:
@@ -155,7 +155,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
                 put_varint(&frame, 6 << 3 | 2)
                 size = wire_size(t)
                 put_varint(&frame, size)
-                if size == 0:      # an empty tensor need not lie anywhere
+                if size == 0:      # the pointer of an empty tensor may be NULL
                     continue
                 if size <= INLINE_TENSOR:
                     need(&frame, size)

@@ -1,8 +1,8 @@
-# The protobuf wire format: a cursor that reads fields, an Out that they are written to.
+# The protobuf wire format: a Cursor reads fields, an Out collects written ones.
 #   A Cursor and its Slices borrow the message: whoever made them keeps it alive.
-#   Reads are checked against the message's end; what goes beyond it raises WireError.
-#   An Out starts zeroed; its owner frees `data`.
-# What runs for every field of every message is inline.
+#   Reads are checked against the message's end; reading beyond it raises WireError.
+#   An Out must be zeroed at first; its owner frees `data`.
+# Functions that run for every field of every message are inline.
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
-cdef int malformed(str why) except -1       # raises WireError; what reads sets its result first, for gcc
+cdef int malformed(str why) except -1       # raises WireError
 
 # ---------------------------------------------------------------- reading
 
@@ -98,7 +98,7 @@ cdef inline int varint_size(uint64_t v) noexcept nogil:
     return n
 
 cdef inline void put_varint(Out* o, uint64_t v) noexcept:
-    # the caller made room
+    # the caller has made room
     while v >= 0x80:
         o.data[o.n] = <char>(v | 0x80)
         o.n += 1

@@ -1,8 +1,8 @@
-"""The protobuf wire format, without messages: fields are read where they lie and written one by one.
+"""The protobuf wire format without message objects: fields are read where they are, and written one by one.
 
-A message class per request costs more than all the rest of the server; what reads and writes the two
-messages of the hot path (cext/codec/proto_request, cext/codec/proto_response) stands on these functions instead.
-The ones that run per field are inline, in protobuf.pxd; here is what is seldom or large.
+A message object for every request would cost more than all the rest of the server. So the code for the two messages of
+inference (cext/codec/proto_request, cext/codec/proto_response) is built on these functions instead. Functions that run
+for every field are inline, in protobuf.pxd; here are those that are called seldom or on large data.
 Source: protobuf.dev, "Encoding".
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -13,7 +13,7 @@ from neptrio.errors import InvalidArgument
 
 
 class WireError(InvalidArgument):
-    """The bytes are not the message they should be."""
+    """The bytes are not a valid message."""
 
 
 cdef int malformed(str why) except -1:
@@ -41,7 +41,7 @@ cdef int skip_field(Cursor* c, int wire_type) except -1:
 
 
 cdef int grow(Out* o, Py_ssize_t more) except -1:
-    """Makes room for `more` bytes, and as many again."""
+    """Makes room for at least `more` bytes; doubles the memory."""
     cdef Py_ssize_t room = (o.n + more) * 2
     cdef char* grown = <char*>realloc(o.data, room)
     if grown == NULL:
@@ -54,8 +54,8 @@ cdef int grow(Out* o, Py_ssize_t more) except -1:
 def well_formed(message):
     """Raises WireError unless `message` is a sequence of whole protobuf fields.
 
-    For the control RPCs, whose parser takes a field that is cut off for a shorter one. Nested
-    messages are not looked into.
+    For calls other than inference: protobuf's parser would accept a field that is cut off as a shorter one. Nested
+    messages are not checked.
     """
     cdef Py_buffer view
     cdef Cursor c
