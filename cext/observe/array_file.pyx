@@ -1,22 +1,21 @@
-"""A JSON array on disk that grows, and is complete at every moment, also after `kill -9`.
+"""A JSON array on disk that grows and is complete at every moment, also after `kill -9`.
 
-The problem: replacing the bracket at an array's end by more text is not one step (a killed write may
-end at any page), and writing the whole file anew for every addition costs its size each time. The
-choice: two files take turns. The spare one, which nobody sees, gets what it lacks, copied from the
-other, and the new text, and then they change places in one step. Every text is written twice,
-whatever the file's size, and kept in memory not at all. Where files cannot change places (NFS), a hard
-link keeps the old one as the next spare; where there are no links, the array is copied each time.
+The problem: replacing the bracket at an array's end by more text is not one step (a killed write may end at any page),
+and rewriting the whole file for every addition costs its whole size each time. The choice: two files alternate. The
+spare file, which no reader sees, gets what it lacks, copied from the other one, and then the new text; then the two
+exchange names in one step. So every text is written twice, whatever the file's size, and none is kept in memory. Where
+files cannot exchange names (NFS), a hard link keeps the old file as the next spare; where there are no links either,
+the array is copied each time.
 
-An addition is one call without the GIL, not a dozen that give it up and take it back: each time the
-writer takes it, the loop stops until the writer's thread has woken up and given it up again.
+An addition is one call without the GIL, not a dozen calls that give it up and take it back: each time the writer's
+thread took the GIL, the loop would have to wait until that thread gave it up again.
 
 Rules:
- 1. What is at `path` is a complete array, from the first addition on.
- 2. A reader who keeps the file open may see the change after the next one in it; what it has read is
-    never changed.
- 3. A file that somebody moved, removed or changed is left alone: a new array begins at `path`.
+ 1. From the first addition on, the file at `path` is a complete array.
+ 2. A reader that keeps the file open may see the addition after the next in it; what it has read is never changed.
+ 3. A file that somebody has moved, removed or changed is left alone: a new array begins at `path`.
  4. rest() removes the spare file; the next addition copies the array once.
- 5. sweep() removes spare files of servers that are gone.
+ 5. sweep() removes spare files left by servers that are gone.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.errno cimport EINTR, errno
@@ -63,27 +62,27 @@ cdef extern from *:
 cdef enum:
     END_BYTES = 3           # "\n]\n"
     COPY_BYTES = 65536
-    NO_MEMORY = -1          # beside the numbers of errno
+    NO_MEMORY = -1          # distinct from the values of errno
     SHORTER = -2
 
 cdef struct Piece:
-    const char* text        # NULL: `records`
+    const char* text        # NULL: take `records` instead
     Py_ssize_t size
     Records* records
 
 
 cdef class ArrayFile:
-    """One growing array. Not for several threads at once."""
+    """One growing array. One thread at a time."""
 
     cdef readonly str path
-    cdef public bint exchange       # files can change places; False once it was refused
-    cdef tuple names                # owns the next three
+    cdef public bint exchange       # files can exchange names; False after the system refused it
+    cdef tuple names                # owns the next three strings
     cdef const char* shown_path
     cdef const char* spare
-    cdef const char* second         # a name in between
-    cdef unsigned long inode        # of what is at `path`
-    cdef int64_t shown              # its size, 0 = the array has not begun
-    cdef int64_t spare_size         # 0: there is no spare file
+    cdef const char* second         # a name needed while two files change names
+    cdef unsigned long inode        # of the file at `path`
+    cdef int64_t shown              # size of that file, 0: the array has not begun
+    cdef int64_t spare_size         # size of the spare file, 0: there is none
 
     def __init__(self, str path):
         self.path = path
@@ -94,9 +93,9 @@ cdef class ArrayFile:
         self.shown_path, self.spare, self.second = self.names
 
     def append(self, *pieces):
-        """Adds objects: a piece is a TraceBlock, or bytes of objects joined by commas.
+        """Adds objects. A piece is a TraceBlock, or bytes with objects joined by commas.
 
-        Raises OSError; the array is then what it was.
+        Raises OSError and then leaves the array as it was.
         """
         cdef Py_ssize_t n = 0
         cdef int failed
@@ -104,7 +103,7 @@ cdef class ArrayFile:
         if made == NULL:
             raise MemoryError()
         try:
-            for piece in pieces:  # they are alive until this returns
+            for piece in pieces:  # the caller's tuple keeps the pieces alive
                 if isinstance(piece, bytes):
                     made[n].text = PyBytes_AS_STRING(piece)
                     made[n].size = PyBytes_GET_SIZE(piece)
@@ -125,7 +124,7 @@ cdef class ArrayFile:
             raise OSError(failed, os.strerror(failed), self.path)
 
     cdef int grow(self, Piece* pieces, Py_ssize_t n) noexcept nogil:
-        """0, or what went wrong."""
+        """Adds the pieces. Returns 0, or the number of the error."""
         cdef stat_t there
         cdef int failed, fd
         if self.shown and (
@@ -153,7 +152,7 @@ cdef class ArrayFile:
         return 0
 
     cdef int fill(self, int fd, Piece* pieces, Py_ssize_t n) noexcept nogil:
-        """Brings the spare file up to date."""
+        """Copies into the spare file what it lacks."""
         cdef int64_t start = self.spare_size - END_BYTES if self.spare_size else 0
         cdef Py_ssize_t i
         cdef int failed = 0
@@ -171,7 +170,7 @@ cdef class ArrayFile:
         return failed if failed else write_all(fd, b"\n]\n", END_BYTES)
 
     cdef int change_places(self) noexcept nogil:
-        """Shows the spare file; the one that was shown is the spare one then, if that is possible."""
+        """Puts the spare file in place of the visible one, which becomes the spare one if possible."""
         cdef bint linked
         if self.shown and self.exchange:
             if exchange_files(self.spare, self.shown_path) == 0:
@@ -194,12 +193,12 @@ cdef class ArrayFile:
             c_unlink(self.spare)
 
     def rest(self):
-        """Removes the spare file."""
+        """Removes the spare file, when nothing more is expected soon."""
         with nogil:
             self.forget()
 
     def take_over(self, ArrayFile other):
-        """Adds what another array holds, and removes that one."""
+        """Appends the contents of another array and removes that one."""
         other.rest()
         with open(other.path, "rb") as source:
             content = source.read()
@@ -208,7 +207,7 @@ cdef class ArrayFile:
 
 
 cdef int copy(const char* path, int fd, int64_t at, int64_t end) noexcept nogil:
-    """Adds the bytes of a file from `at` to `end`."""
+    """Copies the bytes from `at` to `end` of a file."""
     cdef char* block
     cdef ssize_t n
     cdef int failed = 0, source
@@ -235,7 +234,7 @@ cdef int copy(const char* path, int fd, int64_t at, int64_t end) noexcept nogil:
 
 
 def sweep(str path):
-    """Removes what servers that are gone left of the arrays at `path` and of its numbered ones."""
+    """Removes spare files that servers which are gone left beside the array at `path` and its numbered ones."""
     for found in glob.glob(glob.escape(path) + ".*.tmp*"):
         owner = found.rpartition(".tmp")[0].rpartition(".")[2]
         if owner.isdigit() and int(owner) != os.getpid() and not os.path.exists(f"/proc/{owner}"):

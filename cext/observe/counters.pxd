@@ -1,5 +1,5 @@
-# The statistics counters of one model version. Written and read on the trio thread only, so a
-# snapshot is always consistent; no lock, no atomic.
+# The statistics counters of one model version. Written and read on the trio thread only, so that a snapshot is always
+# consistent without locks or atomics.
 from libc.stdint cimport int64_t, uint64_t
 from neptrio.observe.histogram cimport Histogram
 from neptrio.request.infer_request cimport InferRequest, InferResponse
@@ -7,7 +7,7 @@ from neptrio.request.infer_request cimport InferRequest, InferResponse
 cdef struct Duration:
     uint64_t count
     uint64_t ns
-    uint64_t us            # ns // 1000 summed per event: what the metrics report
+    uint64_t us            # sum over events of ns // 1000, for the metrics
 
 cdef class BatchCounters:
     cdef readonly uint64_t batch_size
@@ -34,8 +34,8 @@ cdef class ModelCounters:
     cdef readonly uint64_t inference_count
     cdef readonly uint64_t execution_count
     cdef readonly uint64_t last_inference_ms
-    cdef public int64_t inflight_bytes   # input tensors of accepted, unanswered requests
-    cdef public list memory_usage        # the $memory_usage objects measured at load
+    cdef public int64_t inflight_bytes   # bytes of inputs of accepted, unanswered requests
+    cdef public list memory_usage        # the $memory_usage objects, measured when the model was loaded
     cdef Duration success
     cdef Duration fail
     cdef Duration queue
@@ -45,11 +45,11 @@ cdef class ModelCounters:
     cdef Duration cache_hit
     cdef Duration cache_miss
     cdef dict batches                    # batch size -> BatchCounters
-    cdef list responses                  # [ResponseCounters] by index of the response
+    cdef list responses                  # [ResponseCounters], by the response's index
     cdef readonly dict failures          # reason -> count
-    cdef readonly int64_t accepted       # requests since the load: accepted = answered (success) +
-    cdef public int64_t refused          # by the scheduler, so not in accepted: a full queue, mostly
-    cdef readonly int64_t failed         # failed + cancelled + in flight; an ensemble's count once
+    cdef readonly int64_t accepted       # since the load; = answered + failed + cancelled + in flight
+    cdef public int64_t refused          # requests that the scheduler refused (mostly: queue full); not in `accepted`
+    cdef readonly int64_t failed         # an ensemble's failed request counts once
     cdef readonly int64_t cancelled
     cdef readonly dict closings          # close reason -> CloseCounters
     cdef readonly Histogram request_histogram
@@ -57,9 +57,9 @@ cdef class ModelCounters:
     cdef readonly Histogram input_histogram
     cdef readonly Histogram infer_histogram
     cdef readonly Histogram output_histogram
-    cdef readonly object summaries       # stage -> SlidingHistogram, None when off
-    cdef readonly object first_response  # BoundedHistogram, None when off
-    cdef bytes trace_head                # how the model's objects in a trace file begin; made by cext/observe/trace
+    cdef readonly object summaries       # stage -> SlidingHistogram, None when not enabled
+    cdef readonly object first_response  # a BoundedHistogram, None when not enabled
+    cdef bytes trace_head                # beginning of the model's objects in trace files; made by cext/observe/trace
     cdef int answered(self, InferRequest request, InferResponse response) except -1
     cdef int responded(self, InferRequest request, InferResponse response, int64_t now) except -1
     cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,

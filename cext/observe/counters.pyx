@@ -1,22 +1,22 @@
-"""Statistics counters: written from a request's timestamp array when it is answered.
+"""The statistics counters, updated from a request's timestamps when it is answered.
 
-The problem: the statistics extension promises relations between its numbers (queue.count is
-success.count, compute is success without cache hits), operators poll while requests storm in, and
-no request may pay more than a microsecond for it. The choice: plain structs, written only on the
-trio thread at the moment at which the request is answered, and read there too.
+The problem: the statistics extension promises relations between its numbers (queue.count equals success.count, compute
+is success without cache hits), operators read them during heavy traffic, and updating them may cost a request at most a
+microsecond. The choice: plain structs, written only on the trio thread at the moment a request is answered, and read
+on the same thread.
 
 Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md):
- 1. One answered() per accepted request. It writes either success, queue and (without a cache hit)
-    the three compute durations, or only fail.
- 2. A batch's durations are every one of its requests' durations; they are not divided.
- 3. executed() counts the execution once, whatever became of its requests; it moves last_inference.
- 4. An ensemble's request (`composing`) has the sums of its steps' compute durations, its own
-    execution, and counts 2 when it fails.
- 5. A decoupled request that ended in an error response has failed, and so has one that was
-    cancelled before its flag-only final response.
- 6. A cache miss adds its lookup and insertion to success.ns, not to success.count.
- 7. Microseconds (for the metrics) are truncated per event.
- 8. Durations below zero count as zero.
+ 1. answered() is called once per accepted request. It updates either success, queue and (without a cache hit) the three
+    compute durations, or only fail.
+ 2. Each request of a batch is counted with the batch's whole durations; they are not divided among requests.
+ 3. executed() counts an execution once, whatever happened to its requests, and updates last_inference.
+ 4. An ensemble's request (`composing`) has the sums of its steps' compute durations and an execution of its own, and
+    counts 2 when it fails.
+ 5. A decoupled request that ended with an error response has failed, and so has one that was cancelled before its
+    final response without contents.
+ 6. A cache miss adds the time of lookup and insertion to success.ns, and nothing to success.count.
+ 7. Microseconds (for the metrics) are rounded down for each event.
+ 8. Negative durations count as zero.
 """
 from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
@@ -43,8 +43,8 @@ from bisect import bisect_left
 from neptrio.errors import Cancelled, Reason
 
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-# responses of one request with a later index share the last key: a model that streams for ever
-# must not make its statistics grow for ever
+# Responses of one request with a higher index share the last key: a model that streams without end must not make its
+# statistics grow without end.
 MAX_RESPONSE_KEYS = 4096
 CANCELED = Reason.CANCELED
 CANCELLATION = Cancelled()
@@ -84,14 +84,14 @@ cdef class ResponseCounters:
 
 
 cdef class CloseCounters:
-    """The batches that were closed for one reason: their sizes and how long the oldest waited."""
+    """The batches that were closed for one reason: their sizes, and how long the oldest request of each waited."""
 
     def __cinit__(self):
         self.sizes = {}
 
 
 class BoundedHistogram:
-    """A Prometheus histogram with bounds of the user's choice; values are whole numbers."""
+    """A Prometheus histogram with bounds set by the user; values are integers."""
 
     def __init__(self, bounds):
         self.bounds = tuple(bounds)
@@ -99,7 +99,7 @@ class BoundedHistogram:
         self.sum = 0
 
     def record(self, value):
-        """Counts a value in the first bucket whose bound is not below it."""
+        """Counts a value in the first bucket whose bound is at or above it."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -120,12 +120,12 @@ cdef class ModelCounters:
         self.output_histogram = Histogram()
 
     def enable_summaries(self, bint cached):
-        """Keeps a sliding window of each stage; not of the request where a cache answers some."""
+        """Keeps a sliding window for each stage; with `cached` (the model has a cache) not for whole requests."""
         stages = STAGES[1:] + ("cache_hit", "cache_miss") if cached else STAGES
         self.summaries = {stage: SlidingHistogram() for stage in stages}
 
     def enable_first_response(self, bounds):
-        """Counts the time to the first response in milliseconds, by the ascending `bounds`."""
+        """Counts times to the first response in milliseconds, in buckets with the ascending `bounds`."""
         self.first_response = BoundedHistogram(bounds)
 
     cdef int answered(self, InferRequest r, InferResponse response) except -1:
@@ -205,7 +205,7 @@ cdef class ModelCounters:
         cdef ResponseCounters c
         cdef int64_t start, produced
         cdef Py_ssize_t index = min(r.responses, MAX_RESPONSE_KEYS - 1)
-        # a response is computed from the end of the one before it, or of the inputs
+        # the computation of a response starts at the end of the previous one, or of the inputs
         start = r.previous_response_ns
         if not start:
             start = r.timestamps[<int>COMPUTE_INPUT_END] or r.timestamps[<int>REQUEST_START]
@@ -219,7 +219,7 @@ cdef class ModelCounters:
             self.responses.append(ResponseCounters.__new__(ResponseCounters))
         c = self.responses[index]
         if response.null and r.cancelled and r.failure is None:
-            # the model noticed the cancellation and just stopped
+            # the model has seen the cancellation and stopped without an error
             r.failure = CANCELLATION
             add(&c.cancel, now - r.cancelled_ns if r.cancelled_ns else 0)
         elif response.error is not None:
@@ -271,10 +271,10 @@ cdef class ModelCounters:
         return 0
 
     cpdef cache_missed(self, InferRequest request):
-        """Counts a miss of a request that succeeded; it has the timestamps of lookup and insertion.
+        """Adds a cache miss of a request that has succeeded, from its timestamps of lookup and insertion.
 
-        Call it once, after the response was inserted; not when the cache had it by then, and not
-        for a response that was not offered to the cache.
+        To be called once, after the response was inserted; not if the cache had it already by then, and not for a
+        response that was not offered to the cache.
         """
         cdef int64_t[16] s = request.timestamps
         cdef int64_t ns = (s[<int>CACHE_LOOKUP_END] - s[<int>CACHE_LOOKUP_START]
@@ -285,9 +285,9 @@ cdef class ModelCounters:
             self.summarize("cache_miss", ns, s[<int>CACHE_INSERT_END])
 
     def accounts(self) -> dict:
-        """Requests since the load: accepted = answered + failed + cancelled + those in flight.
+        """Requests since the load; accepted = answered + failed + cancelled + in flight.
 
-        Refused ones were valid, but the scheduler did not take them.
+        Refused requests were valid, but the scheduler did not accept them.
         """
         return {
             "accepted": self.accepted,
@@ -311,15 +311,15 @@ cdef class ModelCounters:
         }
 
     def histograms(self) -> dict:
-        """stage -> Histogram of nanoseconds over the successful requests since the load.
+        """stage -> Histogram of nanoseconds of all successful requests since the load.
 
-        Cache hits are in request and queue only.
+        Cache hits are counted in request and queue only.
         """
         return dict(zip(STAGES, (self.request_histogram, self.queue_histogram, self.input_histogram,
                                  self.infer_histogram, self.output_histogram)))
 
     def snapshot(self) -> dict:
-        """Everything but name and version of the statistics extension's $model_stat, in its key order."""
+        """The $model_stat of the statistics extension without name and version, in its order of keys."""
         cdef BatchCounters b
         batches = []
         for size in sorted(self.batches):

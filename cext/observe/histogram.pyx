@@ -1,18 +1,18 @@
 """Log-linear histograms of durations: percentiles with a known relative error.
 
-The problem: an average hides the slow requests, and percentiles of percentiles mean nothing, so
-what is kept must be small, cheap to write (a request writes five) and mergeable across models,
-moments and servers. The choice: fixed buckets, 64 of equal width per power of two, as HDR
-histograms have them; recording is a count of leading zeros, a shift and an increment.
+The problem: an average hides the slow requests, and percentiles cannot be averaged. So what is recorded must be small,
+cheap to update (each request does it five times) and mergeable across models, times and servers. The choice: fixed
+buckets, 64 of equal width per power of two, like those of HDR histograms; recording takes a count of leading zeros, a
+shift and an increment.
 
 Rules:
- 1. A bucket holds the integers in (lower, upper]; every power of two is an upper bound, so
-    cumulative counts at powers of two are exact.
- 2. Values up to 64 have a bucket each. Above, a bucket is at most 1/64 of its lower bound wide,
-    and percentile() answers its middle: the relative error is at most RELATIVE_ERROR = 1/128.
- 3. Values of 0 or less count as the first bucket; values above 2**42 as the last, whose
-    percentile is the largest value seen.
- 4. All histograms have the same buckets: merging adds cells and loses nothing.
+ 1. A bucket holds the integers in (lower, upper]. Every power of two is an upper bound, so cumulative counts at powers
+    of two are exact.
+ 2. Values up to 64 have a bucket each. Above, a bucket's width is at most 1/64 of its lower bound, and percentile()
+    returns its middle: the relative error is at most RELATIVE_ERROR = 1/128.
+ 3. Values of 0 or less are counted in the first bucket. Values above 2**42 are counted in the last one, for which
+    percentile() returns the largest value seen.
+ 4. All histograms have the same buckets, so merging them adds cells and loses nothing.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -40,7 +40,7 @@ cdef int bucket_of(int64_t value) noexcept nogil:
 
 
 cdef int64_t lower_of(int index) noexcept nogil:
-    """The largest integer that is below the bucket."""
+    """The largest integer below the bucket."""
     cdef int shift
     if index < 2 * SUB_BUCKETS:
         return index
@@ -78,13 +78,13 @@ cdef class Histogram:
         self.add(value)
 
     def clear(self):
-        """Forgets everything."""
+        """Removes all values."""
         memset(self.counts, 0, BUCKETS * sizeof(uint64_t))
         self.count = self.sum = 0
         self.max = 0
 
     def merge(self, Histogram other not None):
-        """Adds the values of `other`; exact."""
+        """Adds all values of `other`; exact."""
         cdef int i
         for i in range(BUCKETS):
             self.counts[i] += other.counts[i]
@@ -93,9 +93,9 @@ cdef class Histogram:
         self.max = max(self.max, other.max)
 
     def percentile(self, double percent):
-        """The value below or at which `percent` (0..100) of the values lie, 0 without values.
+        """The value at or below which `percent` (0 to 100) of all values lie; 0 when there are none.
 
-        Within RELATIVE_ERROR of a recorded value of that rank. Raises ValueError outside 0..100.
+        It differs by at most RELATIVE_ERROR from the recorded value of that rank. Raises ValueError outside 0..100.
         """
         cdef uint64_t rank, seen = 0
         cdef int i
@@ -103,7 +103,7 @@ cdef class Histogram:
             raise ValueError(f"a percentile must be between 0 and 100, got {percent:g}")
         if self.count == 0:
             return 0
-        # the rank of the nearest-rank definition, at least the first
+        # nearest-rank definition: the rank, at least the first
         rank = <uint64_t>(percent / 100 * self.count)
         if rank < percent / 100 * self.count - 1e-9 * self.count:
             rank += 1
@@ -120,10 +120,10 @@ cdef class Histogram:
         return min((lower_of(i) + 1 + upper_of(i)) // 2, self.max)
 
     def cumulative(self, bounds):
-        """How many values are at or below each of the ascending `bounds`.
+        """The number of values at or below each of the ascending `bounds`.
 
-        Exact for powers of two up to 2**42; for another bound, the bucket that contains it is left
-        out unless the bound is its upper end.
+        Exact for powers of two up to 2**42. For another bound, the bucket that contains it is counted only if the
+        bound is its upper end.
         """
         cdef int i = 0
         cdef uint64_t seen = 0
@@ -138,16 +138,15 @@ cdef class Histogram:
         return found
 
     def buckets(self):
-        """The buckets that hold something, as (upper bound, count), ascending."""
+        """The buckets that are not empty: (upper bound, count), ascending."""
         cdef int i
         return [(upper_of(i), self.counts[i]) for i in range(BUCKETS) if self.counts[i]]
 
     @staticmethod
     def from_buckets(pairs):
-        """A histogram from buckets(), from here or from another server.
+        """A histogram from the result of buckets(), of this server or another.
 
-        `sum` and `max` are then those of the upper bounds. Raises ValueError for a bound that is
-        not a bucket's.
+        `sum` and `max` are computed from the upper bounds. Raises ValueError for a bound that no bucket has.
         """
         cdef Histogram made = Histogram()
         cdef int i
@@ -167,9 +166,9 @@ cdef class Histogram:
 
 
 cdef class SlidingHistogram:
-    """Percentiles of the last `window_ns`, in steps of a fifth of it; count and sum of everything.
+    """Percentiles of the last `window_ns` nanoseconds, moving in fifths of it; count and sum of all values.
 
-    What a Prometheus summary needs. Time is an argument, nanoseconds of any steady clock.
+    This is what a Prometheus summary shows. Time is an argument, nanoseconds of any steady clock.
     """
 
     def __cinit__(self, int64_t window_ns=60_000_000_000, int slices=5):
@@ -195,7 +194,7 @@ cdef class SlidingHistogram:
         return 0
 
     cpdef record(self, int64_t value, int64_t now_ns):
-        """Counts a value that was seen at `now_ns`."""
+        """Counts a value that was measured at `now_ns`."""
         self.advance(now_ns)
         (<Histogram>self.slices[self.current]).add(value)
         self.count += 1

@@ -1,5 +1,5 @@
-# Sampled requests. Everything here is the trio thread's, but for text(), times and document() of a
-# trace that is closed, which any thread may call.
+# Traced requests. Used on the trio thread, except that any thread may call text(), times and document() of a trace that
+# is closed.
 from libc.stdint cimport int64_t
 
 from neptrio.request.infer_request cimport InferRequest, InferResponse
@@ -9,37 +9,37 @@ from neptrio.loop.loop_pass_core cimport LoopPassCore
 
 cdef class Tracing:
     cdef public LoopPassCore loop_pass
-    cdef public int64_t tensor_bytes # of a tensor, at most, that a trace copies
+    cdef public int64_t tensor_bytes # most bytes of a tensor that a trace copies
     cdef object finish(self, Trace root)
 
 cdef class Trace:
-    cdef Record record               # its timestamps are there once it is closed
-    cdef readonly Trace root         # of a part below; None in a root itself
+    cdef Record record               # its timestamps are set when it is closed
+    cdef readonly Trace root         # the root of a part; None in a root itself
     cdef readonly str error
     cdef readonly list tensors       # [observe.trace_record.Copied], None = not traced
-    cdef readonly dict parameters    # of a client's request whose tensors are traced, or None
-    cdef int answers                 # with outputs
-    cdef public tuple headers        # ((name, value), ...) of the answer
+    cdef readonly dict parameters    # a client's request whose tensors are traced: its parameters; or None
+    cdef int answers                 # number of answers with outputs
+    cdef public tuple headers        # ((name, value), ...): headers of the answer
     cdef public object span_id       # of OpenTelemetry, 0 in mode triton
-    cdef public object span          # what a model adds to that span, or None
+    cdef public object span          # what a model has set on that span, or None
     cdef InferRequest request        # None once closed
-    cdef str model_name              # these are there once it is closed
+    cdef str model_name              # set when it is closed
     cdef str model_version
     cdef str request_id
     cdef bytes head                  # how its object in a file begins
-    cdef bytes rest                  # its further members there, made when first needed
+    cdef bytes rest                  # further members of that object, made when first needed
     cdef bint deferred, has_left, flushing, again, ended, abandoned
-    cdef int64_t sending             # one by one: when the front began to send, 0 = it does not
-    cdef list waiting                # further responses that are not sent: when they were there
-    cdef list more                   # further responses: (made, send start, send end)
-    # of a root, for itself and its children
+    cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
+    cdef list waiting                # responses after the first that are not sent: when they were made
+    cdef list more                   # responses after the first: (made, send start, send end)
+    # only in a root, for itself and its children
     cdef Tracing sampler
     cdef readonly Sampling scope
     cdef readonly bint timestamps
     cdef readonly bint with_tensors
-    cdef readonly bint asked         # the request or its parent wants this trace: it is kept and counts nowhere
+    cdef readonly bint asked         # the request or its parent asked for this trace: it is kept and not counted
     cdef readonly int64_t open       # parts that have not ended
-    cdef list children               # the parts below, None = none
+    cdef list children               # the other parts, None = none
     cdef public object trace_id      # of OpenTelemetry, 0 in mode triton
     cdef public object root_span_id
     cdef public object remote        # the observe.propagation.Asked with the parent's span, or None
@@ -55,4 +55,4 @@ cdef class Trace:
     cdef char* pack(self, char* at) except NULL
     cdef Py_ssize_t pack_into(self, TraceBlock block) except -1
 
-cdef Trace made(Tracing sampler, InferRequest request)     # a new one, with the next id
+cdef Trace made(Tracing sampler, InferRequest request)     # a new trace, with the next id

@@ -1,16 +1,16 @@
-"""One sampled request as it is traced: its points in time, its tensors, its place in the tree.
+"""The trace of one request: its points in time, its tensors, its place in the tree of parts.
 
-The problem: a trace must show true times, and tracing every request must cost next to nothing. The
-choice: times are read from the request's own timestamp array when it is done; what the array cannot
-hold (responses of decoupled models) is noted as it happens; a finished trace becomes a record of some
-hundred bytes (cext/observe/trace_block), which the writer's thread takes a few times a second. The object of
-the trace is then free for the next request. Who is traced, and where records go: cext/observe/trace_sampler.
+The problem: a trace must show true times, and tracing every request must cost next to nothing. The choice: times are
+copied from the request's own timestamps when it is done. What these do not contain (times of the responses of decoupled
+models) is noted when it happens. A finished trace becomes a record of some hundred bytes (cext/observe/trace_block),
+which the writer's thread fetches a few times a second, and the trace object is free for another request.
+cext/observe/trace_sampler decides which requests are traced and where records go.
 
 Rules:
- 1. A trace is finished when every part of it has ended: a root with all its ensemble steps and BLS calls.
- 2. Ids grow from parent to child.
- 3. A part ends with its final response; a root with a front when that response has been sent.
- 4. A part that is closed does not change any more, and holds no model.
+ 1. A trace is finished when all its parts have ended: the root, and all its ensemble steps and BLS calls.
+ 2. A child's id is greater than its parent's.
+ 3. A part ends with its final response; a root that came over the network ends when that response was sent.
+ 4. A part that is closed no longer changes, and refers to no model.
 Source: docs/protocol/trace-file.md, docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
 """
 cimport cython
@@ -53,10 +53,10 @@ cdef int64_t last_id = 0
 
 
 cdef class Tracing:
-    """What a trace needs of the sampler that made it (cext/observe/trace_sampler)."""
+    """What a trace uses of the sampler that made it (cext/observe/trace_sampler)."""
 
     def attach(self, LoopPassCore loop_pass):
-        """Takes the loop pass; it tells traces when their answers have been sent."""
+        """Sets the loop pass, which tells traces when their answers were sent."""
         self.loop_pass = loop_pass
         loop_pass.follower = Trace
         loop_pass.follow = follow
@@ -82,7 +82,7 @@ cdef Trace made(Tracing sampler, InferRequest request):
 
 @cython.freelist(256)
 cdef class Trace:
-    """One request of a trace; lies in request.trace."""
+    """One part of a trace: a request with its times. request.trace refers to it."""
 
     def __cinit__(self):
         self.error = ""
@@ -93,12 +93,12 @@ cdef class Trace:
 
     @property
     def id(self) -> int:
-        """Its number, greater than its parent's."""
+        """The part's id, greater than its parent's."""
         return self.record.id
 
     @property
     def parent(self) -> int:
-        """The number of the part above, 0 of a root."""
+        """The parent's id, 0 for a root."""
         return self.record.parent
 
     cdef Trace top(self):
@@ -106,25 +106,25 @@ cdef class Trace:
 
     @property
     def group(self):
-        """The root part, which holds what all parts have in common."""
+        """The root, which holds what all parts have in common."""
         return self.top()
 
     @property
     def parts(self) -> list:
-        """A root and the parts below it."""
+        """All parts: the root and those below it."""
         return [self, *(self.children or ())]
 
     def copy(self, str activity, tensors, int response=0):
-        """Takes tensors as they are now."""
+        """Copies tensors as they are at this moment."""
         if self.tensors is None:
             self.tensors = []
         limit = self.sampler.tensor_bytes
         self.tensors += [Copied(activity, tensor, limit, response) for tensor in readable(tensors or ())]
 
     cdef object answering(self, InferResponse response, bint final, int64_t now):
-        """The request is being answered; called by complete() before the responder is.
+        """The request is about to be answered. Called by complete() before it calls the responder.
 
-        `now` is 0 when it has not been asked for.
+        `now` is the current time, 0 when it was not read.
         """
         cdef InferRequest request = self.request
         if request is None:
@@ -151,36 +151,36 @@ cdef class Trace:
         return 0
 
     cdef object answered(self, bint final):
-        """The responder has been called. The answer counts as sent when the loop pass has flushed its connection."""
+        """The responder was called. The answer counts as sent when the loop pass has flushed its connection."""
         if final:
             self.ended = True
             if self.record.front == NO_PROTOCOL:
                 self.close()
                 return
         if not self.deferred and not self.flushing:
-            self.flushing = True  # so it is there once
+            self.flushing = True  # set once, so that the trace is in the pass's list once
             self.sampler.loop_pass.connections.append(self)
 
     def defer(self):
-        """The front sends later than this loop pass: it calls left() when it has, abandon() when it will not."""
+        """The transport sends after this loop pass: it will call left() once it has, or abandon() if it will not."""
         self.deferred = not self.has_left
 
     def left(self):
-        """A front that deferred has sent its answer."""
+        """Called by a transport after defer(): the answer was sent."""
         self.has_left, self.deferred = True, False
         self.sent()
 
     def abandon(self):
-        """A front that deferred will send nothing more: its client is gone, or has all it wanted."""
+        """Called by a transport after defer(): nothing more will be sent, the client is gone or has all it wanted."""
         self.abandoned = True
         self.left()
 
     def send_one(self):
-        """A front that deferred begins to send the oldest response that it has not sent."""
+        """Called by a transport after defer(): it begins to send the oldest unsent response."""
         self.sending = now_ns()
 
     def sent_one(self):
-        """A front that deferred has sent the response that it began with send_one()."""
+        """Called by a transport after defer(): the response for which it called send_one() was sent."""
         cdef int64_t now = now_ns()
         if self.request is None or not self.sending:
             return
@@ -200,7 +200,7 @@ cdef class Trace:
         self.sent()
 
     cdef object sent(self):
-        """All that was answered so far has been handed to the network."""
+        """Everything answered so far was handed to the network."""
         cdef InferRequest request = self.request
         cdef int64_t now, start
         if request is None:
@@ -221,7 +221,7 @@ cdef class Trace:
             self.close()
 
     cdef object mark_sent(self, int64_t made, int64_t start, int64_t end):
-        """Notes a response that has been handed to the network."""
+        """Notes a response that was handed to the network."""
         if not made <= start <= end:
             start = made
         if not self.record.send_end:
@@ -232,7 +232,7 @@ cdef class Trace:
             self.more.append((made, start, end))
 
     def refused(self, error):
-        """The scheduler did not take the request: its answer is the error, sent when this pass ends."""
+        """The scheduler refused the request: its answer is the error, sent when this pass ends."""
         cdef InferRequest request = self.request
         if request is None:
             return
@@ -245,19 +245,19 @@ cdef class Trace:
             self.close()
 
     def told(self):
-        """The front answers in the place of the request: it is refused, or its deadline is over while it still runs."""
+        """The transport itself answers: it refuses the request, or its deadline passed while it still executes."""
         if self.request is None or self.record.front == NO_PROTOCOL or self.record.made:
             return
         self.record.told_by_front = True
         self.note(now_ns())
-        self.again = True  # the connection asks for its flush after this
+        self.again = True  # the connection will ask for its flush only after this
         if not self.flushing:
             self.flushing = True
             self.sampler.loop_pass.connections.append(self)
             self.sampler.loop_pass.soon()
 
     cdef object close(self):
-        """Copies the request's timestamps and forgets the request."""
+        """Copies the request's timestamps and drops the reference to the request."""
         cdef InferRequest request = self.request
         cdef Trace root = self if self.root is None else self.root
         cdef ModelCore model
@@ -281,7 +281,7 @@ cdef class Trace:
         if not root.open:
             self.sampler.finish(root)
 
-    # ------------------------------------------------------------ what is known of a closed part
+    # ------------------------------------------------------------ reading a closed part
 
     @property
     def identity(self):
@@ -290,12 +290,12 @@ cdef class Trace:
 
     @property
     def protocol(self) -> str:
-        """HTTP or GRPC of a request that came over the network, "" of steps and calls."""
+        """"HTTP" or "GRPC" for a request that came over the network, "" for steps and calls."""
         return ("", "HTTP", "GRPC")[<int>self.record.front]
 
     @property
     def duration_ns(self) -> int:
-        """Nanoseconds from when the request had arrived (or was made) until its last response was sent."""
+        """Nanoseconds from the request's arrival (or creation) until its last response was sent."""
         cdef int64_t* timestamps = self.record.timestamps
         cdef int64_t end = max(timestamps[<int>REQUEST_END], self.record.send_end)
         cdef int64_t begin = timestamps[<int>REQUEST_START if self.record.front == NO_PROTOCOL else <int>RECV_END]
@@ -304,7 +304,7 @@ cdef class Trace:
         return end - begin
 
     def slow_or_failed(self) -> bool:
-        """For the scope's trace_tail."""
+        """True when the trace is to be kept under the scope's trace_tail."""
         cdef Trace part
         if self.error or self.duration_ns >= self.scope.tail_us * 1000:
             return True
@@ -314,7 +314,7 @@ cdef class Trace:
         return False
 
     cdef Py_ssize_t size(self) except -1:
-        """Bytes of its record with all that follows it."""
+        """The bytes of the part's record with everything that follows it."""
         if self.rest is None:
             self.rest = b""
             if self.request_id:
@@ -329,7 +329,7 @@ cdef class Trace:
         return record_size(&self.record)
 
     cdef char* pack(self, char* at) except NULL:
-        """Copies the record to where there is room for size(); returns the end of it."""
+        """Copies the record to `at`, where there must be room for size() bytes; returns its end."""
         cdef char* end = at + record_size(&self.record)
         cdef int64_t* more
         memcpy(at, &self.record, sizeof(Record))
@@ -345,7 +345,7 @@ cdef class Trace:
         return end
 
     cdef Py_ssize_t pack_into(self, TraceBlock block) except -1:
-        """Adds a root and its parts as a trace; returns their size. All of them, or none."""
+        """Adds the records of a root and its parts to a block; returns their size. Adds all of them, or none."""
         cdef Py_ssize_t size = self.size()
         cdef Trace part
         cdef char* at
@@ -363,7 +363,7 @@ cdef class Trace:
 
     @property
     def times(self) -> list:
-        """[(nanoseconds, name)] in time order, [] when timestamps are not traced."""
+        """[(nanoseconds, name)] in time order; [] when timestamps are not traced."""
         cdef Py_ssize_t n, i
         cdef Point* points
         cdef char* copy
@@ -382,11 +382,11 @@ cdef class Trace:
             free(copy)
 
     def document(self) -> list:
-        """The objects of the trace file, tensors included."""
+        """The trace's objects for a trace file, tensors included."""
         return [json.loads(self.text()), *self.activities()]
 
     def activities(self) -> list:
-        """The objects of the tensors."""
+        """The trace file's objects for the tensors."""
         name, version, _ = self.identity
         return [
             {"model_name": name, "model_version": version, "id": self.id, "activity": t.activity,
@@ -405,7 +405,7 @@ cdef class Trace:
     # ------------------------------------------------------------ OpenTelemetry
 
     def context(self):
-        """The trace context for what is done on the request's behalf, as JSON; None in mode triton."""
+        """The trace context to pass on with requests made on this request's behalf, as JSON; None in mode triton."""
         if not self.span_id:
             return None
         found = {"traceparent": traceparent(self.top().trace_id, self.span_id)}

@@ -1,14 +1,13 @@
-"""Blocks of trace records, and the text that a trace file has of them.
+"""Blocks of trace records, and the text that they become in a trace file.
 
-The problem: the text of a trace is a kilobyte of names and numbers; made on the loop it costs as much
-as a tenth of a small request. The choice: the loop copies the request's timestamps into a block, as
-they are; the writer's thread makes the text, without the GIL, a chunk at a time straight into the
-file, so that no more than a chunk of it is ever in memory.
+The problem: the text of a trace is a kilobyte of names and numbers, and making it on the loop would cost a tenth of a
+small request. The choice: the loop copies the request's timestamps as they are into a block. The writer's thread makes
+the text without the GIL, a chunk at a time, straight into the file, so that never more than a chunk of it is in memory.
 
 Rules:
  1. A record is self-contained: it holds no pointers and no references.
- 2. Timestamps of an object are in time order, equal ones in the order of TEXTS' stages.
- 3. A block that was taken from its scope belongs to whoever took it.
+ 2. The timestamps of an object are in time order, equal ones in the order of the stages in TEXTS.
+ 3. A block belongs to whoever took it from its scope.
 Source: docs/protocol/trace-file.md.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -61,11 +60,11 @@ TEXTS = (
 )
 
 cdef enum:
-    HEAD_BYTES = 48         # every name as it stands in front of its number, with room to spare
-    POINT_BYTES = 72        # a head, a number, brackets
-    OBJECT_BYTES = 128      # ids, brackets, the name of the list
-    CHUNK_BYTES = 262144     # text that is written at once
-    FIRST_BYTES = 16384     # of a new block
+    HEAD_BYTES = 48         # bytes of any name with the text around it, rounded up
+    POINT_BYTES = 72        # bytes of a name, a number and brackets
+    OBJECT_BYTES = 128      # bytes of ids, brackets and the list's name
+    CHUNK_BYTES = 262144     # bytes of text written at once
+    FIRST_BYTES = 16384     # size of a new block
 
 cdef char HEADS[16][48]
 cdef Py_ssize_t HEAD_SIZES[16]
@@ -90,7 +89,7 @@ cdef Py_ssize_t text_room(const Record* record) noexcept nogil:
 
 
 cdef class TraceBlock:
-    """The records of finished traces, and their text for the thread that writes it."""
+    """The records of finished traces; the writer's thread makes text of them."""
 
     def __cinit__(self):
         self.most = 1 << 62
@@ -104,12 +103,12 @@ cdef class TraceBlock:
         return self.records.size
 
     def clear(self):
-        """Empties it; its memory is kept."""
+        """Removes all records; keeps the memory."""
         self.records.size = 0
         self.traces = 0
 
     cdef char* reserve(self, Py_ssize_t n) except NULL:
-        """Room for n bytes at the end, which the caller fills and adds to `size`."""
+        """Makes room for n bytes at the end; the caller fills them and adds n to `size`."""
         cdef Py_ssize_t room
         cdef char* data
         if self.records.size + n > self.room:
@@ -122,7 +121,7 @@ cdef class TraceBlock:
         return self.records.data + self.records.size
 
     def text(self) -> bytes:
-        """The objects, joined by commas."""
+        """The objects of all records, joined by commas."""
         cdef Py_ssize_t at = 0, n
         made = bytearray()
         while at < self.records.size:
@@ -134,7 +133,7 @@ cdef class TraceBlock:
 
 
 cdef Py_ssize_t fill(Records* r, Py_ssize_t* at) noexcept nogil:
-    """Makes the text of records from `at` on, as many as a chunk holds; its bytes, -1 = no memory."""
+    """Makes text of the records from `at` on, as many as fit into a chunk; returns its bytes, -1 = no memory."""
     cdef Py_ssize_t used = 0, need
     cdef const Record* record
     cdef char* end
@@ -163,7 +162,7 @@ cdef Py_ssize_t fill(Records* r, Py_ssize_t* at) noexcept nogil:
 
 
 cdef int write_text(Records* records, int fd) noexcept nogil:
-    """Writes the objects, joined by commas."""
+    """Writes the objects of all records, joined by commas."""
     cdef Py_ssize_t at = 0, n
     cdef int failed = 0
     while at < records.size and not failed:
@@ -185,7 +184,7 @@ cdef int write_all(int fd, const char* data, Py_ssize_t n) noexcept nogil:
 
 
 cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept nogil:
-    """The points in time order; there is room for PLAIN and three for each further response."""
+    """Sorts the points by time; there is room for PLAIN and for three per further response."""
     cdef int n = 0, i, j
     cdef int64_t* s = <int64_t*>r.timestamps
     cdef Point p
@@ -207,7 +206,7 @@ cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept n
         n = answer(r, points, n, r.made, r.send_start, r.send_end)
     for i in range(r.more):
         n = answer(r, points, n, more[3 * i], more[3 * i + 1], more[3 * i + 2])
-    for i in range(1, n):  # nearly sorted
+    for i in range(1, n):  # insertion sort, as they are nearly sorted
         if points[i].ns >= points[i - 1].ns:
             continue
         p = points[i]
@@ -235,12 +234,12 @@ cdef inline int put(Point* points, int n, int64_t ns, int name) noexcept nogil:
 
 
 cdef char* render(const Record* r, char* at) noexcept nogil:
-    cdef Point plain[PLAIN + 1]  # one more: put() writes before it counts
+    cdef Point plain[PLAIN + 1]  # one more than PLAIN, because put() writes before it counts
     cdef Point* points = plain
     cdef const int64_t* more = <const int64_t*>(<const char*>r + sizeof(Record))
     cdef const char* texts = <const char*>(more + 3 * r.more)
     cdef uint64_t ns, upper, lower
-    cdef uint64_t seen = 0          # the upper digits of the number before, and their text
+    cdef uint64_t seen = 0          # the upper digits of the previous number, and their text
     cdef char digits[16]
     cdef int n, i, count = 0
     memcpy(at, texts, r.head)
@@ -264,7 +263,7 @@ cdef char* render(const Record* r, char* at) noexcept nogil:
             at += HEAD_SIZES[points[i].name]
             ns = <uint64_t>points[i].ns
             upper = ns // 100000000
-            if upper:  # mostly what it was at the point before
+            if upper:  # mostly the same as in the previous point
                 if upper != seen:
                     seen = upper
                     count = <int>(number(digits, upper) - digits)
@@ -285,7 +284,7 @@ cdef char* render(const Record* r, char* at) noexcept nogil:
 
 
 cdef inline void eight(char* at, uint32_t low) noexcept nogil:
-    """Eight digits, zeros in front."""
+    """Writes a number as eight digits, with leading zeros."""
     cdef uint32_t high = low // 10000
     low -= high * 10000
     memcpy(at, &PAIRS[2 * (high // 100)], 2)
@@ -295,7 +294,7 @@ cdef inline void eight(char* at, uint32_t low) noexcept nogil:
 
 
 cdef inline char* number(char* at, uint64_t left) noexcept nogil:
-    """Decimal digits."""
+    """Writes a number in decimal."""
     cdef char digits[24]
     cdef int i = 24
     while left >= 100000000:

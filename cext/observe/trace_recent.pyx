@@ -1,9 +1,8 @@
-"""The last finished traces, which /v2/trace/recent shows and no file needs to hold.
+"""The traces that finished last, for /v2/trace/recent; no file is needed for it.
 
-The problem: keeping the objects of the last traces alive would cost every traced request its place in
-the free list and what it refers to. The choice: a ring of places of RECENT_BYTES each, into which the
-records of a trace are copied; only a trace that is larger, or whose records were not made, is kept as
-the object that it is.
+The problem: keeping the trace objects themselves would keep everything they refer to, and they could not be reused for
+other requests. The choice: a ring of places of RECENT_BYTES each, into which a trace's records are copied. Only a trace
+that is larger, or whose records were not made, is kept as an object.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
@@ -18,7 +17,7 @@ RECENT = RECENT_TRACES
 
 
 cdef class Recent:
-    """The last finished traces, in a ring: as their records where these are small."""
+    """The traces that finished last, in a ring; small ones as their records."""
 
     def __cinit__(self):
         self.data = <char*>malloc(RECENT_TRACES * RECENT_BYTES)
@@ -31,7 +30,7 @@ cdef class Recent:
         free(self.data)
 
     cdef int add(self, Trace root, const char* records, Py_ssize_t size) except -1:
-        """`records` are those of the root and its parts, NULL when they were not made."""
+        """Adds a trace. `records` are those of the root and its parts, NULL when they were not made."""
         cdef Py_ssize_t place = self.count % RECENT_TRACES
         cdef Py_ssize_t was = self.sizes[place]
         self.count += 1
@@ -49,7 +48,7 @@ cdef class Recent:
         return min(self.count, RECENT_TRACES)
 
     def last(self, int64_t count) -> list:
-        """The objects of the last traces, oldest first, without tensors."""
+        """The trace file's objects for the last `count` traces, oldest first, without tensors."""
         cdef int64_t i
         cdef Py_ssize_t place
         cdef TraceBlock block

@@ -1,4 +1,4 @@
-# Which requests are traced. Trio thread only.
+# Decides which requests are traced. Trio thread only.
 from libc.stdint cimport int64_t
 
 from neptrio.request.infer_request cimport InferRequest
@@ -9,13 +9,13 @@ from neptrio.observe.trace_scope cimport Sampling
 cdef class Sampler(Tracing):
     cdef public object writer
     cdef public Recent recent
-    cdef public dict models          # model name -> the scope of models that have their own
-    cdef public Sampling default     # the scope of all others
+    cdef public dict models          # model name -> its scope, for models with settings of their own
+    cdef public Sampling default     # the scope of all other models
     cdef public int64_t open         # traces that are not finished
-    cdef public bint disabled        # files cannot be written
-    cdef public bint tracing         # a request may have to be traced: what follows is worth looking at
-    cdef public bint trace_headers   # the headers of a request may ask for a trace
-    cdef public bint may_force       # requests may ask for their own trace
+    cdef public bint disabled        # True while files cannot be written
+    cdef public bint tracing         # False: no request can be traced, so nothing else needs to be checked
+    cdef public bint trace_headers   # headers of a request may ask for a trace
+    cdef public bint may_force       # requests may ask to be traced
     cdef public bint spans           # mode opentelemetry
     cdef object begin(self, InferRequest request)
     cdef Trace begin_root(self, InferRequest request, Sampling scope, bint asked)

@@ -1,13 +1,13 @@
-"""Which requests are traced, and what becomes of a finished trace.
+"""Decides which requests are traced, and passes on finished traces.
 
-The problem: tracing every request must cost next to nothing. The choice: a trace whose settings ask
-for timestamps only is begun, finished and packed into its scope's block here, without a call into
-Python; what needs more (tensors, spans, a tail, limits that are used up) is asked of the subclass,
-observe.tracer.Tracer, whose rules say who is sampled.
+The problem: tracing every request must cost next to nothing. The choice: a trace for which settings ask only for
+timestamps is begun, finished and copied into its scope's block here, without a call of Python code. Everything else
+(tensors, spans, trace_tail, limits that are used up) is left to the subclass observe.tracer.Tracer, whose rules say
+which requests are sampled.
 
 Rules:
- 1. A root request with all its ensemble steps and BLS calls is one trace, for sampling and for files.
- 2. A finished trace becomes records in its scope's block, or goes to kept() as it is; never both.
+ 1. A root request together with its ensemble steps and BLS calls is one trace, for sampling and in files.
+ 2. A finished trace either becomes records in its scope's block, or is passed to kept() as it is.
 Source: docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
 """
 from neptrio.request.infer_request cimport RECV_START, InferRequest, ModelCore
@@ -18,16 +18,16 @@ from neptrio.observe.trace_scope cimport Sampling
 from neptrio.observe.trace_record import parameters_of
 
 cdef enum:
-    BLOCK_BYTES = 1048576   # a block that holds as much goes to the writer's thread at once
+    BLOCK_BYTES = 1048576   # a block of this size is given to the writer's thread at once
 
 
 cdef class Sampler(Tracing):
-    """The part of observe.tracer.Tracer that every traced request passes through."""
+    """The part of observe.tracer.Tracer through which every request passes."""
 
     cdef object begin(self, InferRequest request):
-        """A validated request is about to be queued: traces it if it is its turn, or asked for.
+        """Called for a validated request before it is queued: begins a trace if sampling selects it or it asks for one.
 
-        Raises InvalidArgument when the request asks for something that is no trace level.
+        Raises InvalidArgument when the request asks for a trace level that does not exist.
         """
         cdef Trace above, trace
         cdef Sampling scope
@@ -63,7 +63,7 @@ cdef class Sampler(Tracing):
                     self.prepare_root(trace, request, scope.timestamps, scope.with_tensors)
 
     cdef Trace begin_root(self, InferRequest request, Sampling scope, bint asked):
-        """Begins a trace at the level of its scope."""
+        """Begins a trace with the level of its scope."""
         cdef Trace trace = made(self, request)
         request.trace = trace
         trace.scope = scope
@@ -75,9 +75,9 @@ cdef class Sampler(Tracing):
         return trace
 
     def prepare_root(self, Trace trace, InferRequest request, bint timestamps, bint with_tensors):
-        """What a new root needs beyond its timestamps."""
+        """Adds what a new root needs in addition to timestamps."""
         trace.timestamps = trace.record.timed = timestamps
-        if self.spans:  # every span begins and ends, and none holds tensors
+        if self.spans:  # no span contains tensors
             trace.record.timed = True
             with_tensors = False
         trace.with_tensors = with_tensors
@@ -88,7 +88,7 @@ cdef class Sampler(Tracing):
             self.identify(trace, request.asked)
 
     cdef object finish(self, Trace root):
-        """Every part of a trace has ended."""
+        """Called when all parts of a trace have ended."""
         cdef Sampling scope = root.scope
         cdef TraceBlock block
         cdef Py_ssize_t size

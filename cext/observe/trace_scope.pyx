@@ -1,9 +1,9 @@
-"""What sampling counts in a scope of settings: all models, or one that has settings of its own.
+"""The sampling counters of a scope: of all models, or of a model with trace settings of its own.
 
-A scope's block collects what is finished in it until the writer's thread takes it.
+A scope's block collects the records of finished traces until the writer's thread takes it.
 
 Rules:
- 1. A scope's block is filled and taken without a step in between at which another thread could run.
+ 1. Filling a block and taking it are never interrupted by another thread: both are done with the GIL held.
 Source: docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
 """
 from libc.stdint cimport int64_t
@@ -12,11 +12,11 @@ from neptrio.observe.trace_block cimport TraceBlock
 
 
 cdef class Sampling:
-    """What sampling counts in a scope of settings (observe.trace_settings.Scope)."""
+    """The sampling counters of a scope (observe.trace_settings.Scope adds the settings)."""
 
     @property
     def level(self) -> tuple:
-        """What is traced: (), or some of TIMESTAMPS and TENSORS."""
+        """What is traced: (), or some of "TIMESTAMPS" and "TENSORS"."""
         return self.levels
 
     @level.setter
@@ -26,7 +26,7 @@ cdef class Sampling:
         self.with_tensors = "TENSORS" in levels
 
     cpdef bint sample(self):
-        """Counts a request; True when it is one to trace (the rate-th, 2 * rate-th, ...)."""
+        """Counts a request; True when it is to be traced (the rate-th, the 2 * rate-th, ...)."""
         if not self.left or not self.rate or not (self.timestamps or self.with_tensors):
             return False
         self.seen += 1
@@ -39,13 +39,13 @@ cdef class Sampling:
         return True
 
     def take_block(self):
-        """The block, which the scope then has no more (rule 1)."""
+        """Removes and returns the scope's block (rule 1)."""
         cdef TraceBlock block = self.block
         self.block = None
         return block
 
     cpdef bint keep(self, bint slow_or_failed):
-        """With a tail: whether a finished trace is kept, which counts it."""
+        """With trace_tail: whether a finished trace is kept. Counts it if so."""
         if not self.tail_us:
             return True
         if not slow_or_failed or not self.left:
