@@ -1,9 +1,9 @@
-"""The running sum of a sequence, without the GIL: what the `sequence` backend executes.
+"""Computes running sums of sequences without the GIL, for the `sequence` backend.
 
-Every job adds its input to what the sequence has so far (START: to nothing) and writes the sum to the
-output. Jobs own nothing: the batch keeps the tensors and buffers behind their pointers alive.
+Every job adds its input to the sum of its sequence so far (with START, to nothing) and writes the sum to the output.
+Jobs own nothing: the batch keeps the tensors and buffers alive to which they point.
 
-A tensor may start at any byte of a request's body, so elements are moved, never read through a pointer to
+A tensor may start at any byte of a request's body, so elements are copied with memcpy, never read through a pointer to
 integers; the compiler makes the same vector instructions of both.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t
@@ -19,9 +19,9 @@ from neptrio.errors import Internal, Reason
 
 
 cdef struct Job:
-    const char* input       # `count` elements, at any address; so are the others
-    const char* before      # NULL: the sequence starts
-    char* after             # where the sum is kept for the next request, may equal `before`
+    const char* input       # `count` elements; this and the other pointers may be unaligned
+    const char* before      # NULL: the sequence starts here
+    char* after             # where the sum is kept for the next request; may equal `before`
     char* output
     Py_ssize_t count
     bint failed
@@ -38,14 +38,14 @@ cdef struct Sums:
 
 
 cdef class AccumulateBatch(Batch):
-    """A batch of running sums; prepared on the trio thread, executed anywhere."""
+    """A batch of running sums. Prepared on the trio thread, executed on any thread."""
 
     cdef Sums sums
     cdef list held
 
     @staticmethod
     def of(Batch batch, int64_t delay_ns, fail_value):
-        """`batch` as an AccumulateBatch; an input that begins with `fail_value` fails its request."""
+        """`batch` as an AccumulateBatch. A request whose input begins with `fail_value` fails."""
         cdef AccumulateBatch made = AccumulateBatch(
             batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
         made.instance = batch.instance
@@ -65,7 +65,7 @@ cdef class AccumulateBatch(Batch):
 
     def job(self, Py_ssize_t i, Tensor tensor not None, before, bytearray after not None,
             bytearray output not None):
-        """Fills in job `i`; `before` is a Tensor, a bytearray or None, buffers are as large as the input."""
+        """Fills in job `i`. `before` is a Tensor, a bytearray or None; all buffers have the size of the input."""
         cdef Job* job
         cdef Tensor state
         if not 0 <= i < len(self.requests):

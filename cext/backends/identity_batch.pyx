@@ -1,4 +1,4 @@
-"""Batches that execute without the GIL."""
+"""Batches of the identity backend, which execute without the GIL."""
 from libc.stdint cimport int64_t
 from posix.time cimport nanosleep, timespec
 
@@ -14,7 +14,7 @@ cdef struct Delay:
 
 
 cdef class DelayBatch(Batch):
-    """A batch whose responses are known already; executing it takes `delay` nanoseconds."""
+    """A batch whose responses are known in advance; executing it takes `delay` nanoseconds."""
 
     cdef Delay delay
 
@@ -25,7 +25,7 @@ cdef class DelayBatch(Batch):
 
 
 def identity(DelayBatch batch not None, list pairs, int64_t delay_ns):
-    """Fills in the responses: each output of `pairs` [(input, output)] is that input's memory."""
+    """Makes the responses: for each of `pairs` [(input, output)] the output is the input's memory."""
     cdef InferRequest request
     cdef Tensor tensor
     cdef Py_ssize_t i
@@ -55,5 +55,5 @@ cdef void run_delay(Work* work) noexcept nogil:
 
 
 def run_inline(Batch batch not None):
-    """Executes a native batch right here, with the GIL released."""
+    """Executes a native batch on the calling thread, with the GIL released."""
     batch.run_here()

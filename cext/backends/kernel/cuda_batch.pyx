@@ -1,23 +1,21 @@
 # distutils: language = c++
-"""Batches of kernel models on a GPU, prepared on the trio thread: what is read from where, and what
-goes where.
+"""Prepares batches of kernel models for a GPU on the trio thread: where each input is read, where each output goes.
 
-prepare() does everything that needs Python: it finds the plan for the batch's shapes, makes the
-response tensors, and writes addresses into C arrays. cuda_launch carries that out without the GIL.
+prepare() does everything that needs Python: it finds the plan for the batch's shapes, makes the response tensors, and
+writes addresses into C arrays. cuda_launch then executes these without the GIL.
 
 Rules:
- 1. An input in device memory is read where it lies when its request is alone in a run; otherwise it is
-    copied on the device. It is copied, too, when its address is not a multiple of 256 (kernels may rely
-    on that, and a misaligned access ends the context), or when it is small and the plan has several
-    launches: a graph is then worth more than the copy. From another GPU it is copied by the driver.
- 2. The same holds for outputs that go to a registered region of this GPU; and kernels never write directly
-    to memory that one of their inputs overlaps.
- 3. An output stays on the device when the next step of an ensemble will read it there, and when it is a
-    sequence's state that no client sees. Each request has memory of its own, so that nothing keeps a
-    neighbour's alive.
- 4. Everything else arrives in one page-locked block per run, which the responses view.
- 5. Device memory that was lost with its context (a region, a tensor on its way) is refused: its address
-    would end the new context as well.
+ 1. An input in device memory is read in place when its request is alone in a run. Otherwise it is copied on the
+    device. It is also copied when its address is not a multiple of 256 (kernels may rely on that, and a misaligned
+    access ends the context), and when it is small and the plan has several launches, because recording a graph then
+    saves more than the copy costs. The driver copies inputs from other GPUs.
+ 2. The same holds for outputs that go to a registered region of this GPU. Kernels never write directly to memory
+    that overlaps one of their inputs.
+ 3. An output stays on the device when the next step of an ensemble reads it there, and when it is a sequence's state
+    that no client sees. Each request gets memory of its own for it, so that it keeps nobody else's alive.
+ 4. All other outputs arrive in one page-locked block per run; responses are views of it.
+ 5. Device memory that was lost with its context (a region, a tensor between two steps) is refused: using its address
+    would end the new context too.
 """
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -59,11 +57,11 @@ from neptrio.errors import Internal, InvalidArgument, Reason, TritonError, Unava
 cdef enum:
     ALIGNED = 256
     PLANS = 1024
-    SMALL = 1 << 20     # bytes; below this a copy on the device costs less than launching without a graph
+    SMALL = 1 << 20     # bytes; copying less on the device takes less time than launching without a graph
 
 
 cdef DevicePool home(Tensor tensor):
-    """The pool of the memory that a device tensor views, None when another library made it."""
+    """The pool to which a device tensor's memory belongs, None when another library made it."""
     owner = tensor.owner
     while type(owner) is Tensor:
         owner = (<Tensor>owner).owner
@@ -77,7 +75,7 @@ cdef bint used_in_place(Plan* plan, const void* address, size_t nbytes) noexcept
 
 
 cdef class DeviceBuilder:
-    """Makes DeviceBatches: `plan(shapes, batch)` is asked once per distinct shapes."""
+    """Makes DeviceBatches. `plan(shapes, batch)` is called once for each distinct set of shapes."""
 
     cdef list names
     cdef list optional
@@ -89,8 +87,8 @@ cdef class DeviceBuilder:
     cdef dict plans
 
     def __init__(self, list names, list optional, bint batching, int device, host, regions):
-        """`host` is the instance: plan(), broke(), memory_changed(). `regions(name, offset, size, needed,
-        output)` gives (address, owner) of a place in a registered device region, or None."""
+        """`host` is the DeviceInstance, for its plan(), broke() and memory_changed(). `regions(name, offset, size,
+        needed, output)` returns (address, owner) of a place in a registered device region, or None."""
         if len(names) > 64:
             raise InvalidArgument(f"a kernel model on a GPU has at most 64 inputs, got {len(names)}")
         self.names = names
@@ -102,12 +100,12 @@ cdef class DeviceBuilder:
         self.plans = {}
 
     def use(self, DeviceQueue queue):
-        """The queue that batches run on; None drops it."""
+        """Sets the queue on which batches run; None removes it."""
         self.queue = queue
         self.plans = {}
 
     cdef list find_inputs(self, InferRequest r):
-        """The request's tensors in configured order, None for an optional one that is absent."""
+        """The request's tensors in the order of the configuration, None for an optional one that is absent."""
         cdef Tensor t
         cdef list found = []
         cdef Py_ssize_t i
@@ -125,7 +123,7 @@ cdef class DeviceBuilder:
         return found
 
     cdef int check_device(self, Tensor tensor) except -1:
-        """Refuses device memory that cannot be read any more (rule 5)."""
+        """Raises for device memory that was lost with its context (rule 5)."""
         cdef DevicePool pool = pools.get(tensor.memory_id)
         cdef DevicePool own = home(tensor)
         if pool is None or pool.c.broken or (own is not None and own is not pool):
@@ -133,7 +131,7 @@ cdef class DeviceBuilder:
         return 0
 
     def prepare(self, Batch batch not None, Mailbox mailbox not None):
-        """The batch as one that runs on the device; requests that don't fit fail on their own."""
+        """Returns the batch as one that runs on the device. Requests that cannot be executed fail on their own."""
         cdef DeviceBatch made = DeviceBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
         cdef list requests = batch.requests
         cdef Py_ssize_t n = len(requests), i, j, start
@@ -149,7 +147,7 @@ cdef class DeviceBuilder:
         made.blocks = []
         made.kept = []
         made.inputs = []
-        made.off_loop = True  # a GPU batch waits
+        made.off_loop = True  # always waits for the GPU
         made.work.run = run_device
         made.c.queue = &self.queue.c
         made.c.mailbox = <void*>mailbox
@@ -200,7 +198,7 @@ cdef class DeviceBuilder:
 
     cdef int add_run(self, DeviceBatch made, KernelPlan plan, list tensors, Py_ssize_t start,
                      Py_ssize_t end) except -1:
-        """One run: the requests from `start` to `end`, whose shapes are equal. Changes `made` when all is well."""
+        """Prepares one run: the requests from `start` to `end`, with equal shapes. Changes `made` only on success."""
         cdef DeviceRun* run = &made.c.runs[made.c.n_runs]
         cdef int first = made.c.n_pieces, exports = made.c.n_exports
         run.plan = &plan.c
@@ -272,7 +270,7 @@ cdef class DeviceBuilder:
 
     cdef int add_outputs(self, DeviceBatch made, DeviceRun* run, KernelPlan plan, Py_ssize_t start,
                          Py_ssize_t end) except -1:
-        """The responses of one run: views of the pinned block, of regions, of memory that stays on the device."""
+        """Makes the responses of one run: views of the page-locked block, of regions, or of device memory."""
         cdef Py_ssize_t j
         cdef int k, n = plan.c.n_outputs
         cdef InferRequest r
@@ -350,7 +348,7 @@ cdef class DeviceBuilder:
         return 0
 
     cdef int put(self, DeviceBatch made, DeviceRun* run, Export* export, Tensor t, place, bint alone) except -1:
-        """An output into device memory: `place` of a region, or True for memory of its own."""
+        """Prepares an output into device memory: `place` in a region, or True for memory of its own."""
         cdef DeviceBlock block
         t.memory_kind = GPU_MEMORY
         t.memory_id = self.device
@@ -372,7 +370,7 @@ cdef class DeviceBuilder:
         return 0
 
     cdef bint overlaps(self, DeviceBatch made, DeviceRun* run, const char* address, size_t nbytes):
-        """True when an input that is read in place shares memory with the output."""
+        """True when an input that is read in place overlaps the output's memory."""
         cdef int i
         cdef DevicePiece* piece
         for i in range(run.n_pieces):
@@ -393,8 +391,8 @@ cdef class DeviceBuilder:
 
 
 def time_bare(DeviceBatch batch not None, int rounds, bint copies) -> list:
-    """Nanoseconds of each of `rounds` repetitions of a prepared batch's work, without anything of the
-    server around it: kernels and one wait, with `copies` also the transfers. For benchmarks."""
+    """The nanoseconds of each of `rounds` repetitions of a prepared batch's work, without the server around it: the
+    kernels and one wait; with `copies` also the transfers. For benchmarks."""
     cdef DeviceWork* w = &batch.c
     cdef DeviceRun* run = &w.runs[0]
     cdef Queue* q = w.queue

@@ -1,3 +1,3 @@
-# The driver's errors: their names, and which of them end a context.
+# The CUDA driver's errors: their names, and which of them end a context.
 cdef bint sticky(int code) noexcept nogil
 cdef object check(int code, str doing)

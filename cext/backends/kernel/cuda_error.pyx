@@ -1,10 +1,10 @@
 # distutils: language = c++
-"""The driver's errors.
+"""The CUDA driver's errors.
 
-Most errors concern one call: out of memory, a launch that asks for too much. Some leave the context
-unusable, whatever is called afterwards (the driver's documentation of each says so): an illegal
-address, a failed assertion, a launch that timed out. What was in the context is lost then; the
-backend takes every model on that GPU out of service and starts afresh at the next load.
+Most errors concern one call: out of memory, a launch that asks for too much. Some leave the context unusable for all
+later calls (as the driver's documentation of each says): an illegal address, a failed assertion, a launch that timed
+out. Everything in that context is then lost. The backend takes every model on that GPU out of service, and the next
+load begins with a new context.
 """
 cimport cuda.bindings.cydriver as cu
 
@@ -21,7 +21,7 @@ def error_name(int code) -> str:
     try:
         if cu.cuGetErrorName(<cu.CUresult>code, &name) == 0 and name != NULL:
             return name.decode()
-    except Exception:  # no driver at all
+    except Exception:  # there is no driver
         pass
     return f"CUDA error {code}"
 

@@ -1,4 +1,4 @@
-# Kernels of a plan recorded once and launched as a whole.
+# Graphs: the kernels of a plan, recorded once and launched as a whole.
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.backends.kernel.cuda_queue cimport GRAPHS, Graph, Slot

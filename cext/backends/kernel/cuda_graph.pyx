@@ -1,15 +1,15 @@
 # distutils: language = c++
 """Graphs: a plan's clears and launches, recorded once and launched with a single call.
 
-Worth it for plans with several launches that come again and again. A graph holds addresses, so it
-belongs to a slot and to a generation of that slot's memory.
+They are worth recording for plans with several launches that are used again and again. A graph contains addresses, so
+it belongs to a slot (cuda_queue), and to a generation of that slot's memory.
 
 Rules:
- 1. A slot keeps GRAPHS entries by plan number; another plan with the same place takes it over.
- 2. An entry of an older generation is never launched: its addresses are gone.
- 3. Batches that read or write memory of their own (a region, a state, a tensor between two steps) are
-    launched kernel by kernel; their addresses differ every time.
- 4. When recording fails, the batch fails with the driver's error and the next one tries again.
+ 1. A slot has GRAPHS entries, found by plan number; a plan may replace another plan's entry.
+ 2. An entry of an older generation is never launched, because the memory at its addresses was freed.
+ 3. Batches that use memory which only they have (a region, a state, a tensor between two steps) are launched kernel
+    by kernel: their addresses differ every time.
+ 4. When recording fails, the batch fails with the driver's error, and the next batch records again.
 """
 from libc.string cimport memset
 
@@ -17,7 +17,7 @@ cimport cuda.bindings.cydriver as cu
 
 
 cdef Graph* graph_of(Slot* s, Plan* plan) noexcept nogil:
-    """The slot's entry for a plan; another plan's entry is given up for it."""
+    """The slot's entry for a plan; replaces the entry of another plan."""
     cdef Graph* graph = &s.graphs[plan.id % GRAPHS]
     if graph.plan != plan.id or graph.generation != s.generation:
         if graph.executable != NULL:
@@ -29,7 +29,7 @@ cdef Graph* graph_of(Slot* s, Plan* plan) noexcept nogil:
 
 
 cdef int end_recording(cu.CUstream stream, Graph* graph, int result) noexcept nogil:
-    """Ends what cuStreamBeginCapture began; `result` is of the launches in between. Returns a CUresult."""
+    """Ends the recording that cuStreamBeginCapture began; `result` is that of the launches. Returns a CUresult."""
     cdef cu.CUgraph made = NULL
     cdef int ended = cu.cuStreamEndCapture(stream, &made)
     if result == 0:

@@ -1,5 +1,5 @@
-# A batch on its way through a GPU: what it reads, runs and writes, as C arrays that the instance's
-# thread follows without the GIL.
+# A batch that runs on a GPU: what it reads, launches and writes, as C arrays that the instance's thread works through
+# without the GIL.
 from libc.stdint cimport int64_t
 cimport cuda.bindings.cydriver as cu
 
@@ -11,28 +11,29 @@ from neptrio.loop.mailbox cimport Work
 cdef struct DevicePiece:        # one request's part of one input
     int slot
     bint on_device
-    bint in_place               # the kernels read it where it lies
-    cu.CUcontext peer           # of another GPU that it lies on, NULL: this one's
+    bint in_place               # kernels read it where it is
+    cu.CUcontext peer           # the context of another GPU that it is on, NULL: of this one
     const char* source
-    size_t offset               # in the input part of the work block
+    size_t offset               # in the part of the work block for inputs
     size_t nbytes
 
-cdef struct Export:             # one request's part of one output, to where it is wanted
-    cu.CUdeviceptr target       # device memory; 0: the pinned block
-    cu.CUdeviceptr* kept        # memory that the batch allocates for it and the response keeps, or NULL
-    bint direct                 # the kernels write there themselves
+cdef struct Export:             # one request's part of one output, and where it goes
+    cu.CUdeviceptr target       # device memory; 0: the page-locked block
+    # where to store the address of memory allocated for it, which the response keeps; or NULL
+    cu.CUdeviceptr* kept
+    bint direct                 # kernels write there directly
     int slot
     size_t offset               # in the output block
     size_t nbytes
 
-cdef struct DeviceRun:          # requests of equal shapes: usually the whole batch
+cdef struct DeviceRun:          # requests with equal shapes, usually the whole batch
     Plan* plan
     int first_piece
     int n_pieces
     int first_export
-    int n_exports               # 0: the whole output block goes to `output`
+    int n_exports               # 0: the whole output block is copied to `output`
     bint gather
-    bint own_memory             # kernels use addresses that only this batch has: no graph
+    bint own_memory             # kernels use addresses that only this batch has, so no graph is used
     char* output
     int slot
 
@@ -60,7 +61,7 @@ cdef class DeviceBatch(Batch):
     cdef object host            # the DeviceInstance: broke(name), memory_changed()
     cdef list plans
     cdef list blocks
-    cdef list kept              # (Tensor, DeviceBlock) whose address is known once the batch has run
+    cdef list kept              # (Tensor, DeviceBlock) pairs whose address is known after the batch has run
     cdef list inputs            # tensors in device memory
     cdef DeviceWork c
 

@@ -1,28 +1,28 @@
 # distutils: language = c++
-"""Kernel models on a GPU: staging, launches and waiting without the GIL.
+"""Runs kernel models on a GPU: staging, launching and waiting, all without the GIL.
 
-A batch
+A batch is executed in three steps:
 
-    stage    gathers its inputs into a slot's pinned buffer and copies them to the device (copy stream)
-    launch   waits for that on the device, launches the kernels, copies the outputs back
+    stage    gathers its inputs in a slot's page-locked buffer and copies them to the device (copy stream)
+    launch   makes the device wait for that, launches the kernels, copies the outputs back
     finish   waits for one event
 
-and between launch and finish the instance's thread takes the next batch out of its mailbox, if
-there is one, and stages it into the other slot: host-to-device copies overlap the kernels.
+Between launch and finish the instance's thread takes the next batch out of its mailbox, if there is one, and stages it
+into the other slot, so that its copies to the device overlap the kernels.
 
 Rules:
  1. A slot belongs to one batch from stage to finish; batches alternate between the two slots.
- 2. Outputs arrive in pinned blocks that the responses view; a block goes back to its pool when
-    the last response has been sent. Nothing is copied on the host on the way out.
- 3. Device memory of others (a registered region, a tensor of another step, a sequence's state) is read and
-    written where it lies when a request is alone, and copied on the device when several are gathered.
-    cuda_batch decides which; the work here does as it is told.
- 4. Outputs that stay on the device get memory of their own from the pool, in the compute stream. The
-    tensor knows its address once the batch has been delivered.
- 5. A driver error fails the batch with the error's name. When it fails, both streams are waited for, so
-    that nothing still uses its memory. An error that breaks the context is noted in the pool: no batch of
-    any instance on that GPU touches the driver after that.
- 6. The whole of a batch runs under the pool's `alive` lock: a context is reset between batches only.
+ 2. Outputs arrive in page-locked blocks, of which the responses are views. A block returns to its pool when the last
+    of these responses was sent. Outputs are never copied on the host.
+ 3. Device memory of others (a registered region, a tensor of another step, a sequence's state) is read and written
+    in place for a lone request, and copied on the device when several requests are gathered. cuda_batch decides
+    which; the code here follows its arrays.
+ 4. Outputs that stay on the device get memory of their own from the pool, allocated in the compute stream. Their
+    tensors know the address after the batch was delivered.
+ 5. A driver error fails the batch, with the error's name. Then both streams are waited for, so that nothing still
+    uses the batch's memory. An error that breaks the context is noted in the pool, and from then on no batch of any
+    instance on that GPU calls the driver.
+ 6. A batch runs with the pool's `alive` lock held for reading, so a context is reset only between batches.
 """
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free
@@ -54,7 +54,7 @@ cdef enum:
 
 
 cdef int stage(DeviceWork* w, DeviceRun* run) noexcept nogil:
-    """Inputs on their way to the device. Returns a CUresult."""
+    """Copies the inputs to the device. Returns a CUresult."""
     cdef Queue* q = w.queue
     cdef Plan* plan = run.plan
     cdef Slot* s
@@ -74,7 +74,7 @@ cdef int stage(DeviceWork* w, DeviceRun* run) noexcept nogil:
     for i in range(run.n_pieces):
         piece = &w.pieces[run.first_piece + i]
         if not piece.on_device:
-            if piece.nbytes:      # an empty tensor need not lie anywhere
+            if piece.nbytes:      # the pointer of an empty tensor may be NULL
                 memcpy(s.pinned + piece.offset, piece.source, piece.nbytes)
             on_host += 1
     if on_host == run.n_pieces and on_host:
@@ -100,7 +100,7 @@ cdef int stage(DeviceWork* w, DeviceRun* run) noexcept nogil:
 
 
 cdef int kernels(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
-    """Clears and launches, on the compute stream (or into the graph that it records)."""
+    """Queues clears and launches on the compute stream, or into the graph being recorded."""
     cdef Queue* q = w.queue
     cdef Plan* plan = run.plan
     cdef PlanTensor* t
@@ -142,7 +142,7 @@ cdef int record(DeviceWork* w, DeviceRun* run, Slot* s, Graph* graph) noexcept n
 
 
 cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
-    """Everything after staging up to the event that finish() waits for. Returns a CUresult."""
+    """Queues everything after staging, up to the event for which finish() waits. Returns a CUresult."""
     cdef Queue* q = w.queue
     cdef Plan* plan = run.plan
     cdef Slot* s = &q.slots[run.slot]
@@ -155,7 +155,7 @@ cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
         t = &plan.tensors[i]
         w.addresses[i] = (s.out if plan.n_inputs <= i < plan.n_inputs + plan.n_outputs else s.work) + t.offset
     for i in range(plan.n_inputs):
-        w.addresses[i] = 0  # an optional input that no request brought is a null pointer
+        w.addresses[i] = 0  # an optional input that no request has is a null pointer for the kernel
     for i in range(run.n_pieces):
         piece = &w.pieces[run.first_piece + i]
         if piece.in_place:
@@ -262,7 +262,7 @@ cdef void run_device(Work* work) noexcept nogil:
         if w.status == 0:
             r = cu.cuCtxSetCurrent(memory.context)
         else:
-            r = w.status  # staging it ahead failed
+            r = w.status  # staging it in advance has failed
         for i in range(w.n_runs):
             if r:
                 break
@@ -287,13 +287,13 @@ cdef void run_device(Work* work) noexcept nogil:
         if sticky(r):
             memory.broken = r
         elif r:
-            cu.cuStreamSynchronize(q.copy)  # nothing of the failed batch may still use its memory
+            cu.cuStreamSynchronize(q.copy)  # until nothing of the failed batch uses its memory any more
             cu.cuStreamSynchronize(q.compute)
     pthread_rwlock_unlock(&memory.alive)
     w.times[3] = now_ns()
     w.times[2] = w.times[3] - <int64_t>(w.output_ms * 1e6)
     w.times[1] = w.times[2] - <int64_t>(w.infer_ms * 1e6)
-    if w.times[1] < w.times[0]:  # events and the host's clock differ by some microseconds
+    if w.times[1] < w.times[0]:  # times of events and of the host's clock may differ by some microseconds
         w.times[1] = w.times[0]
     if w.times[2] < w.times[1]:
         w.times[2] = w.times[1]
@@ -313,7 +313,7 @@ cdef class DeviceBatch(Batch):
         return tuple(self.c.times)
 
     def settle(self):
-        """The batch has run: its tensors in device memory get their addresses."""
+        """After the batch has run: sets the addresses of its tensors in device memory."""
         cdef Tensor tensor
         cdef DeviceBlock block
         for tensor, block in self.kept:

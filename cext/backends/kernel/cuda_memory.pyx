@@ -1,21 +1,21 @@
 # distutils: language = c++
-"""Memory on a GPU and for it: a pool per device, blocks of it that tensors own, page-locked outputs.
+"""Memory of a GPU: a pool per device, blocks of it that tensors own, and page-locked host memory for outputs.
 
-The problem: device memory is used by work that runs later, in streams, and is given back by Python
-objects that die at any time, on any thread, perhaps after the context that it belonged to. The choice:
-a block is given back only when the host has seen the work end that used it, so that any stream will
-do for the freeing, and everything asks its pool whether the context still exists.
+The problem: device memory is used by work that runs later, in streams; but it is freed by Python objects that die at
+any time, on any thread, perhaps after their context is gone. The choice: a block is freed only after the host has
+waited for the end of the work that used it, so it may be freed in any stream; and every call first checks in the pool
+whether the context still exists.
 
 Rules:
- 1. A DeviceBlock is allocated in its producer's stream (launch_run) and freed in the pool's side
+ 1. A DeviceBlock is allocated in the stream of the work that fills it (launch_run) and freed in the pool's side
     stream. Whoever reads or writes it keeps it alive until an event after that work was waited for.
- 2. `broken` is set once, by whoever meets a sticky error, and never cleared. Nothing of a broken pool
-    is given to the driver again: the reset of the context frees it.
- 3. The driver is called without the GIL only under `alive` for reading. A reset takes it for writing, so
-    it waits for calls under way; none comes later, by rule 2.
- 4. Outputs arrive in ordinary memory that is registered with the driver: a context that is reset
-    takes the registration with it and leaves the memory to the responses that are being sent.
- 5. A pool is closed once nothing of it is in use; `on_idle` tells when.
+ 2. `broken` is set once, by whoever meets an error that ends the context, and never cleared. Memory of a broken pool
+    is never passed to the driver: resetting the context frees it.
+ 3. The driver is called without the GIL only with `alive` held for reading. A reset takes it for writing, so it waits
+    for calls under way; by rule 2 there are none later.
+ 4. Outputs arrive in ordinary memory that is registered with the driver. Resetting the context ends the registration,
+    but leaves the memory to the responses that are being sent.
+ 5. A pool is closed when nothing of it is in use; `on_idle` is called then.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uintptr_t
@@ -38,7 +38,7 @@ cdef enum:
 
 
 cdef size_t rounded(size_t n) noexcept nogil:
-    """Sizes that are asked for: powers of two from 64 KiB to 64 MiB, then multiples of that."""
+    """The sizes in which memory is allocated: powers of two from 64 KiB to 64 MiB, then multiples of 64 MiB."""
     cdef size_t size = 65536
     if n > (<size_t>1 << 26):
         return (n + (<size_t>1 << 26) - 1) & ~((<size_t>1 << 26) - 1)
@@ -50,7 +50,7 @@ cdef size_t rounded(size_t n) noexcept nogil:
 # ---------------------------------------------------------------- device memory
 
 cdef class DevicePool:
-    """A GPU's memory pool and the stream beside all others. Handles are the caller's."""
+    """A GPU's memory pool, and the pool's side stream. The caller owns the handles."""
 
     def __cinit__(self):
         memset(&self.c, 0, sizeof(Memory))
@@ -67,19 +67,19 @@ cdef class DevicePool:
 
     @property
     def broken(self) -> str:
-        """The error that made the context unusable, '' while it is fine."""
+        """The name of the error that made the context unusable, "" while it works."""
         return error_name(self.c.broken) if self.c.broken else ""
 
     def abandon(self, int code=709):
-        """Nothing of this pool is used from now on: its context is about to be reset."""
+        """From now on nothing of this pool is used: its context is about to be reset."""
         if not self.c.broken:
             self.c.broken = code
-        with nogil:  # until the calls under way have returned
+        with nogil:  # waits for calls of the driver that are under way
             pthread_rwlock_wrlock(&self.c.alive)
             pthread_rwlock_unlock(&self.c.alive)
 
     def close(self):
-        """Gives the side stream back. No block may be left."""
+        """Destroys the side stream. No block may be left."""
         cdef cu.CUcontext old
         if self.closed or self.c.broken:
             return
@@ -90,7 +90,7 @@ cdef class DevicePool:
             cu.cuCtxPopCurrent(&old)
 
     def fetch(self, uintptr_t address, size_t nbytes):
-        """A host copy of device memory as a block. Raises Internal with the CUDA error's name."""
+        """Copies device memory to the host; returns a Block. Raises Internal with the CUDA error's name."""
         cdef Block block = new_block(nbytes)
         cdef int r
         with nogil:
@@ -113,14 +113,14 @@ cdef class DevicePool:
             PyBuffer_Release(&view)
 
     def copy(self, uintptr_t to, uintptr_t source, size_t nbytes):
-        """Copies within the device. Raises Internal."""
+        """Copies between two places on the device. Raises Internal."""
         cdef int r
         with nogil:
             r = self.copy_(NULL, <cu.CUdeviceptr>to, NULL, <cu.CUdeviceptr>source, nbytes)
         check(r, "copying a tensor on the device")
 
     def wait_default_stream(self):
-        """Waits for what other libraries have queued in the default stream. Raises Internal."""
+        """Waits for the work that other libraries have queued in the default stream. Raises Internal."""
         cdef cu.CUcontext old
         cdef int r
         with nogil:
@@ -157,13 +157,13 @@ cdef class DevicePool:
         return r
 
 
-@cython.no_gc_clear  # its pool must be there when it is freed
+@cython.no_gc_clear  # the pool must still exist when a block is freed
 cdef class DeviceBlock:
-    """Device memory that a tensor keeps alive; `address` is set by the batch that allocates it."""
+    """Device memory kept alive by a tensor; `address` is set by the batch that allocates it."""
 
     @property
     def device_pool(self):
-        """The pool that it belongs to."""
+        """The pool it belongs to."""
         return self.pool
 
     def __dealloc__(self):
@@ -189,11 +189,11 @@ cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes):
 
 # ---------------------------------------------------------------- page-locked output blocks
 
-@cython.no_gc_clear  # blocks that the collector frees later come back to it
+@cython.no_gc_clear  # blocks that the collector frees later return to this pool
 cdef class PinnedPool:
     """Page-locked host memory for outputs, in powers of two, up to `limit` bytes.
 
-    Past the limit, or when the driver refuses, outputs go to ordinary memory: slower, correct.
+    Beyond the limit, or when the driver refuses more, outputs go to ordinary memory, which is slower.
     """
 
     def __init__(self, DevicePool device not None, size_t limit):
@@ -254,12 +254,12 @@ cdef class PinnedPool:
             idle.clear()
 
     def close(self):
-        """Frees what is idle now and what comes back later."""
+        """Frees the blocks that are unused, and later each block that comes back."""
         self.closed = True
         self.drop()
 
 
-@cython.no_gc_clear  # its pool must be there when it is freed
+@cython.no_gc_clear  # the pool must still exist when a block is freed
 cdef class PinnedBlock(Block):
     cdef PinnedPool pool
     cdef size_t size
@@ -267,4 +267,4 @@ cdef class PinnedBlock(Block):
     def __dealloc__(self):
         if self.pool is not None:
             self.pool.give(self.ptr, self.size)
-            self.ptr = NULL  # Block would free it
+            self.ptr = NULL  # or Block would free it

@@ -1,4 +1,4 @@
-# One instance's streams, events, functions and the two slots that its batches alternate between.
+# The resources of one instance on a GPU: streams, events, functions, and two slots for alternating batches.
 from libc.stdint cimport int64_t, uint64_t
 cimport cuda.bindings.cydriver as cu
 
@@ -8,16 +8,16 @@ from neptrio.backends.kernel.plan cimport Plan
 cdef enum:
     GRAPHS = 64
 
-cdef struct Graph:              # a plan's kernels as one launch (cuda_graph)
+cdef struct Graph:              # a plan's kernels recorded as one launch (cuda_graph)
     uint64_t plan
     uint64_t generation
     int uses
     cu.CUgraphExec executable
 
 cdef struct Slot:
-    char* pinned                # staging of inputs
+    char* pinned                # buffer for staging inputs
     size_t pinned_size
-    cu.CUdeviceptr work         # inputs and scratch
+    cu.CUdeviceptr work         # inputs and scratch buffers
     size_t work_size
     cu.CUdeviceptr out
     size_t out_size
@@ -26,7 +26,8 @@ cdef struct Slot:
     cu.CUevent started
     cu.CUevent ran
     cu.CUevent done
-    uint64_t generation         # of its memory: an older graph has other addresses
+    # increases when its memory is replaced: graphs of older generations have other addresses
+    uint64_t generation
     Graph graphs[GRAPHS]
 
 cdef struct Queue:
@@ -41,7 +42,7 @@ cdef struct Queue:
     int next
     int64_t graph_launches
     int64_t staged_ahead
-    int64_t grown               # how often memory was taken: what it holds has changed
+    int64_t grown               # how often memory was allocated, so that a change is noticed
     size_t device_bytes
     size_t pinned_bytes
 
@@ -52,6 +53,6 @@ cdef class DeviceQueue:
     cdef readonly DevicePool pool
     cdef readonly PinnedPool pinned
     cdef object owner
-    cdef int64_t told               # `grown` when it was told last
+    cdef int64_t told               # the value of `grown` at the last report
     cdef object make(self, unsigned int flags)
     cdef void give_back(self) noexcept nogil

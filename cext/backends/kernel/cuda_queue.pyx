@@ -1,17 +1,17 @@
 # distutils: language = c++
-"""One instance's place on a GPU: two streams, two slots, and the memory that slots grow.
+"""The resources of one instance on a GPU: two streams, two slots, and the slots' growing memory.
 
-A slot is a pinned staging buffer, a device block for inputs and scratch, a device block for outputs,
-events, and the graphs recorded over these addresses. Two of them, because one batch is staged while
-the other executes (cuda_launch).
+A slot has a page-locked staging buffer, a device block for inputs and scratch buffers, a device block for outputs,
+events, and the graphs recorded with these addresses. There are two, because one batch is staged while the other
+executes (cuda_launch).
 
 Rules:
- 1. Memory grows to powers of two and never shrinks while the instance lives; what it holds is counted
-    and can be asked for by any thread.
- 2. Growing frees the old block in the compute stream, after the work that used it, and waits: the copy
-    stream may use the new one at once. It makes the slot's graphs stale.
- 3. A queue is made and closed on its instance's thread. When the context is broken, close() gives the
-    driver nothing: the reset frees it all.
+ 1. Memory grows to powers of two and never shrinks while the instance lives. Its bytes are counted; any thread may
+    read them.
+ 2. To grow, the old block is freed in the compute stream, after the work that used it, and that is waited for,
+    because the copy stream may use the new block at once. The slot's graphs become invalid.
+ 3. A queue is made and closed on its instance's thread. With a broken context, close() passes nothing to the
+    driver: the reset frees everything.
 """
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
@@ -31,7 +31,7 @@ from neptrio.backends.kernel.plan cimport Plan
 
 
 cdef int ensure(Queue* q, Slot* s, Plan* plan) noexcept nogil:
-    """Grows a slot's memory to what the plan needs. Returns a CUresult."""
+    """Grows a slot's memory to the sizes that the plan needs. Returns a CUresult."""
     cdef int r
     cdef size_t size
     cdef bint grew = False
@@ -90,8 +90,8 @@ cdef class DeviceQueue:
 
     def __init__(self, DevicePool pool not None, PinnedPool pinned not None, list functions, bint busy_wait,
                  bint use_graphs, owner):
-        """`functions` are CUfunction addresses in the order of plans (0: not used); `owner` keeps
-        context and module alive. Raises Internal after giving back what it had taken."""
+        """`functions` are CUfunction addresses in the order that plans use (0: not used); `owner` keeps context
+        and module alive. Raises Internal after freeing what was already allocated."""
         cdef int i
         cdef uintptr_t function
         self.owner = owner
@@ -128,8 +128,8 @@ cdef class DeviceQueue:
             check(cu.cuEventCreate(&s.done, flags), "creating an event")
 
     def usage(self) -> dict:
-        """Bytes held on the device and pinned on the host, and counts of graph launches and batches
-        staged ahead of time."""
+        """Bytes held on the device and page-locked on the host; how many graphs were launched and batches staged
+        in advance."""
         return {
             "device_bytes": self.c.device_bytes,
             "pinned_bytes": self.c.pinned_bytes,
@@ -138,7 +138,7 @@ cdef class DeviceQueue:
         }
 
     def close(self):
-        """Gives everything back, unless the context is broken (rule 3)."""
+        """Frees everything, unless the context is broken (rule 3)."""
         if self.c.memory == NULL:
             return
         with nogil:

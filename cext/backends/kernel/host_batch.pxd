@@ -1,5 +1,5 @@
-# Kernel models on the host: a private copy of a compiled object per instance, and the batch that
-# runs it without the GIL.
+# Kernel models on the host: each instance's private copy of a compiled object, and batches that run it without the
+# GIL.
 from libc.stdint cimport int64_t
 from neptrio.execution.batch cimport Batch
 from neptrio.backends.kernel.plan cimport Plan
@@ -8,7 +8,7 @@ ctypedef int (*kernel_entry)(void** arguments, const unsigned int* grid, const u
 
 cdef struct Image:
     kernel_entry* entries
-    char* work               # gathered inputs and scratch of the batch that runs; grows, never shrinks
+    char* work               # gathered inputs and scratch buffers of the running batch; grows, never shrinks
     size_t work_size
 
 cdef class HostImage:
@@ -22,7 +22,7 @@ cdef struct Piece:           # one request's part of one input
     const char* source
     size_t nbytes
 
-cdef struct Run:             # requests of equal shapes: usually the whole batch
+cdef struct Run:             # requests with equal shapes, usually the whole batch
     Plan* plan
     int n_pieces
     int first_piece
@@ -35,7 +35,7 @@ cdef struct HostWork:
     int n_runs
     Piece* pieces
     int n_pieces
-    void** slots             # addresses by slot, filled while executing
+    void** slots             # a tensor's address for each slot, filled while executing
     void** arguments
     int status
     int failed

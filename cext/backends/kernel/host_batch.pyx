@@ -1,19 +1,16 @@
-"""Kernel models on the host.
+"""Runs kernel models on the host.
 
-prepare() on the trio thread does everything that needs Python: it finds the plan for the batch's
-shapes, allocates the outputs, makes the response tensors as views of them, and writes pointers
-into C arrays. run_host() then gathers the inputs of several requests, clears what is to be
-cleared, and calls the compiled entry points, all without the GIL.
+prepare() on the trio thread does everything that needs Python: it finds the plan for the batch's shapes, allocates the
+outputs, makes the response tensors as views of them, and writes pointers into C arrays. run_host() then gathers the
+inputs of several requests, clears what must be cleared, and calls the compiled entry points, all without the GIL.
 
 Rules:
- 1. A batch keeps its requests, plans, output blocks and image alive; run_host() touches no
-    Python object.
- 2. The inputs of a single request are used where they lie, if that is a multiple of VECTOR bytes, what
-    a kernel's float4 or double2 needs; those that lie elsewhere (a tensor may start at any byte of a
-    request's body), and those of several requests side by side, are copied into the image's work memory.
-    Outputs are never copied: responses view parts of them.
- 3. An image belongs to one instance, whose batches run one at a time: its statics, stacks and
-    work memory need no lock.
+ 1. A batch keeps its requests, plans, output blocks and image alive; run_host() touches no Python object.
+ 2. The inputs of a lone request are used in place if their addresses are multiples of VECTOR bytes, which a kernel's
+    float4 or double2 needs. Others (a tensor may start at any byte of a request's body), and the inputs of several
+    requests, are copied into the image's work memory. Outputs are never copied: responses are views of them.
+ 3. An image belongs to one instance, which runs one batch at a time: its static variables, stacks and work memory
+    need no lock.
 """
 import os
 import shutil
@@ -60,19 +57,19 @@ STATUS = {
 cdef int NO_MEMORY = 4
 
 cdef enum:
-    VECTOR = 16          # bytes: how CUDA's vector types are aligned, at most
+    VECTOR = 16          # bytes: the largest alignment of CUDA's vector types
 
 
 cdef class HostImage:
-    """A compiled object, loaded as a private copy: its statics belong to this instance."""
+    """A compiled object, loaded as a private copy, so that its static variables belong to this instance alone."""
 
     def __init__(self, str path, list order, list names):
-        """`order` numbers the kernels as plans do; `names` are those that have an entry point."""
+        """`order` lists the kernels as plans number them; `names` are those with an entry point."""
         cdef Py_ssize_t i
         cdef bytes name
         cdef void* found
         self.path = path
-        # dlopen returns the same handle for the same file; a copy has statics of its own
+        # dlopen returns the same handle for the same file; a copy has static variables of its own
         descriptor, copy = tempfile.mkstemp(prefix="neptrio-", suffix=".so")
         os.close(descriptor)
         try:
@@ -141,7 +138,7 @@ cdef class KernelBatch(Batch):
 
 
 cdef int execute(HostWork* batch, Run* run) noexcept nogil:
-    """One run. Returns a status; `batch.failed` is then the launch's number."""
+    """Executes one run. Returns a status; on failure `batch.failed` is the number of the launch."""
     cdef Image* image = batch.image
     cdef Plan* plan = run.plan
     cdef void** slots = batch.slots
@@ -165,10 +162,10 @@ cdef int execute(HostWork* batch, Run* run) noexcept nogil:
     if run.gather:
         for i in range(plan.n_inputs):
             slots[i] = image.work + plan.tensors[i].offset
-        # slots are advanced while the pieces are copied side by side, then set back
+        # each slot's pointer moves forward while pieces are copied one after the other; afterwards it is set back
         for i in range(run.n_pieces):
             piece = &batch.pieces[run.first_piece + i]
-            if piece.nbytes == 0:    # an empty tensor need not lie anywhere
+            if piece.nbytes == 0:    # the pointer of an empty tensor may be NULL
                 continue
             memcpy(slots[piece.slot], piece.source, piece.nbytes)
             slots[piece.slot] = <char*>slots[piece.slot] + piece.nbytes
@@ -215,7 +212,7 @@ cdef void run_host(Work* work) noexcept nogil:
 
 
 cdef class KernelBuilder:
-    """Makes KernelBatches: `plan(shapes, batch)` is asked once per distinct shapes."""
+    """Makes KernelBatches. `plan(shapes, batch)` is called once for each distinct set of shapes."""
 
     cdef list names
     cdef list optional
@@ -232,11 +229,11 @@ cdef class KernelBuilder:
         self.plans = {}
 
     def use(self, HostImage image):
-        """The object that batches run in; None drops it."""
+        """Sets the object in which batches run; None removes it."""
         self.image = image
 
     cdef tuple shapes_of(self, InferRequest r, list tensors):
-        """The request's input shapes in configured order; appends its tensors (or None)."""
+        """The request's input shapes in the order of the configuration; appends its tensors (or None) to a list."""
         cdef Tensor t
         cdef Tensor found
         cdef Py_ssize_t i, n = len(self.names)
@@ -261,7 +258,7 @@ cdef class KernelBuilder:
         return tuple(shapes)
 
     cdef KernelPlan plan_for(self, tuple shapes, int64_t batch, bint fixed):
-        """The plan; with `fixed`, `batch` is the first dimension already."""
+        """The plan for these shapes; with `fixed`, `batch` is already their first dimension."""
         cdef KernelPlan plan
         key = (shapes, batch)
         plan = self.plans.get(key)
@@ -276,7 +273,7 @@ cdef class KernelBuilder:
         return plan
 
     def prepare(self, Batch batch not None):
-        """The batch as one that runs without the GIL; requests that don't fit fail on their own."""
+        """Returns the batch as one that runs without the GIL. Requests that cannot be executed fail on their own."""
         cdef KernelBatch made = KernelBatch(batch.model, batch.requests, batch.close_reason, batch.oldest_wait_ns)
         cdef list requests = batch.requests
         cdef Py_ssize_t n = len(requests), i, j, start
@@ -365,7 +362,7 @@ cdef class KernelBuilder:
 
 
 cdef double first_guess(KernelPlan plan) noexcept:
-    """Nanoseconds a plan may take before it was measured: 1 per byte moved and per 4 threads."""
+    """How long a plan is assumed to take before it was measured: 1 ns per byte moved and per 4 threads."""
     cdef double n = plan.c.output_bytes + plan.c.work_bytes
     cdef int k
     cdef KernelLaunch* launch
@@ -378,7 +375,7 @@ cdef double first_guess(KernelPlan plan) noexcept:
 
 cdef int respond(KernelBatch made, KernelPlan plan, Block block, Py_ssize_t start, Py_ssize_t end,
                  bint batching) except -1:
-    """The responses of one run: views of the output block, one part per request."""
+    """Makes the responses of one run: views of the output block, one part per request."""
     cdef Py_ssize_t j
     cdef int k, slot
     cdef InferRequest r

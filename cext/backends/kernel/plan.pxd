@@ -1,18 +1,18 @@
-# What one execution of a kernel model does, for one set of input shapes: C arrays that an
-# instance thread reads without the GIL. Built on the trio thread, never changed afterwards but
-# for `mean_ns`, and kept alive by every batch that uses it.
-#   Slots number the tensors: inputs first, then outputs, then scratch.
+# A plan: what one execution of a kernel model does for one set of input shapes, as C arrays that an instance's thread
+# reads without the GIL. Made on the trio thread, not changed afterwards except `mean_ns`, and kept alive by every
+# batch that uses it.
+#   Slots number the tensors: first inputs, then outputs, then scratch buffers.
 from libc.stdint cimport int64_t, uint64_t
 
 cdef struct KernelArgument:
-    int slot              # >= 0: the address of that tensor; -1: the scalar in `value`
+    int slot              # >= 0: the address of the tensor in that slot; -1: the scalar in `value`
     uint64_t value
 
 cdef struct KernelLaunch:
     int kernel            # index into the instance's functions
     unsigned int grid[3]
     unsigned int block[3]
-    unsigned int shared   # dynamic shared memory, bytes
+    unsigned int shared   # bytes of dynamic shared memory
     int first             # index of the first argument
     int count
 
@@ -22,7 +22,7 @@ cdef struct PlanTensor:
     bint zero
 
 cdef struct Plan:
-    uint64_t id           # never used again, unlike the address
+    uint64_t id           # never used again, unlike an address
     int n_inputs
     int n_outputs
     int n_scratch
@@ -32,9 +32,9 @@ cdef struct Plan:
     int n_launches
     KernelArgument* arguments
     int n_arguments
-    size_t output_bytes   # all outputs, each aligned
-    size_t input_bytes    # all inputs, each aligned
-    size_t work_bytes     # inputs and scratch
+    size_t output_bytes   # of all outputs, each aligned
+    size_t input_bytes    # of all inputs, each aligned
+    size_t work_bytes     # of inputs and scratch buffers
 
 cdef class KernelPlan:
     cdef Plan c
@@ -43,7 +43,7 @@ cdef class KernelPlan:
     cdef readonly list dtypes
     cdef readonly list shapes
     cdef public double mean_ns          # measured execution time, 0 = not run yet
-    cdef public object graphs           # the GPU side's recorded graphs
+    cdef public object graphs           # graphs recorded by the GPU code
     cdef int layout(self) except -1
     cdef KernelArgument* _argument(self) except NULL
 
@@ -53,6 +53,6 @@ cdef class Block:
 
 cdef Block new_block(size_t nbytes)
 
-# Where the run that begins at request `start` ends: neighbours of equal shapes, apart from their rows,
-# execute together. `keys` has each request's input shapes, None where it was refused; `rows`: of all in it.
+# The end of the run that begins with request `start`: neighbours with equal shapes, apart from their rows, execute
+# together. `keys` has each request's input shapes, None for a refused one; `rows` is set to the sum of their rows.
 cdef Py_ssize_t run_end(list requests, list keys, Py_ssize_t start, bint batching, int64_t* rows) except -1

@@ -1,8 +1,8 @@
 """Plans of kernel models: geometry, arguments and memory layout for one set of input shapes.
 
-A plan is made once per distinct shapes (backends.kernel.config evaluates the expressions) and is
-then only read, by any thread, without the GIL. Offsets are multiples of 256 bytes, what the CUDA
-allocator guarantees, so kernels that rely on that alignment work in every buffer.
+A plan is made once per distinct set of shapes (backends.kernel.config evaluates the expressions) and is then only read,
+by any thread, without the GIL. Offsets are multiples of 256 bytes, which the CUDA allocator guarantees for addresses,
+so kernels that rely on this alignment work in every buffer.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -21,14 +21,14 @@ cdef inline size_t aligned(size_t n) noexcept nogil:
 
 
 cdef class Block:
-    """Aligned host memory that tensors view. Not cleared."""
+    """Aligned host memory for tensors. Not cleared."""
 
     def __dealloc__(self):
         free(self.ptr)
 
     @property
     def address(self) -> int:
-        """Of its first byte."""
+        """The address of its first byte."""
         return <size_t>self.ptr
 
 
@@ -42,7 +42,7 @@ cdef Block new_block(size_t nbytes):
 
 
 cdef class KernelPlan:
-    """See plan.pxd. `batch` is the total batch size."""
+    """The plan for one set of input shapes (plan.pxd); `batch` is the size of the whole batch."""
 
     def __init__(self, int n_inputs, int n_outputs, int n_scratch, int64_t batch):
         global _last_id
@@ -67,7 +67,7 @@ cdef class KernelPlan:
         free(self.c.arguments)
 
     def set_tensor(self, int slot, str name, int dtype, tuple shape, size_t nbytes, bint zero):
-        """Name, type and size of a slot."""
+        """Sets the name, datatype, shape and size of a slot's tensor."""
         if not 0 <= slot < self.c.n_slots:
             raise IndexError(slot)
         self.names[slot] = name
@@ -96,7 +96,7 @@ cdef class KernelPlan:
         return 0
 
     def add_launch(self, int kernel, tuple grid, tuple block, unsigned int shared):
-        """One more launch; its arguments follow."""
+        """Adds a launch; its arguments are added next."""
         cdef KernelLaunch* grown = <KernelLaunch*>realloc(
             self.c.launches, (self.c.n_launches + 1) * sizeof(KernelLaunch))
         if grown == NULL:
@@ -123,13 +123,13 @@ cdef class KernelPlan:
         return &grown[self.c.n_arguments - 1]
 
     def add_tensor_argument(self, int slot):
-        """The last launch's next argument is a tensor's address."""
+        """Adds an argument to the last launch: a tensor's address."""
         if not 0 <= slot < self.c.n_slots:
             raise IndexError(slot)
         self._argument().slot = slot
 
     def add_scalar_argument(self, bytes value):
-        """The last launch's next argument is a scalar of up to 8 bytes."""
+        """Adds an argument to the last launch: a scalar of up to 8 bytes."""
         cdef KernelArgument* argument
         cdef uint64_t bits = 0
         if len(value) > 8:
@@ -140,7 +140,7 @@ cdef class KernelPlan:
         argument.value = bits
 
     def launches_as_text(self) -> list:
-        """Kernel index, grid, block and shared memory of each launch, for tests and statistics."""
+        """Kernel index, grid, block and shared memory of each launch; for tests and statistics."""
         return [
             (self.c.launches[i].kernel, tuple(self.c.launches[i].grid), tuple(self.c.launches[i].block),
              self.c.launches[i].shared, self.c.launches[i].count)
@@ -149,7 +149,7 @@ cdef class KernelPlan:
 
 
 cdef bint _same_rows(tuple a, tuple b) except -1:
-    """Equal shapes apart from the batch dimension."""
+    """True when the shapes are equal apart from the batch dimension."""
     cdef Py_ssize_t i
     for i in range(len(a)):
         x = a[i]

@@ -1,14 +1,13 @@
-# ONNX Runtime through its C ABI: the functions in use, taken from the library's table when it is
-# loaded. Every object of the library is a void* here; a status is NULL when all is well, and
-# whoever gets one releases it (failure() does).
+# ONNX Runtime's C ABI: the functions in use, which are taken from the library's table when it is loaded. Every object
+# of the library is a void* here. A status is NULL on success; whoever gets another one must release it (failure() does).
 from libc.stdint cimport int64_t, uint32_t
 
 ctypedef void* Status
 ctypedef void (*Log)(void* param, int severity, const char* category, const char* id,
                      const char* where, const char* message) noexcept nogil
 
-cdef struct Feed:            # an input as it is given to a session
-    int slot                 # which of the session's inputs
+cdef struct Feed:            # an input, as it is passed to a session
+    int slot                 # the index of the session's input
     const char* data
     size_t nbytes
     const int64_t* dims
@@ -77,11 +76,11 @@ cdef struct Ort:
     Status (*free_memory)(void* allocator, void* p) noexcept nogil
 
 cdef Ort ort
-cdef void* env               # one per process, never released
-cdef void* cpu_memory        # how memory of the process is called
+cdef void* env               # the library's environment; one per process, never released
+cdef void* cpu_memory        # the library's name for ordinary host memory
 cdef void* allocator
 
-cdef int datatype_of(int element) noexcept nogil   # of the protocol; 0 when it has none
+cdef int datatype_of(int element) noexcept nogil   # the protocol's datatype; 0 when it has none
 cdef int element_of(int dtype) noexcept nogil
-cdef object failure(Status status)                 # the OrtError; releases the status
-cdef int check(Status status) except -1            # raises it
+cdef object failure(Status status)                 # an OrtError; releases the status
+cdef int check(Status status) except -1            # raises failure() unless the status is NULL

@@ -1,23 +1,20 @@
-"""ONNX Runtime's shared library, reached through its C ABI.
+"""Calls ONNX Runtime's shared library through its C ABI.
 
-The problem: onnxruntime's Python interface takes and gives Python objects, holds the GIL around
-every call and costs several times what a small model does. The wheel holds a second library beside
-its Python module, with the C ABI that other languages use; it needs no Python. The choice: that
-library is opened at run time (the build knows nothing of onnxruntime), and the functions in use
-are taken from its table by their positions.
+The problem: onnxruntime's Python interface takes and returns Python objects, holds the GIL around every call and costs
+several times as much as a small model. Its wheel also contains a library with the C ABI that other languages use,
+which needs no Python. The choice: that library is opened at run time (the build does not know onnxruntime), and the
+functions in use are taken from its table by their positions.
 
 Rules:
- 1. The table is append-only and a function keeps its position for ever, by the promise of the
-    public header (onnxruntime_c_api.h). API_VERSION is what the oldest supported onnxruntime has;
-    nothing beyond that version's table is used.
- 2. Nothing is used before probe() has sent a tensor and a string through the library: a table that
-    is not what we think it is must show itself while loading, where the Python path can still
-    be taken.
- 3. There is one environment per process. It is never released: the library's own threads and
-    objects in other threads may outlive any moment that we could choose.
- 4. The library calls log() on any of its threads, with or without the GIL: it takes none and only
-    puts the message aside. messages() takes them out. At most MESSAGES wait; what comes then is
-    counted.
+ 1. The table is append-only and a function keeps its position for ever, as the public header promises
+    (onnxruntime_c_api.h). API_VERSION is that of the oldest supported onnxruntime; functions added to the table
+    later are not used.
+ 2. Before anything else, probe() sends a tensor and a string through the library: if the table is not what we expect,
+    this must show while loading, when the Python module can still be used instead.
+ 3. There is one environment per process. It is never released, because the library's own threads and objects in other
+    threads may outlive any moment that we could choose.
+ 4. The library calls log() on any of its threads, with or without the GIL. log() does not take the GIL; it only stores
+    the message. messages() returns the stored ones. At most MESSAGES are stored; further ones are counted.
 """
 import os
 import threading
@@ -48,13 +45,13 @@ cdef extern from "pthread.h" nogil:
 cdef enum:
     API_VERSION = 20  # onnxruntime 1.20
     MESSAGES = 64
-    WARNING = 2       # the least severe messages that are wanted
+    WARNING = 2       # less severe messages are not wanted
     ARENA = 1
     DEFAULT_MEMORY = 0
-    STRING = 8        # element types
+    STRING = 8        # element type of strings
     INT32 = 6
 
-cdef enum:        # positions in the table of functions
+cdef enum:        # positions in the library's table of functions
     CREATE_STATUS = 0
     ERROR_CODE = 1
     ERROR_MESSAGE = 2
@@ -131,7 +128,7 @@ _CODES = {
 
 
 class OrtError(Exception):
-    """What ONNX Runtime says went wrong: `code` of its own, `said` without any prefix."""
+    """An error of ONNX Runtime: `code` is its own, `said` the text without any prefix."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"[ONNXRuntimeError] : {code} : {_CODES.get(code, 'UNKNOWN')} : {said}")
@@ -140,13 +137,13 @@ class OrtError(Exception):
 
 
 class Unusable(Exception):
-    """The library cannot be used, and why."""
+    """The library cannot be used; the text says why."""
 
 
-cdef int[17] _DATATYPES  # by the element types of ONNX
+cdef int[17] _DATATYPES  # protocol's datatype, by ONNX's element type
 _DATATYPES[:] = [0, DT_FP32, DT_UINT8, DT_INT8, DT_UINT16, DT_INT16, DT_INT32, DT_INT64, DT_BYTES, DT_BOOL,
                  DT_FP16, DT_FP64, DT_UINT32, DT_UINT64, 0, 0, DT_BF16]
-cdef int[15] _ELEMENTS   # by the datatypes of the protocol
+cdef int[15] _ELEMENTS   # ONNX's element type, by the protocol's datatype
 memset(_ELEMENTS, 0, sizeof(_ELEMENTS))
 cdef int _i
 for _i in range(17):
@@ -207,7 +204,7 @@ cdef void log(void* param, int severity, const char* category, const char* id, c
 
 
 def messages() -> list:
-    """What the library has said since the last call: [(severity, category, where, text)].
+    """Removes and returns the stored messages: [(severity, category, where, text)].
 
     Severities are 0 (verbose) to 4 (fatal).
     """
@@ -240,13 +237,13 @@ cdef str _text(const char* text):
 # -- loading ---------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_loaded = None  # (path, version), or the Unusable that ended the attempt
+_loaded = None  # (path, version), or the Unusable that loading has raised
 
 
 def load(str path not None) -> str:
     """Opens the library, once per process, and returns its version. Raises Unusable with the reason.
 
-    Any thread. A second path is not opened: the first one's answer stands.
+    Any thread. Only the first path is ever opened; later calls get the result of the first.
     """
     global _loaded
     with _lock:
@@ -269,7 +266,7 @@ cdef str _open(str path):
     cdef Status status
     cdef bytes encoded = os.fsencode(path)
     cdef const char* file = encoded
-    with nogil:  # reads tens of megabytes
+    with nogil:  # opening reads tens of megabytes
         handle = dlopen(file, RTLD_NOW | RTLD_LOCAL)
     if handle == NULL:
         raise Unusable(f"it cannot be opened: {dlerror().decode(errors='replace')}")
@@ -355,7 +352,7 @@ cdef void _take(void** table) noexcept:
 
 
 cdef int probe() except -1:
-    """A tensor over our memory and one of strings, there and back. Raises Unusable."""
+    """Passes a numeric tensor and one of strings through the library and back. Raises Unusable."""
     cdef int64_t[2] dims
     cdef int64_t[2] told
     cdef int[6] numbers

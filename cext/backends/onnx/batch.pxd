@@ -11,17 +11,17 @@ cdef struct Piece:           # one request's part of one input
 
 cdef struct Input:
     Feed feed
-    bint copy                # its pieces are laid side by side in the work memory
+    bint copy                # its pieces are copied one after the other into the work memory
     int first_piece
     int n_pieces
 
-cdef struct Run:             # requests that can be executed together: usually the whole batch
+cdef struct Run:             # requests that are executed together, usually the whole batch
     int first_input
     int n_inputs
     int first_output
     int n_outputs
     Status status
-    char* detached           # work memory that an output lies in
+    char* detached           # work memory in which one of its outputs is, owned by the run
 
 cdef struct WorkMemory:      # where inputs are gathered; grows, never shrinks
     char* at
@@ -37,18 +37,18 @@ cdef struct OnnxWork:
     const char** input_names
     void** input_values
     const char** output_names
-    int* outputs             # by the session's outputs
+    int* outputs             # indices of the session's outputs
     void** output_values
     int64_t times[4]
 
-cdef class Timing:           # of executions with the same shapes and outputs
+cdef class Timing:           # the mean time of executions with the same shapes and outputs
     cdef readonly double mean_ns
 
 cdef class OnnxBatch(Batch):
     cdef OnnxSession session
-    cdef object builder      # whose work memory it uses
-    cdef list members        # of each run: [index of a request]
-    cdef list timings        # of each run
+    cdef object builder      # the builder, whose work memory it uses
+    cdef list members        # for each run: [index of a request]
+    cdef list timings        # for each run: its Timing
     cdef OnnxWork c
     cdef object allocate(self, Py_ssize_t requests, Py_ssize_t slots, Py_ssize_t dims, Py_ssize_t outputs)
     cpdef conclude(self)

@@ -1,24 +1,23 @@
 """Batches of ONNX models, executed without the GIL.
 
-An OnnxBuilder (builder.pyx) does on the trio thread what needs Python: it sorts the requests into
-runs, and writes names, shapes and addresses into C arrays. run_onnx() then gathers the inputs of several
-requests, makes the values and runs the session, on the instance's thread or on the trio thread itself.
-deliver() makes the response tensors over the memory that ONNX Runtime returned.
+An OnnxBuilder (builder.pyx) does on the trio thread what needs Python: it sorts the requests into runs, and writes
+names, shapes and addresses into C arrays. run_onnx() then gathers the inputs of several requests, makes the values and runs
+the session, on the instance's thread or on the trio thread itself. deliver() makes the response tensors, which use the
+memory that ONNX Runtime returned.
 
 Rules:
- 1. Requests that bring the same inputs with the same sizes behind the batch dimension are one run,
-    in their order; without batching every request is a run of its own. Runs of a batch follow each
-    other, and one that fails leaves the others alone.
- 2. An input of a single request is used where it lies, unless it is not aligned. Inputs of several
-    are copied side by side into the builder's work memory. Outputs are never copied, responses view
-    their rows; the exception are inputs that the model hands through (session.pyx, rule 4). They
-    are copied when the batch is delivered, and the work memory they lie in is the run's until then.
- 3. Only outputs that some request of the run wants are computed, and those that hold a
-    sequence's state.
- 4. A batch keeps its requests, its session and its builder alive; run_onnx() touches no Python
-    object. Statuses and values that were not used up are released with the batch.
- 5. A batch is kept off the trio thread until executions with these shapes and outputs have been
-    measured to be quick: an unknown model may take any time.
+ 1. Requests with the same inputs and equal sizes apart from the batch dimension are one run, in their order. Without
+    batching every request is a run of its own. The runs of a batch are executed one after the other; when one fails,
+    the others are not affected.
+ 2. An input of a lone request is used in place unless it is misaligned. Inputs of several requests are copied one after
+    the other into the builder's work memory. Outputs are never copied: responses are views of their rows. The
+    exception are inputs that the model returns as outputs (session.pyx, rule 4): they are copied when the batch is
+    delivered, and until then the work memory that they are in belongs to the run.
+ 3. Only outputs that some request of the run wants are computed, and those that are a sequence's state.
+ 4. A batch keeps its requests, its session and its builder alive; run_onnx() touches no Python object. Statuses and
+    values that were not used are released with the batch.
+ 5. A batch stays off the trio thread until executions with its shapes and outputs have been measured to be short: an
+    unknown model may take any time.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
@@ -41,7 +40,7 @@ cdef enum:
 
 
 cdef class Timing:
-    """What an execution takes. Nothing is known at first."""
+    """The mean time of executions with the same shapes and outputs; unknown at first."""
 
     def __cinit__(self):
         self.mean_ns = 0
@@ -65,7 +64,7 @@ cdef class OnnxBatch(Batch):
         free(self.c.runs)
 
     cdef object allocate(self, Py_ssize_t requests, Py_ssize_t slots, Py_ssize_t dims, Py_ssize_t outputs):
-        """One block for all arrays: at most a run per request, and all inputs and outputs in each."""
+        """Allocates all arrays as one block: at most one run per request, each with all inputs and outputs."""
         cdef Py_ssize_t many = requests * slots
         cdef Py_ssize_t made = requests * outputs
         cdef char* at = <char*>calloc(1, (
@@ -92,7 +91,7 @@ cdef class OnnxBatch(Batch):
         self.c.outputs = <int*>at
 
     cpdef object deliver(self):
-        if self.error is None:  # it was executed
+        if self.error is None:  # otherwise it was not executed
             self.conclude()
         return Batch.deliver(self)
 
@@ -101,9 +100,9 @@ cdef class OnnxBatch(Batch):
         return tuple(self.c.times)
 
     def runs(self) -> list:
-        """What is or was executed, run by run: (requests by index, inputs, outputs).
+        """The runs of the batch: (request indices, inputs, outputs) of each.
 
-        An input is (name, address, copied); the address of a copy is known once it was executed.
+        An input is (name, address, copied); the address of a copy is known after the execution.
         """
         cdef int i, k
         cdef Run* run
@@ -120,7 +119,7 @@ cdef class OnnxBatch(Batch):
         return found
 
     cpdef conclude(self):
-        """Makes the responses of a batch that was executed; deliver() does it."""
+        """Makes the responses of an executed batch. Called by deliver()."""
         cdef int i
         cdef Run* run
         cdef Timing timing
@@ -150,7 +149,7 @@ cdef class OnnxBatch(Batch):
                     self.responses[k] = InferResponse(None, error)
 
     cdef int answer(self, Run* run, list members) except -1:
-        """The responses of one run. Raises Internal when it failed."""
+        """Makes the responses of one run. Raises Internal when the run failed."""
         cdef int i, k, at
         cdef void* value
         cdef Status status = run.status
@@ -204,15 +203,15 @@ cdef class OnnxBatch(Batch):
 
 
 def run_failure(error, name):
-    """What clients are told when a run fails."""
+    """The error that clients get when a run fails."""
     from neptrio.backends.onnx.library import tell
 
-    tell(0)  # it says the same in other words, and the failure is logged like that of every backend
+    tell(0)  # drops the library's own message: the failure is logged like every backend's
     return Internal(f"onnx runtime error: {getattr(error, 'said', error)} (model '{name}')", reason=Reason.BACKEND)
 
 
 cdef int gather(OnnxWork* batch, Run* run) noexcept nogil:
-    """Copies what has to be copied. Returns -1 without memory."""
+    """Copies the inputs that must be copied. Returns -1 when there is no memory."""
     cdef size_t need = 0, at = 0
     cdef int i, k
     cdef Input* given
@@ -237,7 +236,7 @@ cdef int gather(OnnxWork* batch, Run* run) noexcept nogil:
             continue
         target = given.feed.data = batch.memory.at + at
         for k in range(given.first_piece, given.first_piece + given.n_pieces):
-            if batch.pieces[k].nbytes:      # an empty tensor need not lie anywhere
+            if batch.pieces[k].nbytes:      # the pointer of an empty tensor may be NULL
                 memcpy(target, batch.pieces[k].source, batch.pieces[k].nbytes)
                 target += batch.pieces[k].nbytes
         at += (given.feed.nbytes + ALIGNMENT - 1) & ~(<size_t>(ALIGNMENT - 1))
@@ -245,7 +244,7 @@ cdef int gather(OnnxWork* batch, Run* run) noexcept nogil:
 
 
 cdef void detach(OnnxWork* batch, Run* run) noexcept nogil:
-    """Gives the work memory to the run if an output lies in it: the next run must not write there."""
+    """Passes the work memory on to the run if an output is in it, so that the next run does not overwrite it."""
     cdef int i
     cdef void* data
     cdef Status status
@@ -267,7 +266,7 @@ cdef void detach(OnnxWork* batch, Run* run) noexcept nogil:
 
 
 cdef void execute(OnnxBatch batch, Run* run) noexcept nogil:
-    """One run; its status says how it went."""
+    """Executes one run; its status tells whether it succeeded."""
     cdef OnnxWork* c = &batch.c
     cdef void** values = c.input_values + run.first_input
     cdef int i, made = 0

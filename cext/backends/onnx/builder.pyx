@@ -1,6 +1,6 @@
-"""How requests become batches of an ONNX model: which run together, what of them is computed.
+"""Makes batches of ONNX models from requests: which requests run together, and which outputs are computed.
 
-Everything here is on the trio thread; batch.pyx has the rules and what happens afterwards.
+Everything here runs on the trio thread. batch.pyx has the rules, and executes the batches.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free
@@ -25,11 +25,10 @@ cdef enum:
 
 
 cdef class OnnxBuilder:
-    """Makes OnnxBatches of one instance.
+    """Makes OnnxBatches for one instance.
 
-    `served` are the names of the outputs in the configuration, `states` those of a sequence's
-    state, `batching` says that the first dimension is the batch's. With `on_thread` no batch runs
-    on the trio thread.
+    `served` are the names of the outputs in the configuration, `states` those of a sequence's states; `batching`
+    means that the first dimension is the batch's. With `on_thread` no batch runs on the trio thread.
     """
 
     def __init__(self, str name, bint batching, bint on_thread):
@@ -47,7 +46,7 @@ cdef class OnnxBuilder:
         free(self.memory.at)
 
     def use(self, OnnxSession session, list served, list states):
-        """The session that batches run in; None drops it."""
+        """Sets the session in which batches run; None removes it."""
         cdef list known
         self.session = session
         self.timings = {}
@@ -62,7 +61,7 @@ cdef class OnnxBuilder:
         self.states = tuple([known.index(n) for n in states])
 
     def statistics(self) -> dict:
-        """What executions take: {(shapes..., outputs): mean nanoseconds}, without those not measured."""
+        """How long executions take: {(shapes..., outputs): mean nanoseconds}, of those that were measured."""
         return {key: timing.mean_ns for key, timing in self.timings.items() if timing.mean_ns}
 
     cdef tuple wanted(self, list requests, list members):
@@ -76,7 +75,7 @@ cdef class OnnxBuilder:
             if r.outputs is None:
                 return self.served
         r = requests[members[0]]
-        if len(r.outputs) == n:  # usually all of them, in order
+        if len(r.outputs) == n:  # usually all of them, in the model's order
             for i in range(n):
                 if (<RequestedOutput>r.outputs[i]).name != self.served_names[i]:
                     break
@@ -117,9 +116,9 @@ cdef class OnnxBuilder:
         return mine
 
     def prepare(self, Batch batch not None):
-        """The batch as one that runs without the GIL; requests that don't fit fail on their own.
+        """Returns the batch as one that runs without the GIL. Requests that cannot be executed fail on their own.
 
-        An OnnxBatch is filled in, another one is replaced.
+        An OnnxBatch is filled in; a batch of another class is replaced by one.
         """
         cdef OnnxBatch made
         cdef list requests = batch.requests
@@ -226,7 +225,7 @@ cdef class OnnxBuilder:
 
     cdef Timing timing_of(self, list parts):
         cdef Timing timing
-        if parts == self.last_parts:  # usually the shapes of the run before
+        if parts == self.last_parts:  # usually the same shapes as in the previous run
             return self.last_timing
         key = tuple(parts)
         timing = self.timings.get(key)
@@ -239,7 +238,7 @@ cdef class OnnxBuilder:
         return timing
 
     cdef list sort(self, list tensors):
-        """Which requests run together: lists of their indices."""
+        """The requests that run together, as lists of their indices."""
         cdef Py_ssize_t i, n = len(tensors)
         cdef Tensor t
         cdef dict found
@@ -251,7 +250,7 @@ cdef class OnnxBuilder:
         for i in range(n):
             if tensors[i] is None:
                 continue
-            # a tensor without dimensions has no rows: it can't be put beside others
+            # a tensor without dimensions has no rows, so it cannot be joined with others
             key = tuple([None if t is None else t.shape[1:] if t.shape else i for t in tensors[i]])
             found.setdefault(key, []).append(i)
         return list(found.values())

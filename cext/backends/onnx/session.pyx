@@ -1,17 +1,17 @@
-"""A session of ONNX Runtime's C library: its options, what it says of its model, and runs.
+"""A session of ONNX Runtime's C library: its options, its model's inputs and outputs, and runs.
 
-run() here takes and gives Tensors of any datatype, one call at a time, for batches that need
-Python around them (strings, ragged inputs). Batches that need none are in batch.pyx.
+run() takes and returns Tensors of any datatype, one call at a time, for batches that need Python (strings, ragged
+inputs). Batches that do not are executed by batch.pyx.
 
 Rules:
- 1. A session belongs to one instance, which runs one batch at a time. Making, running and closing
-    it all happen without the GIL, because each may take long and calls nothing of Python.
- 2. Input values lie over memory that its owner (a tensor, the instance's work memory) keeps until
-    the run is over; they are released right after it.
- 3. An output is the memory that the library made. Its tensor owns the value and releases it; the
-    library keeps the allocator alive as long as that takes, also beyond the session.
- 4. The one exception: a model may hand an input through as an output, and that value would lie
-    over memory that is used again. Such an output is copied.
+ 1. A session belongs to one instance, which runs one batch at a time. It is made, run and closed without the GIL,
+    because each of these may take long and calls no Python.
+ 2. Input values use memory that its owner (a tensor, the instance's work memory) keeps until the run is over; they are
+    released right after it.
+ 3. An output is memory that the library made. Its tensor owns the value and releases it; the library keeps the
+    allocator alive until then, even longer than the session.
+ 4. The exception: a model may return an input as an output, and that value would use memory that is overwritten
+    later. Such an output is copied.
 """
 import os
 
@@ -40,8 +40,8 @@ from neptrio.request.numpy_tensor import split_bytes
 from neptrio.errors import InvalidArgument
 
 cdef enum:
-    STRING = 8    # element type
-    SEVERITY = 3  # a session's own messages: errors
+    STRING = 8    # element type of strings
+    SEVERITY = 3  # log level of sessions: errors only
 
 cdef class OnnxTensor(Tensor):
     """A tensor over memory that ONNX Runtime made."""
@@ -54,7 +54,7 @@ cdef class OnnxTensor(Tensor):
 cdef class OnnxSession:
     """A session on the CPU. `options` is a backends.onnx.options.Options. Raises OrtError.
 
-    An instance's thread makes, runs and closes it; close() or the end of the object releases it.
+    It is made, run and closed on an instance's thread; close(), or freeing the object, releases it.
     """
 
     def __cinit__(self):
@@ -88,7 +88,7 @@ cdef class OnnxSession:
         free(self.output_types)
 
     def close(self):
-        """Releases the session: its weights, its memory, its threads. Nothing may run or follow."""
+        """Releases the session with its weights, memory and threads. No run may be under way or follow."""
         cdef void* session = self.session
         self.session = NULL
         if session != NULL:
@@ -96,7 +96,7 @@ cdef class OnnxSession:
                 ort.release_session(session)
 
     cdef int read_signature(self) except -1:
-        """Reads the signature."""
+        """Reads the model's inputs and outputs."""
         cdef size_t n = 0, i
         check(ort.input_count(self.session, &n))
         self.inputs = tuple([self.value_info(0, i) for i in range(n)])
@@ -149,11 +149,11 @@ cdef class OnnxSession:
             ort.release_type(info)
 
     def get_inputs(self):
-        """The inputs that a request must give."""
+        """The inputs that every request must have."""
         return self.inputs
 
     def get_overridable_initializers(self):
-        """The inputs that have a default."""
+        """The inputs that have a default and may be left out."""
         return self.initializers
 
     def get_outputs(self):
@@ -161,11 +161,10 @@ cdef class OnnxSession:
         return self.outputs
 
     def run(self, list names not None, list tensors not None, ready=None):
-        """The named outputs for these inputs, as Tensors in the order of `names`.
+        """Runs the model; returns the outputs `names` as Tensors, in that order.
 
-        Inputs that the model does not have are ignored; `ready()` is called when the inputs are
-        prepared. Raises OrtError, and InvalidArgument for
-        strings that are not UTF-8 or tensors in GPU memory.
+        Inputs that the model does not have are ignored; `ready()` is called when the inputs are prepared. Raises
+        OrtError, and InvalidArgument for strings that are not UTF-8 or tensors in GPU memory.
         """
         cdef size_t n = 0, made = 0, k, n_outputs = len(names)
         cdef Status status = NULL
@@ -226,7 +225,7 @@ cdef class OnnxSession:
 
 
 cdef int fill_feed(OnnxSession session, Feed* feed, Tensor t, list copies) except -1:
-    """`copies` keeps what had to be copied; `feed.dims` is the caller's to free."""
+    """Fills `feed` from a tensor. `copies` keeps copies of memory alive; the caller must free `feed.dims`."""
     cdef size_t i
     cdef int64_t* dims
     cdef int width = element_size(t.dtype)
@@ -250,7 +249,7 @@ cdef int fill_feed(OnnxSession session, Feed* feed, Tensor t, list copies) excep
 
 
 cdef void* string_value(Feed* feed, Tensor t) except NULL:
-    """A value of strings; the library takes a copy of each. Raises InvalidArgument."""
+    """A value with the strings of a BYTES tensor, which the library copies. Raises InvalidArgument."""
     cdef void* value = NULL
     cdef char* buffer = NULL
     cdef size_t i
@@ -278,18 +277,18 @@ cdef void* string_value(Feed* feed, Tensor t) except NULL:
     return value
 
 
-cdef char _nothing  # where an empty tensor lies
+cdef char _nothing  # the address used for empty tensors
 
 
 cdef Status make_value(OnnxSession session, Feed* feed, void** value) noexcept nogil:
-    """A value over the feed's memory."""
+    """A value that uses the feed's memory."""
     cdef void* data = <void*>feed.data if feed.nbytes else <void*>&_nothing
     return ort.create_tensor_over(
         cpu_memory, data, feed.nbytes, feed.dims, feed.rank, session.feed_types[feed.slot], value)
 
 
 cdef OnnxTensor tensor_of(OnnxSession session, int output, void* value):
-    """The tensor of an output; it owns `value` from here on, also when this raises."""
+    """Makes the tensor of an output. It takes over `value`, also when it raises."""
     cdef OnnxTensor t = OnnxTensor.__new__(OnnxTensor)
     cdef void* info = NULL
     cdef void* data = NULL
@@ -330,14 +329,14 @@ cdef OnnxTensor tensor_of(OnnxSession session, int output, void* value):
 
 
 cdef int keep_apart(OnnxTensor t, const Feed* feed) except -1:
-    """Copies an output that lies in an input's memory (rule 4)."""
+    """Copies an output that is in an input's memory (rule 4)."""
     if t.nbytes and feed.data <= t.ptr < feed.data + feed.nbytes:
         t.hold(t.ptr[: t.nbytes], False)
     return 0
 
 
 cdef bytes string_bytes(void* value, size_t count):
-    """Strings in their length-prefixed form."""
+    """Converts strings to the length-prefixed form of BYTES tensors."""
     cdef size_t total = 0, i, end
     cdef uint32_t length
     cdef size_t* offsets

@@ -1,7 +1,7 @@
-"""What ONNX Runtime's C library says of a model's inputs and outputs: names, types and shapes.
+"""Names, types and shapes of a model's inputs and outputs, as ONNX Runtime's C library gives them.
 
-The texts are those of onnxruntime's Python module, so that nothing above needs to know which of the
-two interfaces described a model.
+Types are written as in onnxruntime's Python module, so that other code need not know which of the two interfaces
+described a model.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
@@ -24,9 +24,9 @@ _TYPES = (
 
 
 class ValueInfo:
-    """An input or output as the library describes it: `type` "tensor(float)" and the like.
+    """An input or output. `type` is a text such as "tensor(float)".
 
-    `shape` holds ints, a name for a symbolic dimension, or None for an unknown one.
+    `shape` has an int for each dimension, a name for a symbolic one, and None for an unknown one.
     """
 
     __slots__ = ("name", "shape", "type")
@@ -45,13 +45,13 @@ cdef object describe(str name, const void* info):
 
 
 cdef int element(str type) except -1:
-    """The element type of "tensor(float)"; 0 for what is no tensor."""
+    """The element type of "tensor(float)"; 0 when it is no tensor."""
     name = type.removeprefix("tensor(").removesuffix(")")
     return _TYPES.index(name) if type.startswith("tensor(") and name in _TYPES else 0
 
 
 cdef str type_text(const void* info):
-    """As onnxruntime writes it: "tensor(float)", "seq(tensor(int64))", "map(int64,tensor(float))"."""
+    """A type as onnxruntime writes it: "tensor(float)", "seq(tensor(int64))", "map(int64,tensor(float))"."""
     cdef int kind = 0, number = 0
     cdef const void* inner = NULL
     cdef void* content = NULL
