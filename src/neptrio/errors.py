@@ -1,7 +1,7 @@
-"""The one error table: class, HTTP status, gRPC status.
+"""The table of errors: class, HTTP status, gRPC status.
 
-Everything the server refuses or fails is a TritonError with a Code. Foreign exceptions are
-mapped to one at the edge where they appear (a backend, a codec) and nowhere else.
+Everything that the server refuses or that fails is a TritonError with a Code. Errors of other libraries are
+converted to one where they appear (in a backend, in a codec) and nowhere else.
 Source: docs/protocol/features.md A1 and A2, with the first deviation of docs/protocol/README.md: a malformed
 request is INVALID_ARGUMENT, not INTERNAL.
 """
@@ -29,9 +29,9 @@ class Code(Enum):
         "Deadline exceeded",
         504,
         Status.DEADLINE_EXCEEDED,
-    )  # the server's own limit, not the client's
+    )  # a limit of the server, not the client's mistake
     RESOURCE_EXHAUSTED = ("Resource exhausted", 413, Status.RESOURCE_EXHAUSTED)
-    FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)  # a Triton server's code for restricted endpoints
+    FORBIDDEN = ("Forbidden", 403, Status.UNAVAILABLE)  # what a Triton server answers at restricted endpoints
     UNAUTHENTICATED = ("Unauthenticated", 401, Status.UNAUTHENTICATED)
     TOO_MANY = ("Too many requests", 429, Status.RESOURCE_EXHAUSTED)
     DENIED = ("Permission denied", 403, Status.PERMISSION_DENIED)
@@ -43,7 +43,7 @@ class Code(Enum):
 
 
 class Reason(Enum):
-    """Why a request failed, as the failure metric labels it (docs/protocol/rules.md E3.11)."""
+    """Why a request failed: the label of the failure metric (docs/protocol/rules.md E3.11)."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -52,14 +52,14 @@ class Reason(Enum):
 
 
 class TritonError(Exception):
-    """An error with the code a client sees and the message it is told."""
+    """An error, with the code and the message that the client gets."""
 
     code = Code.UNKNOWN
-    # Errors with the same object here have the same code and the same text: who encodes one may keep the
-    # encoding for the others. For errors that come by the thousand (a full queue); only constants of modules
-    # are put here, so whoever keeps encodings by it keeps few.
+    # Errors with the same object here have the same code and text, so a transport may encode the first and reuse
+    # that for the others. It is set for errors that come by the thousand (queue full), and only to objects of
+    # modules, so that transports keep few encodings.
     alike: object = None
-    # of its answer over HTTP, beside those of every error
+    # headers of the HTTP answer, in addition to those of every error
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, message: str, code: Code | None = None, reason: Reason = Reason.OTHER) -> None:
@@ -74,57 +74,57 @@ class TritonError(Exception):
 
 
 class InvalidArgument(TritonError):
-    """The request is wrong; sending it again will not help."""
+    """The request is wrong; sending it again will fail again."""
 
     code = Code.INVALID_ARG
 
 
 class Unauthenticated(TritonError):
-    """Nobody known asks: without a token, or with one that is not valid."""
+    """The client sent no token, or one that is not valid."""
 
     code = Code.UNAUTHENTICATED
     headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class Denied(TritonError):
-    """The server does not do that for this client, or for nobody over the network."""
+    """The server does not do this for this client, or for no client over the network."""
 
     code = Code.DENIED
 
 
 class NotFound(TritonError):
-    """No such model, version, region or route."""
+    """There is no such model, version, region or route."""
 
     code = Code.NOT_FOUND
 
 
 class Unavailable(TritonError):
-    """Not now: not ready, queue full, timed out, shutting down."""
+    """The server cannot do this now: not ready, queue full, timed out, shutting down."""
 
     code = Code.UNAVAILABLE
 
 
 class Overloaded(Unavailable):
-    """Too much is under way; the answer says when to try again."""
+    """The server has too much to do; the answer says when to try again."""
 
     headers = ((b"retry-after", b"5"),)
 
 
 class TooManyRequests(TritonError):
-    """Of this client, in this second or at once; others are served."""
+    """This client sends too many requests, per second or at once; other clients are served."""
 
     code = Code.TOO_MANY
     headers = ((b"retry-after", b"1"),)
 
 
 class Unsupported(TritonError):
-    """A combination this server (or any Triton server) does not serve."""
+    """This server, or any Triton server, does not support this combination."""
 
     code = Code.UNSUPPORTED
 
 
 class UnsupportedEncoding(Unsupported):
-    """A compression that bodies may not have; the answer names those that they may have."""
+    """Bodies may not have this Content-Encoding; the answer names those that they may have."""
 
     headers = ((b"accept-encoding", b"gzip, deflate"),)
 
@@ -136,13 +136,13 @@ class Internal(TritonError):
 
 
 class AlreadyExists(TritonError):
-    """A name that is taken."""
+    """Something with this name exists already."""
 
     code = Code.ALREADY_EXISTS
 
 
 class Cancelled(TritonError):
-    """The caller went away or asked for it."""
+    """The client went away or cancelled the request."""
 
     code = Code.CANCELLED
 

@@ -1,24 +1,23 @@
-"""Logging as the flags ask for it: levels that can each be off, two line formats, a file.
+"""Logging as the flags configure it: levels that can each be off, two line formats, a file.
 
-Lines look like a Triton server's: `I1121 00:31:38.123456 4711 repository.py:12] text` or, with
---log-format=ISO8601, `2026-11-21T00:31:38Z I 4711 repository.py:12] text`. They know the levels E, W and I
-alone: verbose records are I, as there.
+Lines look like a Triton server's: `I1121 00:31:38.123456 4711 repository.py:12] text` or, with --log-format=ISO8601,
+`2026-11-21T00:31:38Z I 4711 repository.py:12] text`. As there, only the levels E, W and I are shown: verbose records
+are I.
 
-The problem: much of what is logged is somebody else's doing (a model that fails on every request, a
-request that a library chokes on), and whoever can provoke a line can provoke ten thousand a second,
-until the disk is full. The choice: what one place in the code says of one subject (a model) is bounded
-in number and each record in length; what is left out is counted in the next record that is not.
+The problem: much of the log is caused by others (a model that fails on every request, a request that a library cannot
+handle), and whoever can cause one line can cause ten thousand a second, until the disk is full. The choice: records
+from one place in the code about one subject (a model) are limited in number, and every record in length; records that
+were left out are counted in the next one that is not.
 
 Rules:
- 1. Each place and subject has a budget of BURST records, refilled by one in REFILL_SECONDS. The subject
-    is the record's attribute of that name, else its first argument if that is text: the model's name.
- 2. Verbose records and a model's own words (its logger, its process's output) are never left out:
-    somebody asked for them.
+ 1. Each place and subject may log BURST records, and one more every REFILL_SECONDS. The subject is the record's
+    attribute `subject`, or else its first argument if that is text: the model's name.
+ 2. Verbose records and what models themselves log or print are never left out: somebody asked for them.
  3. A record longer than LONGEST characters loses its middle.
- 4. Only a record begins at the beginning of a line: what clients and models wrote is indented behind its line
-    ends, and other characters that end lines or command terminals are shown as Python writes them.
- 5. Nobody waits for whoever reads the log: what it cannot take is held up to HELD_BYTES and written by a
-    thread; what is beyond that is left out and counted in the log.
+ 4. Only records begin at the beginning of a line: further lines of texts from clients and models are indented, and
+    other characters that end lines or control terminals are shown as Python escapes.
+ 5. Nobody waits for the log's reader: what it does not take at once is kept, up to HELD_BYTES, and written by a
+    thread; beyond that records are left out, and counted in the log.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from typing import Any
 from neptrio.settings import Settings
 
 HELD_BYTES = 1 << 20
-PIECE_BYTES = 4096  # a pipe that can be written to takes as much without blocking (PIPE_BUF)
+PIECE_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
 INDENT = "    "
-# control characters but line feed and tab, and what Unicode counts as line ends
+# control characters except line feed and tab, and the line ends of Unicode
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 BURST = 20.0
 REFILL_SECONDS = 10.0
 LONGEST = 16 << 10
-PLACES = 1024  # remembered at once; the one that was silent longest is forgotten first
-OF_A_MODEL = "neptrio.model."  # logger names of what models say themselves
+PLACES = 1024  # places remembered at once; the one that has been silent longest is forgotten first
+OF_A_MODEL = "neptrio.model."  # logger names of models' own messages
 
 
 class LineFormat(logging.Formatter):
@@ -77,7 +76,7 @@ class LineFormat(logging.Formatter):
 
 
 def _one_record(text: str) -> str:
-    """Rule 4."""
+    """The text so that only the record begins a line (rule 4)."""
     if text.isprintable():
         return text
     plain = CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
@@ -105,19 +104,19 @@ class LevelFilter(logging.Filter):
 
 
 class FloodFilter(logging.Filter):
-    """Rules 1 and 2. Any thread. The clock is that of the records."""
+    """Limits the number of records (rules 1 and 2). Any thread. Time is taken from the records."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        # place and subject -> records it may have now, when that was, records left out since one passed
+        # (place and subject) -> (records it may log now, time of that number, records left out since the last one)
         self._places: dict[tuple[str, int, str, str], tuple[float, float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.INFO or record.name.startswith(OF_A_MODEL):
             return True
-        # compiled code has no line of its own, so its format strings tell its places apart; text
-        # without arguments may be of anybody's making
+        # Compiled code has no line numbers, so format strings distinguish its places. Text without arguments may
+        # contain anything, so it is not used.
         text, subject = "", getattr(record, "subject", "")
         if record.args and isinstance(record.args, tuple):
             text = str(record.msg)
@@ -139,7 +138,7 @@ class FloodFilter(logging.Filter):
 
 @dataclass(frozen=True)
 class LogStatistics:
-    """Of a log whose reader may be slow."""
+    """The state of a log whose reader may be slow."""
 
     bytes: int
     left_out: int
@@ -148,8 +147,8 @@ class LogStatistics:
 class LineHandler(logging.StreamHandler[Any]):
     """Writes records to a stream without ever waiting for its reader (rule 5). Any thread.
 
-    A line goes straight to the descriptor while that takes it, so that nothing is lost when the process dies.
-    A stream without a descriptor, as tests have it, is written to as it is.
+    A line is written to the descriptor directly as long as that takes it, so that nothing is lost when the process
+    dies. A stream without a descriptor, as in tests, is written to as usual.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -158,7 +157,7 @@ class LineHandler(logging.StreamHandler[Any]):
         self._held = 0
         self._left_out = 0
         self._news = threading.Condition()
-        self._busy = False  # a thread writes what waits
+        self._busy = False  # a thread writes what could not be written at once
         self._poll = select.poll()
         try:
             self._fd = stream.fileno()
@@ -182,7 +181,7 @@ class LineHandler(logging.StreamHandler[Any]):
             self.handleError(record)
 
     def _write_now(self, line: bytes) -> int:
-        """Writes as much as there is room for; how much that was."""
+        """Writes as many bytes as there is room for; returns how many."""
         at = 0
         while at < len(line) and any(event & select.POLLOUT for _, event in self._poll.poll(0)):
             at += os.write(self._fd, line[at : at + PIECE_BYTES])
@@ -200,7 +199,7 @@ class LineHandler(logging.StreamHandler[Any]):
         self._news.notify_all()
 
     def _write_later(self) -> None:
-        """Writes what waits, however long that takes; ends when there is nothing."""
+        """Writes the kept bytes, however long that takes; returns when there are none."""
         while True:
             with self._news:
                 if not self._waiting:
@@ -213,10 +212,10 @@ class LineHandler(logging.StreamHandler[Any]):
                 while at < len(line):
                     try:
                         at += os.write(self._fd, line[at:])
-                    except BlockingIOError:  # somebody who shares the descriptor has set it so
+                    except BlockingIOError:  # whoever shares the descriptor has made it non-blocking
                         select.select([], [self._fd], [])
             except OSError:
-                pass  # nobody reads any more
+                pass  # the reader has closed its end
             with self._news:
                 self._held -= len(line)
                 if self._left_out and not self._waiting:
@@ -226,23 +225,23 @@ class LineHandler(logging.StreamHandler[Any]):
                     self._held += len(note)
 
     def flush(self) -> None:
-        """Nothing is buffered here: what waits is on its way."""
+        """Does nothing: there is no buffer to flush."""
 
     def statistics(self) -> LogStatistics:
-        """What waits for the reader now, and what was left out since it last read all."""
+        """The bytes that wait for the reader, and the records left out since nothing waited."""
         with self._news:
             return LogStatistics(self._held, self._left_out)
 
     def settle(self, seconds: float) -> None:
-        """Gives what waits so long to be written: the process is about to end."""
+        """Waits for up to `seconds` until the kept bytes are written: the process is about to end."""
         with self._news:
             self._news.wait_for(lambda: not self._busy, seconds)
 
 
 def reopen() -> bool:
-    """Opens the log file again, by its name: it may have been moved away. False where there is none.
+    """Opens the log file again by its name, since it may have been renamed. Returns False when there is none.
 
-    Raises OSError when it cannot be opened; the log goes on in the old one then.
+    Raises OSError when it cannot be opened; then logging continues in the old file.
     """
     found = False
     for handler in logging.getLogger().handlers:
@@ -257,21 +256,21 @@ def reopen() -> bool:
 
 
 def settle(seconds: float = 1.0) -> None:
-    """At the end of the process: what is not written yet has so long."""
+    """To be called at the end of the process: waits for up to `seconds` until everything is written."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
             handler.settle(seconds)
 
 
 def start_logging(settings: Settings) -> logging.Handler:
-    """Sends the package's log where the settings say. Raises OSError when the file cannot be opened."""
+    """Sends the package's log to where the settings say. Raises OSError when the file cannot be opened."""
     handler: logging.Handler
     if settings.log_file:
         handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
     else:
         handler = LineHandler(sys.stderr)
     handler.setFormatter(LineFormat(settings.log_format == "ISO8601"))
-    handler.addFilter(LevelFilter(settings))  # first: what is not logged costs no budget
+    handler.addFilter(LevelFilter(settings))  # first, so that records that are not logged count nowhere
     handler.addFilter(FloodFilter())
     root = logging.getLogger()
     root.addHandler(handler)

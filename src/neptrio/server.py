@@ -1,11 +1,12 @@
-"""Every nursery of the server: what starts, in what order, how it drains.
+"""All nurseries of the server: what is started in which order, and how it is shut down.
 
     loop pass, timers, completions        the loop's own tasks
-      models                         loaded before the listeners accept
-        REST, gRPC, metrics          the fronts
+      models                              loaded before the listeners accept
+        REST, gRPC, metrics               the listeners
 
-Shutdown runs the other way: not ready at once, no new sequences, running sequences ended by their
-clients or their idle time, no new connections, open requests answered, models unloaded, then the loop's own tasks end. A second signal ends the process at once.
+Shutdown goes the other way: readiness is false at once; new sequences are refused, and live ones end by their clients
+or their idle time; no new connections; open requests are answered; models are unloaded; the loop's own tasks end. A second
+signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ from neptrio.transport.rest_server import RestServer
 
 log = logging.getLogger("neptrio.server")
 
-SEQUENCES_PERIOD = 0.05  # seconds between two looks at the sequences that hold up a shutdown
-REST_OF_SHUTDOWN = 5.0  # seconds, for answers under way and unloading, where the exit timeout has them
+SEQUENCES_PERIOD = 0.05  # seconds between checks of the sequences that delay a shutdown
+REST_OF_SHUTDOWN = 5.0  # seconds kept for open requests and unloading, if the exit timeout is longer
 
 
 class Server:
-    """The server object; embeddable: it does not assume that it owns the process."""
+    """The server. It can be embedded: it does not assume that the process is its own."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -130,8 +131,8 @@ class Server:
         self.grpc_listener: socket.socket | None = None
         self.metrics_listener: socket.socket | None = None
         self._metrics_config = MetricsConfig.parse(settings.metrics_config)
-        self.timed_out = False  # the exit timeout expired with something still under way
-        self.abandoned = False  # stopped while models were loading: their threads may go on
+        self.timed_out = False  # the exit timeout has expired before everything had ended
+        self.abandoned = False  # stopped while models were loading, whose threads may still run
         self._deadline: float | None = None
         self._loading = trio.CancelScope()
 
@@ -145,7 +146,7 @@ class Server:
             raise InvalidArgument(f"--auth-config: {error}") from None
 
     async def _watch_tokens(self, tokens: Tokens) -> None:
-        """The file of tokens is looked at again and again, on a thread: it may lie anywhere."""
+        """Reads the file of tokens again and again, on a thread, because it may be on a slow file system."""
         while True:
             await trio.sleep(LOOK_SECONDS)
             changed = await trio.to_thread.run_sync(tokens.changed, abandon_on_cancel=True)
@@ -153,7 +154,7 @@ class Server:
                 tokens.take(changed)
 
     def _host(self, repository: RepositoryManager) -> ModelHost:
-        """What models may call, made before the first model is."""
+        """Makes the objects that models' code calls back into. Called before the first model is made."""
         return ModelHost(
             admission=Admission(repository, self.tracer),
             completions=self.completions,
@@ -165,7 +166,7 @@ class Server:
         )
 
     async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Delivers what instance threads have finished: many per wake-up."""
+        """Delivers the work items that instances have finished, many per wake-up."""
         task_status.started()
         await self.loop.poller.read(self.completions.read_fd, self._deliver)
 
@@ -202,7 +203,7 @@ class Server:
                         await fronts.start(front.run)
                     if self.settings.model_control_mode == "poll" and self.settings.repository_poll_secs:
                         fronts.start_soon(self.repository.poll)
-                    # what starts may take its time
+                    # not set earlier, because starting may take long
                     self.loop.lag.warning_ns = int(self.settings.loop_lag_warning_ms * 1e6)
                     started()
                     await self.stopping.wait()
@@ -212,7 +213,7 @@ class Server:
             finally:
                 for listener in (self.http_listener, self.grpc_listener, self.metrics_listener):
                     if listener is not None:
-                        listener.close()  # the fronts close theirs earlier; not so when a start fails
+                        listener.close()  # usually closed by their servers, but not if the start fails
                 with trio.CancelScope(shield=True) as scope:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
@@ -226,7 +227,7 @@ class Server:
         self.completions.close()
 
     async def settled(self) -> None:
-        """Waits for what is imported while the fronts serve already."""
+        """Waits for imports that still run while the server already serves."""
         for front in self.fronts:
             if isinstance(front, GrpcServer):
                 await front.handlers_loaded.wait()
@@ -259,7 +260,7 @@ class Server:
             )
 
     def stop(self) -> None:
-        """Begins the shutdown. Call on the trio thread."""
+        """Begins the shutdown. Trio thread only."""
         self._deadline = trio.current_time() + self.settings.exit_timeout_secs
         self.services.metadata.exiting = True
         self.repository.flush()
@@ -268,10 +269,10 @@ class Server:
         self.repository.close()
 
     async def _sequences(self) -> None:
-        """Running sequences go on while somebody is connected who could (docs/protocol/rules.md E1.17).
+        """Lets live sequences go on while a client is connected that could continue them (docs/protocol/rules.md E1.17).
 
-        Some of the time is left for the rest of the shutdown: sequences that idle for longer than
-        the exit timeout end with it and make it no less clean.
+        Some of the exit timeout is kept for the rest of the shutdown. Sequences that idle for longer end then, and the
+        exit still counts as clean.
         """
         seconds = self.settings.exit_timeout_secs
         with trio.move_on_after(seconds - max(0.1 * seconds, min(0.5 * seconds, REST_OF_SHUTDOWN))):
@@ -279,7 +280,7 @@ class Server:
                 await trio.sleep(SEQUENCES_PERIOD)
 
     async def _drain(self) -> None:
-        """No new connections, open requests answered; the deadline covers the unloading too."""
+        """Accepts no new connections and waits for open requests; the deadline includes the unloading."""
         with trio.CancelScope(deadline=self._deadline or 0) as scope:
             async with trio.open_nursery() as clock:
                 clock.start_soon(self._end_inflating)
@@ -290,12 +291,12 @@ class Server:
         self.timed_out = scope.cancelled_caught
 
     async def _end_inflating(self) -> None:
-        """Compressed requests have the grace to become plain ones: after that they are refused."""
+        """Gives compressed requests the grace time to be inflated; after that they are refused."""
         await trio.sleep(self.settings.grace_secs)
         self.services.inflating.stop()
 
     def describe(self) -> str:
-        """The start-up text: models, addresses, what was found."""
+        """The start-up text: models, addresses, and what hardware and libraries were found."""
         places = {
             (m.name, m.version): startup.place(m.config, m.backend.own_processes)
             for m in self.repository.ready_models()
@@ -319,14 +320,14 @@ async def _signals(server: Server) -> None:
             if number == signal.SIGHUP:
                 _hang_up(server)
                 continue
-            # a second signal is the kernel's: it ends the process even when the loop is stuck
+            # from now on the kernel ends the process at a second signal, even if the loop hangs
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             server.stop()
 
 
 def _hang_up(server: Server) -> None:
-    """SIGHUP: what can be read again is; a terminal that goes away ends no server."""
+    """SIGHUP: opens again the files that can be reopened. A closed terminal does not end the server."""
     try:
         reopened = logs.reopen()
         if server.services.audit is not None:
@@ -355,7 +356,7 @@ def run(settings: Settings) -> int:
         async def settle() -> None:
             assert server is not None
             await server.settled()
-            gc.collect()  # what the first requests left must not be kept for ever
+            gc.collect()  # so that leftovers of the first requests are not kept for ever
             gc.freeze()
 
         async with trio.open_nursery() as nursery:
@@ -367,19 +368,19 @@ def run(settings: Settings) -> int:
         trio.run(main)
     except BaseExceptionGroup as group:
         if server is not None:
-            with suppress(TritonError):  # a table that cannot be made must not hide what happened
+            with suppress(TritonError):  # a table that cannot be made must not hide the error
                 print(startup.table(server.repository.index(False)), file=sys.stderr)
         raise _first(group) from None
     if server is not None and server.timed_out:
         print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)
-        _leave(1)  # instance threads may be stuck in a model
+        _leave(1)  # instances' threads may hang in a model
     if server is not None and server.abandoned:
-        _leave(0)  # loader threads may be stuck in a model
+        _leave(0)  # loader threads may hang in a model
     return 0
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends the process without waiting for its threads; the processes of isolated models end too."""
+    """Ends the process without waiting for its threads. Processes of isolated models end too."""
     logs.settle()
     processes = sys.modules.get("neptrio.backends.python.process")
     if processes is not None:
@@ -388,18 +389,18 @@ def _leave(status: int) -> NoReturn:
 
 
 def _tune_collector() -> None:
-    """Requests make almost no cycles, so the collector mostly walks what lives for ever.
+    """Makes the garbage collector run rarely: requests make almost no cycles, so it mostly walks over modules.
 
-    What start-up made is taken out of its sight, and it looks less often; full collections, which
-    would stop every request for the time of a walk over all modules, become rare.
+    Objects made during the start are excluded from collections. Full collections, which would stop all requests
+    while they walk over everything, become rare.
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    gc.enable()  # off since the process began (cli.main): a walk over growing modules finds nothing
+    gc.enable()  # it was off since cli.main: while modules are imported it finds nothing
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error in a nursery's group: what the command reports."""
+    """The first error in a nursery's group that is no cancellation: the command reports it."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""The server's settings: frozen, validated, units in names. Defaults are a Triton server's."""
+"""The server's settings: immutable, checked, with units in their names. Defaults are those of a Triton server."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ class Settings:
     """Everything the command line can set (docs/protocol/features.md A8)."""
 
     id: str = "triton"
-    model_repository: tuple[Path | str, ...] = ()  # str: a URL, see flags.repository
-    model_repository_cache: Path | None = None  # where what cloud storage holds is kept, None: nowhere
+    model_repository: tuple[Path | str, ...] = ()  # str: a URL of cloud storage
+    model_repository_cache: Path | None = None  # where files of cloud storage are kept; None: not kept
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()
     auth_config: Path | None = None  # tokens of clients, None: nobody is asked for one
     audit_log: str = ""  # a file, or stderr; "": none
-    read_only: bool = False  # nothing is changed over the network
-    allow_file_override: bool | None = None  # None: where REST and gRPC listen on loopback addresses alone
+    read_only: bool = False  # refuse all changes over the network
+    # None: only where REST and gRPC listen on loopback addresses alone
+    allow_file_override: bool | None = None
     strict_readiness: bool = True
     exit_on_error: bool = True
     exit_timeout_secs: float = 30.0
-    exit_grace_secs: float = 1.0  # for connected clients to send one more request
+    exit_grace_secs: float = 1.0  # time for connected clients to send one more request
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
     model_config_name: str = ""
-    follow_external_links: bool = False  # symbolic links that lead out of the repositories
+    follow_external_links: bool = False  # serve models with links that lead out of the repositories
     cache_config: str = ""
     backend_directory: Path | None = None
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
 
     rate_limit: str = "off"
-    rate_limit_resource: tuple[tuple[str, int | None, int], ...] = ()  # name, device (-1 global), count
+    # (name, device or -1 for global, count)
+    rate_limit_resource: tuple[tuple[str, int | None, int], ...] = ()
 
     allow_client_shm: bool = False
     pinned_memory_pool_byte_size: int = 256 << 20  # of each GPU that models use
 
-    max_connections: int = 0  # of REST and gRPC together, 0 = as many as there are descriptors
+    max_connections: int = 0  # REST and gRPC together; 0 = as many as there are descriptors
     max_connections_per_address: int = 0  # 0 = no limit of its own
     max_requests_per_second_per_address: int = 0  # 0 = no limit
     max_concurrent_requests_per_address: int = 0  # 0 = no limit
-    max_held_bytes: int = 0  # by requests and answers, 0 = half of the machine's memory
+    max_held_bytes: int = 0  # of requests and answers; 0 = half of the machine's memory
 
-    cors_allow_origin: tuple[str, ...] = ()  # web pages that may use REST; "*" = all
-    allowed_host: tuple[str, ...] = ()  # names of this server in Host headers
+    cors_allow_origin: tuple[str, ...] = ()  # origins of web pages that may use REST; "*" = all
+    allowed_host: tuple[str, ...] = ()  # names for this server that Host headers may have
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"
@@ -62,8 +64,8 @@ class Settings:
     http_header_forward_pattern: str = ""  # a regular expression, "" = none
     http_restricted_api: tuple[Restriction, ...] = ()
     http_lean: bool = True  # False: hypercorn serves plain HTTP/1.1 too
-    http_request_timeout_secs: float = 60.0  # for a request to arrive whole (large bodies earn more)
-    http_keep_alive_timeout_secs: float = 600.0  # of an idle connection, 0 = for ever, as Triton does
+    http_request_timeout_secs: float = 60.0  # for receiving a request; large bodies get more
+    http_keep_alive_timeout_secs: float = 600.0  # of an idle connection; 0 = for ever, as in Triton
     http_tls_cert: Path | None = None
     http_tls_key: Path | None = None
 
@@ -84,8 +86,8 @@ class Settings:
     grpc_keepalive_permit_without_calls: bool = False
     grpc_http2_min_recv_ping_interval_without_data_ms: int = 300_000
     grpc_http2_max_ping_strikes: int = 2
-    grpc_max_unfinished_bytes: int = 0  # of requests, over all connections; 0 = half of the memory
-    grpc_max_unread_bytes: int = 0  # of answers, over all connections; 0 = a quarter of the memory
+    grpc_max_unfinished_bytes: int = 0  # of incomplete requests on all connections; 0 = half of the memory
+    grpc_max_unread_bytes: int = 0  # of unread answers on all connections; 0 = a quarter of the memory
     grpc_max_connection_idle_ms: int = 600_000  # 0 = for ever
     grpc_max_connection_age_ms: int = 0  # 0 = for ever
     grpc_max_connection_age_grace_ms: int = 0  # 0 = for ever
@@ -95,7 +97,7 @@ class Settings:
     metrics_port: int = 8002
     metrics_interval_ms: int = 2000
     metrics_config: tuple[str, ...] = ()
-    metrics_detail: str = "used"  # observe.model_families.Detail
+    metrics_detail: str = "used"  # a value of observe.model_families.Detail
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
 
@@ -111,7 +113,7 @@ class Settings:
     trace_config: tuple[str, ...] = ()  # MODE,KEY=VALUE or KEY=VALUE
     trace_file: str = ""
     trace_level: tuple[str, ...] = ()
-    trace_rate: str = ""  # texts: observe.trace_options parses them as it does those of the network
+    trace_rate: str = ""  # texts, which observe.trace_options parses like those from the network
     trace_count: str = ""
     trace_log_frequency: str = ""
     trace_dir: Path | None = None
@@ -145,7 +147,7 @@ class Settings:
             )
 
     def trace_options(self) -> TraceOptions:
-        """What the flags say of tracing."""
+        """The tracing flags."""
         return TraceOptions(
             config=self.trace_config,
             file=self.trace_file,
@@ -159,7 +161,7 @@ class Settings:
         )
 
     def change(self, what: str) -> None:
-        """Called before anything is changed over the network. Raises Denied where that is switched off."""
+        """Called before `what` is changed over the network. Raises Denied when the server is read-only."""
         if self.read_only:
             raise Denied(
                 f"the server was started with --read-only=true: {what} is not possible over the network"
@@ -167,7 +169,7 @@ class Settings:
 
     @property
     def exposed(self) -> tuple[str, ...]:
-        """Addresses of REST and gRPC that others than this machine may reach."""
+        """The addresses of REST and gRPC that other machines can reach."""
         used = (
             (self.allow_http, self.http_address, self.http_port),
             (self.allow_grpc, self.grpc_address, self.grpc_port),
@@ -176,14 +178,14 @@ class Settings:
 
     @property
     def file_overrides(self) -> bool:
-        """Whether load calls may bring files along, which makes them run code of the caller's."""
+        """True when load calls may contain files, which lets callers run their own code here."""
         return not self.exposed if self.allow_file_override is None else self.allow_file_override
 
     @property
     def grace_secs(self) -> float:
-        """exit_grace_secs, but never so much that the exit timeout passes over it."""
+        """exit_grace_secs, limited so that it ends before the exit timeout."""
         return min(self.exit_grace_secs, self.exit_timeout_secs / 4)
 
     def backend_settings(self, backend: str) -> dict[str, str]:
-        """--backend-config of a backend: its own keys over those given for all ("")."""
+        """The --backend-config of a backend: its own values, and for other keys those given for all backends ("")."""
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}

@@ -1,4 +1,4 @@
-"""The text a server prints when it starts: models and states, addresses, what was found."""
+"""The text that the server prints when it has started: models and their states, addresses, what was found."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def place(config: Any, own_processes: bool = False) -> str:
 
 
 def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], str] | None = None) -> str:
-    """Rows of the repository index as a table; long reasons continue on lines of their own.
+    """Rows of the repository index as a table; long reasons continue on further lines.
 
-    `places` says where a (model, version) runs.
+    `places` says where each (model, version) runs.
     """
     places = places or {}
     cells: list[Sequence[str]] = []
@@ -56,7 +56,7 @@ def table(rows: Iterable[Mapping[str, str]], places: Mapping[tuple[str, str], st
 
 
 def open_controls(settings: Settings) -> str:
-    """A warning where anybody on the network may change something, "" where nobody may."""
+    """A warning when clients on other machines can change something, else ""."""
     if settings.read_only or settings.auth_config is not None or not settings.exposed:
         return ""
     found = [

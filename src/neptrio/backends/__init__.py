@@ -1,1 +1,1 @@
-"""Backends: how a model's files become something that executes batches."""
+"""Backends: they load models' files and execute batches."""

@@ -1,4 +1,4 @@
-"""The ensemble's place among the backends: it has no files and no instances, only a graph."""
+"""The backend of ensembles, which have no files and no instances, only a graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from neptrio.execution.backend import Backend, BackendInstance
 
 
 class EnsembleBackend(Backend):
-    """Makes nothing; scheduling.ensemble runs the steps."""
+    """Makes no instances; scheduling.ensemble runs the steps."""
 
     platform = "ensemble"
 

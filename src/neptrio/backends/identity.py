@@ -15,7 +15,7 @@ from neptrio.execution.batch import Batch
 
 
 class IdentityBackend(Backend):
-    """See the module's text."""
+    """One loaded version of an identity model."""
 
     platform = "identity"
 
@@ -48,7 +48,7 @@ class IdentityBackend(Backend):
 
 
 class IdentityInstance(BackendInstance):
-    """Answers on the trio thread; only the delay runs on the instance's thread."""
+    """Makes the responses on the trio thread; only the delay runs on the instance's thread."""
 
     native = True
     batch_type = DelayBatch
@@ -59,7 +59,7 @@ class IdentityInstance(BackendInstance):
         self.expected_ns = float(delay_ns)
 
     def prepare(self, batch: Batch) -> Batch:
-        identity(batch, self._pairs, self._delay_ns)  # type: ignore[arg-type]  # batch_type makes it one
+        identity(batch, self._pairs, self._delay_ns)  # type: ignore[arg-type]  # it is one by batch_type
         return batch
 
     def execute(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Which backend serves which model."""
+"""Finds the backend of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend
 from neptrio.settings import Settings
 
-# backend name -> "module:class"; imported when the first model needs it
+# backend name -> "module:class"; the module is imported when the first model needs it
 BUILT_IN = {
     "identity": "neptrio.backends.identity:IdentityBackend",
     "kernel": "neptrio.backends.kernel.backend:KernelBackend",
@@ -22,17 +22,17 @@ BUILT_IN = {
 
 
 def find_for(config: Any, settings: Settings) -> type[Backend]:
-    """The backend class of a configuration; ensembles have one of their own. Raises InvalidArgument."""
+    """The backend class for a configuration; ensembles have their own. Raises InvalidArgument."""
     if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
         return EnsembleBackend
     return find(config.backend, settings)
 
 
 def check_runtime(config: Any) -> None:
-    """Raises InvalidArgument for a field `runtime` that does not fit the configuration's backend.
+    """Raises InvalidArgument when the field `runtime` does not fit the configuration's backend.
 
-    It may name the backend's file as a Triton server would have it. There is but one: any other file, and any
-    path, would promise code that is not run.
+    It may name the backend's library file as for a Triton server, and nothing else: any other file or path would
+    promise that code is run which is not.
     """
     runtime, name = config.runtime, config.name
     fits = f"libtriton_{config.backend}.so" if config.backend in BUILT_IN else "model.py"
@@ -52,7 +52,7 @@ def check_runtime(config: Any) -> None:
 def find(name: str, settings: Settings) -> type[Backend]:
     """The backend class of that name. Raises InvalidArgument when there is none.
 
-    Besides the built-in ones, every folder <--backend-directory>/<name> with a model.py is one.
+    Besides the built-in backends, each folder <--backend-directory>/<name> with a model.py is one.
     """
     target = BUILT_IN.get(name)
     if target is None:

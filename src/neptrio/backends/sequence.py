@@ -1,14 +1,12 @@
-"""The sequence backend: the running sum of each sequence's INT32 inputs.
+"""The sequence backend: outputs the running sum of each sequence's INT32 inputs.
 
-The first output is the sum of the sequence's first inputs so far. The other outputs, all optional, show
-what the batcher did: an output named like a control input repeats that control, BATCH_SIZE is the
-number of requests in the execution (null requests included) and POSITION the request's place in it,
-both INT32. With an implicit state configured (`state`), the sum lives there; without, in the instance,
-by slot. The GIL is not needed while it runs.
+The first output is the sum of the sequence's first input over its requests so far. Other outputs are optional and show
+what the batcher did: an output named like a control input returns that control, BATCH_SIZE is the number of requests
+in the execution (null requests included) and POSITION the request's place in it; both are INT32. With an implicit
+state configured (`state`) the sum is kept there, otherwise in the instance, by slot. Executing needs no GIL.
 
-Parameters: `execute_delay_ms` makes every execution take that long; `fail_value` fails the requests
-whose input begins with it; `iterations` reschedules a request of an iterative sequence until it has
-been executed that often.
+Parameters: `execute_delay_ms` makes every execution take that long; a request whose input begins with `fail_value`
+fails; a request of an iterative sequence is rescheduled until it was executed `iterations` times.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ RESCHEDULE = 2
 
 
 class SequenceBackend(Backend):
-    """See the module's text."""
+    """One loaded version of a model of this backend."""
 
     platform = "sequence"
 
@@ -74,7 +72,7 @@ class SequenceBackend(Backend):
 
 
 class SequenceInstance(BackendInstance):
-    """Prepares running sums on the trio thread."""
+    """Prepares batches of running sums on the trio thread."""
 
     native = True
 
@@ -89,7 +87,7 @@ class SequenceInstance(BackendInstance):
         states = config.sequence_batching.state
         self._state_in = states[0].input_name if states else None
         self._state_out = states[0].output_name if states else ""
-        self._sums: dict[int, bytearray] = {}  # by slot
+        self._sums: dict[int, bytearray] = {}  # slot -> sum, without an implicit state
         self._rounds: dict[int, int] = {}
 
     def prepare(self, batch: Batch) -> Batch:
@@ -117,7 +115,7 @@ class SequenceInstance(BackendInstance):
                 before = after = sums
         else:
             state = before = request.input_named(self._state_in)
-            assert state is not None  # the sequence batcher gives it
+            assert state is not None  # the sequence batcher has added it
             after = bytearray(tensor.nbytes)
             outputs.append(Tensor(self._state_out, INT32, state.shape, after))
         batch.job(i, tensor, before, after, output)
