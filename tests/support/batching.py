@@ -1,4 +1,4 @@
-"""A dynamic batcher on a clock that only the test moves: no threads, no I/O, no sleeping."""
+"""A dynamic batcher on a clock that only the test moves: without threads, I/O or sleeping."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = 1_000_000_000
 
 
 class LoopPass:
-    """Marked schedulers, dispatched when the bench ends the pass."""
+    """Collects marked schedulers; the bench dispatches them when it ends the pass."""
 
     def __init__(self) -> None:
         self.marked: list[Any] = []
@@ -51,7 +51,7 @@ class Timer:
 
 
 class Timers:
-    """Timers that fire when the bench's clock passes them."""
+    """Timers that fire when the bench moves its clock past them."""
 
     def __init__(self) -> None:
         self.timers: list[Timer] = []
@@ -73,7 +73,7 @@ class Timers:
 
 
 class Instance:
-    """Runs one batch at a time, in order, until the bench says it is finished."""
+    """Runs one batch at a time, in order; the test says when it is finished."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -107,7 +107,7 @@ class Instance:
         return True
 
     def finish(self, error: TritonError | None = None) -> None:
-        """The running batch is back: its requests are answered."""
+        """Ends the running batch: its requests are answered."""
         batch = self.batches[0]
         batch.error = error
         batch.responses = [InferResponse([]) for _ in batch.requests]
@@ -119,7 +119,7 @@ class Instance:
 
 
 class Pool:
-    """As neptrio.execution.instance.InstancePool, over the bench's instances."""
+    """Stands in for neptrio.execution.instance.InstancePool, with the bench's instances."""
 
     limited = False
 
@@ -144,7 +144,7 @@ class Pool:
 
 
 class Recorder(Responder):
-    """Notes every answer."""
+    """Records every answer."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -241,7 +241,7 @@ class Bench:
         self.now = end
 
     def oversleep(self, ns: int) -> None:
-        """Moves the clock at once, as a busy loop does: what was due on the way comes late, together."""
+        """Moves the clock in one step, like a busy loop: timers that were due on the way fire late, together."""
         self.now += ns
         self.timers.fire(self.now)
         self.end_turn()

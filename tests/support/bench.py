@@ -37,7 +37,7 @@ class Bench:
         self._before = {"success": 0, "fail": 0, "cancelled": 0}
 
     def fresh(self) -> None:
-        """Counts from here."""
+        """Resets the counts that total() and others are compared with."""
         self._before = {"success": 0, "fail": 0}
         self._before = {what: self.count(what) for what in self._before}
         self._before["cancelled"] = self.cancelled()
@@ -68,7 +68,7 @@ class Bench:
         return found
 
     def total(self) -> int:
-        """Requests accepted so far, whatever became of them."""
+        """How many requests were accepted so far, whatever happened to them."""
         stats = self.stats()
         done = stats["inference_stats"]
         return int(stats["live"]["accepted"] + done["success"]["count"] + done["fail"]["count"])
@@ -88,7 +88,7 @@ class Bench:
         return int(found.group(1))
 
     def cancel(self, id: str) -> None:
-        """Cancels a call that waits; returns when the server has let go of it."""
+        """Cancels a call; returns when the server has dropped its request."""
         before = self.count("fail")
         self.calls[id].cancel()
         until(lambda: self.count("fail") == before + 1, f"'{id}' is cancelled")
@@ -99,7 +99,7 @@ class Bench:
             return self.outcomes[id]
 
     def assert_answered(self, *ids: str) -> None:
-        """Each of them has its own correct answer."""
+        """Fails unless each of these requests has the correct answer."""
         for id in ids:
             outcome = self.result(id)
             assert isinstance(outcome, grpcclient.InferResult), f"{id}: {outcome}"

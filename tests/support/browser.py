@@ -1,5 +1,5 @@
-"""A headless browser for tests, spoken to directly: Chromium through DevTools on two pipes, Firefox
-through Marionette on a socket. No driver program and no package is needed beside the browser."""
+"""A headless browser for tests, controlled directly: Chromium with DevTools over two pipes, Firefox with Marionette
+over a socket. Needs no driver program and no package, only the browser."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def start(name: str) -> Browser:
 
 
 class Browser:
-    """One tab. `network` lists what the page asked for beside itself, `messages` what it complained of."""
+    """One tab. `network` lists other resources that the page requested, `messages` its errors and warnings."""
 
     def __init__(self) -> None:
         self.network: list[str] = []
         self.messages: list[str] = []
 
     def open(self, path: Path, fragment: str = "") -> None:
-        """Shows a file, anew even if only the fragment differs."""
+        """Shows a file; loads it again even if only the fragment changes."""
         raise NotImplementedError
 
     def evaluate(self, expression: str) -> Any:
@@ -71,7 +71,7 @@ class Browser:
 
 
 class Chromium(Browser):
-    """DevTools protocol: JSON texts that end with a 0 byte, to descriptor 3 and from descriptor 4."""
+    """Speaks the DevTools protocol: JSON texts that end with a zero byte, to descriptor 3 and from descriptor 4."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Chromium(Browser):
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
                  "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions", "--window-size=1400,860",
                  "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={self._profile}"]  # fmt: skip
-        # the browser wants its pipes at 3 and 4: an interpreter puts them there and becomes the browser
+        # the browser expects its pipes at 3 and 4: an interpreter moves them there and then executes the browser
         command = (
             "import os, sys; a, b = (os.dup(os.dup(int(n))) for n in sys.argv[1:3]); "
             "c = os.dup(b); os.dup2(a, 3); os.dup2(c, 4); os.execvp(sys.argv[3], sys.argv[3:])"
@@ -184,7 +184,7 @@ class Chromium(Browser):
 
 
 class Firefox(Browser):
-    """Marionette protocol: `LENGTH:JSON` of [type, id, error, result] over a local socket."""
+    """Speaks the Marionette protocol: `LENGTH:JSON` of [type, id, error, result] over a local socket."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

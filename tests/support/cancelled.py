@@ -1,14 +1,14 @@
-"""How a Python model under test waits until it is cancelled: it asks, again and again.
+"""Code for a Python model under test that waits until its request is cancelled, by asking repeatedly.
 
-Models can only ask (`request.is_cancelled()`, `sender.is_cancelled()`), here as on a Triton server;
-nothing tells them. So the sleep between two questions stands in the model, and only here.
+Models can only ask (`request.is_cancelled()`, `sender.is_cancelled()`), here as on a Triton server; nothing tells
+them. So the sleep between two questions is in the model, and only here.
 """
 
 from __future__ import annotations
 
 from tests.support.waiting import SECONDS
 
-# goes in front of a model's source
+# to be put in front of a model's source
 UNTIL_CANCELLED = f"""
 import time
 

@@ -1,4 +1,4 @@
-"""An OTLP/HTTP receiver: takes what an exporter posts, and decodes it as the protocol's protobuf."""
+"""An OTLP/HTTP receiver: accepts what an exporter posts and decodes the protobuf."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Listens on a free port; `url` is where spans are to be sent, `spans` what has come."""
+    """Listens on a free port. Spans are to be sent to `url`; `spans` are those that have arrived."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -55,13 +55,13 @@ class Collector:
             self._changed.notify_all()
 
     def wait(self, enough: Callable[[list[Span]], bool]) -> list[Span]:
-        """The spans, once there are enough of them."""
+        """Waits until `enough(spans)` is true; returns the spans."""
         with self._changed:
             assert self._changed.wait_for(lambda: enough(self.spans), 60), [s.name for s in self.spans]
             return list(self.spans)
 
     def trace(self, trace_id: int, count: int) -> dict[str, Span]:
-        """The spans of a trace by name (a second of a name is NAME+), once there are `count` of them."""
+        """Waits for `count` spans of a trace; returns them by name. A second span of a name is NAME+."""
         wanted = trace_id.to_bytes(16)
 
         def found(spans: list[Span]) -> list[Span]:
@@ -94,7 +94,7 @@ def attributes(holder: Any) -> dict[str, Any]:
 
 
 def events(span: Span) -> list[str]:
-    """The names of a span's events, whose times are in order and within the span's."""
+    """The names of a span's events; checks that their times are in order and within the span's."""
     times = [event.time_unix_nano for event in span.events]
     assert times == sorted(times)
     assert not times or span.start_time_unix_nano <= times[0] <= times[-1] <= span.end_time_unix_nano

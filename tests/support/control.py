@@ -29,12 +29,12 @@ def post(server: ServerProcess, path: str, body: Any = b"") -> Reply:
 
 
 def load(server: ServerProcess, name: str, **parameters: Any) -> Reply:
-    """Asks for a model's load."""
+    """Sends a load call."""
     return post(server, f"models/{name}/load", {"parameters": parameters})
 
 
 def refused(reply: Reply, status: int) -> str:
-    """The error's text."""
+    """Checks the reply's status and returns its error text."""
     assert reply.status == status, reply.body
     text: str = json.loads(reply.body)["error"]
     return text
@@ -50,7 +50,7 @@ def rows(client: Any, name: str) -> list[tuple[str, str, str]]:
 
 
 def settled(client: Any, name: str) -> list[tuple[str, str, str]]:
-    """rows() once nothing is UNLOADING."""
+    """rows(), once no version is UNLOADING any more."""
     until(
         lambda: all(state != "UNLOADING" for _, state, _ in rows(client, name)),
         lambda: rows(client, name),
@@ -59,7 +59,7 @@ def settled(client: Any, name: str) -> list[tuple[str, str, str]]:
 
 
 def progress(server: ServerProcess, name: str) -> Any:
-    """What the server says of a model's load."""
+    """The server's report on a model's load (our extension)."""
     with Http1(server.http) as http:
         reply = http.request("GET", f"/v2/repository/models/{name}")
     assert reply.status == 200, reply.body
@@ -69,7 +69,7 @@ def progress(server: ServerProcess, name: str) -> Any:
 def infer(
     client: Any, name: str = "m", names: tuple[str, str] = ("INPUT0", "INPUT1"), version: str = ""
 ) -> Any:
-    """Ones, INT32 [1,16], for every input."""
+    """An inference with an INT32 [1,16] tensor of ones for every input."""
     module = httpclient if isinstance(client, httpclient.InferenceServerClient) else grpcclient
     tensors = []
     for tensor_name in names:

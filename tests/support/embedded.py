@@ -1,4 +1,4 @@
-"""A whole server inside the test process, on real sockets, so that a test can look into it."""
+"""A whole server inside the test process, with real sockets, so that a test can look into its objects."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ class EmbeddedServer:
             self._started.set()
 
     def ask(self, function: Callable[..., T], *args: Any) -> T:
-        """`function(*args)` on the server's trio thread."""
+        """Returns `function(*args)`, called on the server's trio thread."""
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
     @property
     def grpc_server(self) -> GrpcServer:
-        """The gRPC front."""
+        """The gRPC server object."""
         return next(front for front in self.server.fronts if isinstance(front, GrpcServer))
 
     def inflight(self) -> int:
-        """Accepted requests that are not answered, over all models."""
+        """The number of accepted, unanswered requests of all models."""
         return sum(model.inflight for model in self.server.repository.ready_models())
 
     def until(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
-        """Returns once `condition()` holds on the trio thread; AssertionError after `timeout` s."""
+        """Waits until `condition()` is true on the trio thread; AssertionError after `timeout` seconds."""
 
         def told() -> str:
             return f"{what}; {self.grpc_server.statistics()}"
@@ -86,7 +86,7 @@ class EmbeddedServer:
         trio.from_thread.run(until_trio, condition, told, timeout, trio_token=self._token)
 
     def until_idle(self) -> None:
-        """Returns once nothing is in flight: no request, no call, no byte."""
+        """Waits until nothing is under way: no request, no call, no unsent byte."""
 
         def idle() -> bool:
             s = self.grpc_server.statistics()

@@ -1,9 +1,9 @@
 """A Python model that executes only when the test says so.
 
-Two named pipes in a folder: the model writes a line to `started` when a batch has begun (its
-size, then the request ids) and waits for one byte from `go`:
-k answers everything, c does so once a request of the batch is cancelled, f raises for the whole batch, 1 fails the batch's first request only.
-Then it writes a line to `reported`: which requests it was told are cancelled.
+There are named pipes in a folder. When a batch begins, the model writes a line to `started` (the batch's size, then the
+request ids) and waits for one byte from `go`: k answers everything; c does so once a request of the batch is
+cancelled; f raises an error for the whole batch; 1 fails the batch's first request only. Then it writes a line to
+`reported`: the ids of the requests that it sees as cancelled.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Gate:
             'input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
             'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
             f'parameters {{ key: "folder" value {{ string_value: "{folder}" }} }} {extra} '
-            # in the server's process, which hands an instance little ahead of what it executes
+            # in the server's process, where few batches are prepared in advance for an instance
             + (
                 ""
                 if "isolation" in extra
@@ -96,26 +96,26 @@ class Gate:
         return line.decode()
 
     def fileno(self) -> int:
-        """Readable when a batch has begun."""
+        """A descriptor that is readable when a batch has begun."""
         return self._pipes["started"]
 
     def started(self) -> list[str]:
-        """Waits for the next batch to begin; the ids of its requests."""
+        """Waits until the next batch has begun; returns the ids of its requests."""
         return self._line("started").split()[1:]
 
     def go(self, what: str = "k") -> None:
-        """Lets one batch per letter go on."""
+        """Lets one batch go on for each letter of `what`."""
         os.write(self._pipes["go"], what.encode())
 
     def forget(self) -> None:
-        """Drops the lines that nobody has read."""
+        """Drops lines that were not read."""
         for pipe in self._rest:
             while select.select([self._pipes[pipe]], [], [], 0)[0]:
                 os.read(self._pipes[pipe], 65536)
             self._rest[pipe] = b""
 
     def reported(self) -> list[str]:
-        """The ids of the requests of the next finished batch that the model saw as cancelled."""
+        """Waits for the next finished batch; returns the ids of its requests that the model saw as cancelled."""
         return self._line("reported").split()
 
     def close(self) -> None:

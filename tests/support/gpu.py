@@ -1,7 +1,7 @@
-"""The fake CUDA driver (fake_cuda/fake.h says what it is): built here, run under a server or a script.
+"""The fake CUDA driver (described in fake_cuda/fake.h): built here, and loaded by a server or a script.
 
-Tests say `needs_fake_gpu` and take what they need from FakeGpu: the environment for a process, the
-driver's counters and its errors on demand.
+Tests are marked `needs_fake_gpu` and use FakeGpu: it gives the environment for a process, the driver's counters, and
+errors on demand.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ SETTINGS = [
     "dtoh_ns",
 ]
 INDEX = {name: i for i, name in enumerate(NUMBERS)} | {name: 40 + i for i, name in enumerate(SETTINGS)}
-LAZY, EAGER = 0, 1  # `mode`; above: random order with that seed
+LAZY, EAGER = 0, 1  # values of `mode`; a greater one runs work in random order with that seed
 
 
 @functools.cache
 def missing() -> str:
-    """Why the fake driver can't be used here, "" when it can."""
+    """Why the fake driver cannot be used here, "" when it can."""
     if importlib.util.find_spec("neptrio.backends.kernel.cuda_launch") is None:
         return "this build has no CUDA part (cuda-bindings and cuda.h were missing at build time)"
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
@@ -80,7 +80,7 @@ needs_fake_gpu = pytest.mark.skipif(bool(missing()), reason=f"no fake GPU: {miss
 
 @functools.cache
 def _built() -> Path:
-    """The folder with libcuda.so.1, and a cache of compiled kernels beside it."""
+    """The folder with the fake libcuda.so.1, beside which is a cache of compiled kernels."""
     folder = Path(tempfile.mkdtemp(prefix="neptrio-fake-cuda-"))
     sources = sorted(str(p) for p in HERE.glob("*.c"))
     flags = [
@@ -128,11 +128,11 @@ class FakeGpu:
         struct.pack_into("q", self._memory, INDEX[name] * 8, value)
 
     def counters(self) -> dict[str, int]:
-        """Every number that counts something."""
+        """All counters by name."""
         return {name: self[name] for name in NUMBERS}
 
     def live(self) -> dict[str, int]:
-        """What has been taken from the driver and not given back: nothing of it may stay."""
+        """What was allocated from the driver and not freed, by kind: all must be 0 at the end."""
         return {name: self[name] for name in NUMBERS if name.startswith("live_") and self[name]}
 
     def __enter__(self) -> FakeGpu:

@@ -1,7 +1,7 @@
-"""A client process with device memory of its own, as the fake driver gives it: CUDA shared memory regions.
+"""A client process with device memory of its own, from the fake driver, for tests of CUDA shared memory regions.
 
-The server opens another process's memory, so the client must be one: a small interpreter that loads the
-fake driver and obeys lines on its standard input.
+The server can only open memory of another process, so the client must be one: a small interpreter that loads the
+fake driver and executes commands from its standard input.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ for line in sys.stdin:
 
 
 class GpuClient:
-    """`region(device, size)` allocates; `write` and `read` copy between it and this process."""
+    """`region(device, size)` allocates device memory; `write` and `read` copy between it and this process."""
 
     def __init__(self, gpu: FakeGpu) -> None:
-        env = {k: v for k, v in gpu.env.items() if k != "FAKE_CUDA_NUMBERS"}  # it has numbers of its own
+        # the client has counters of its own
+        env = {k: v for k, v in gpu.env.items() if k != "FAKE_CUDA_NUMBERS"}
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-c", CODE],
             env=env,
@@ -70,11 +71,11 @@ class GpuClient:
         return address, bytes.fromhex(handle)
 
     def write(self, address: int, data: bytes) -> None:
-        """To device memory."""
+        """Copies to device memory."""
         self._ask("write", address, data.hex())
 
     def read(self, address: int, size: int) -> bytes:
-        """From device memory."""
+        """Copies from device memory."""
         return bytes.fromhex(self._ask("read", address, size))
 
     def __enter__(self) -> GpuClient:

@@ -1,4 +1,4 @@
-"""A kernel model for tests on the fake GPU, and what tests ask a server of it."""
+"""A kernel model for tests on the fake GPU, and requests to a server with it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def get(address: str, path: str) -> str:
 
 
 def add(server: ServerProcess, model: str, *values: int) -> tuple[int, Any]:
-    """The answer's data, or the error."""
+    """Sends an inference; returns the status, and the output's data or the error."""
     tensor = {"name": "X", "datatype": "INT32", "shape": [1, len(values)], "data": list(values)}
     status, body = post(server, f"/v2/models/{model}/infer", {"inputs": [tensor]})
     return status, body["outputs"][0]["data"] if status == 200 else body["error"]

@@ -27,7 +27,7 @@ class Reply:
 
 
 class Http1:
-    """One HTTP/1.1 connection; sends bytes as they are given, reads whole responses."""
+    """One HTTP/1.1 connection: sends any bytes as they are, reads whole responses."""
 
     def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         host, port = address.rsplit(":", 1)
@@ -50,7 +50,7 @@ class Http1:
         return self.read(method)
 
     def read(self, method: str = "GET") -> Reply:
-        """The next final response."""
+        """Reads the next response that is not 1xx."""
         interim: list[int] = []
         while True:
             reply = self._head()
@@ -99,7 +99,7 @@ class Http1:
         return data
 
     def closed(self) -> bool:
-        """Waits for the server's end of the connection; False when it sends something instead."""
+        """Waits until the server closes the connection; False when it sends something instead."""
         try:
             return self._file.read(1) == b""
         except ConnectionResetError:
@@ -139,7 +139,7 @@ class Http2:
         self.sock.sendall(self.connection.data_to_send())
 
     def start(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> int:
-        """Sends a request whole; returns its stream. `headers` may name another Host, sent as the authority."""
+        """Sends a whole request; returns its stream id. A Host in `headers` is sent as the authority."""
         stream = self.connection.get_next_available_stream_id()
         headers = dict(headers or {})
         host = headers.pop("Host", "localhost")
@@ -161,7 +161,7 @@ class Http2:
         return stream
 
     def pump(self) -> None:
-        """Reads once and handles what came."""
+        """Reads from the socket once and handles the frames that came."""
         data = self.sock.recv(65536)
         if not data:
             raise ConnectionError("the server closed the connection")

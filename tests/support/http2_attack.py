@@ -1,4 +1,4 @@
-"""What peers that mean harm send over HTTP/2, whatever the port: frames, floods, and how it ends."""
+"""Hostile traffic over HTTP/2, for any port that speaks it: frames, floods, and checks of how it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION
 END_STREAM, END_HEADERS = 1, 4
 
 CANCEL = struct.pack(">I", 8)
-# a header of 4,000 bytes that enters the table, to be named with one byte each from then on
+# a header of 4,000 bytes that enters the HPACK table, so that one byte can stand for it from then on
 TABLE_ENTRY = b"\x40\x01x\x7f" + b"\xa1\x1e" + b"y" * 4000
 NAMED = b"\xbe"
 
@@ -42,9 +42,9 @@ GARBAGE = [
 
 
 def rapid_reset(block: bytes, body: bytes | None = None) -> bytes:
-    """Ten thousand streams that are opened, with a body or without, and reset at once.
+    """Ten thousand streams that are opened, with or without a body, and reset at once.
 
-    `block` must be of an encoder without a table: every stream sends the same one.
+    `block` must come from an HPACK encoder without a dynamic table, because every stream sends the same bytes.
     """
     return b"".join(
         frame(HEADERS, END_HEADERS, i, block)
@@ -55,12 +55,12 @@ def rapid_reset(block: bytes, body: bytes | None = None) -> bytes:
 
 
 def priorities() -> bytes:
-    """Ten thousand streams that are only given a priority."""
+    """Ten thousand PRIORITY frames, each for a stream that is never opened."""
     return b"".join(frame(PRIORITY, 0, i, b"\0\0\0\0\1") for i in range(1, 20001, 2))
 
 
 def window(stream: int, more: int) -> bytes:
-    """A WINDOW_UPDATE."""
+    """A WINDOW_UPDATE frame."""
     return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", more))
 
 
@@ -73,18 +73,18 @@ def pour(client: RawClient, data: bytes) -> None:
 
 
 def sent_away(client: RawClient, *codes: int) -> None:
-    """The server says GOAWAY with one of the codes and closes."""
+    """Checks that the server sends GOAWAY with one of the codes and closes the connection."""
     client.until_closed()
     assert client.goaway is not None and client.goaway.error_code in codes, client.goaway
 
 
 def refused_window(client: RawClient) -> None:
-    """The server ends stream 1, or the connection, for a window that was overflown."""
+    """Checks that the server ends stream 1, or the connection, because a window became too large."""
     client.until(lambda: client.replies[1].reset is not None or client.goaway is not None, "an error")
     assert FLOW_CONTROL_ERROR in (client.replies[1].reset, client.goaway and client.goaway.error_code)
 
 
 def refused_garbage(client: RawClient) -> None:
-    """The server says GOAWAY with an error and closes."""
+    """Checks that the server sends GOAWAY with an error and closes the connection."""
     client.until_closed()
     assert client.goaway is not None and client.goaway.error_code != 0

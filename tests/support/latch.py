@@ -1,4 +1,4 @@
-"""A file that a model under test reads, and that lets nobody pass before the test opens it."""
+"""A file that a model under test reads; the read returns only after the test has opened the latch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 class Latch:
-    """`open(path).read()` returns once the test has called `open()`; from then on at once.
+    """`path.read_text()` of any reader returns after the test has called `open()`, and from then on at once.
 
-    A named pipe whose writing end the test holds; a plain file takes its place when it is opened.
+    It is a named pipe whose writing end the test holds; opening replaces it by a plain file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,7 +19,7 @@ class Latch:
         self._end: int | None = os.open(path, os.O_RDWR)
 
     def open(self) -> None:
-        """Lets everybody pass, now and later."""
+        """Lets all readers go on, now and later."""
         if self._end is not None:
             empty = self.path.with_name(self.path.name + ".open")
             empty.touch()

@@ -1,4 +1,4 @@
-"""What a process holds, and whether a series of memory sizes is flat: noise does not decide, a slow leak does."""
+"""What a process holds, and whether memory grows over time: noise is ignored, a slow leak is found."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ PAGE = 4096
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of a process now."""
+    """The resident bytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a server process holds."""
+    """Resources that a server process holds."""
 
     descriptors: int
     threads: int
-    shared: frozenset[str]  # mapped
+    shared: frozenset[str]  # files and libraries mapped into memory
     children: int
 
     def within(self, limit: Held) -> bool:
-        """Nothing more than `limit`: what was still ending when that was taken may have ended since."""
+        """True when nothing exceeds `limit`; less is fine, as some of it may have ended since."""
         return (
             self.descriptors <= limit.descriptors
             and self.threads <= limit.threads
@@ -36,15 +36,15 @@ class Held:
 
 
 def held(pid: int) -> Held:
-    """What a process holds now."""
+    """The resources that a process holds now."""
     process = Path(f"/proc/{pid}")
     threads = children = 0
     for task in (process / "task").iterdir():
         try:
-            # trio's idle workers are not counted: they end by themselves after ten seconds
+            # trio's idle worker threads are not counted, because they end by themselves after ten seconds
             threads += not (task / "comm").read_text().startswith(("Trio thread", "trio.to_thread"))
             children += len((task / "children").read_text().split())
-        except OSError:  # it has just ended
+        except OSError:  # the thread has just ended
             continue
     return Held(
         len(list((process / "fd").iterdir())),
@@ -55,12 +55,12 @@ def held(pid: int) -> Held:
 
 
 def growth(sizes: list[int]) -> float:
-    """Bytes by which equally spaced sizes grow from the first to the last: the median slope over all
-    pairs (Theil and Sen), which up to a quarter of wild samples does not move."""
+    """The bytes by which equally spaced sizes grow from the first to the last, by the median slope over all pairs
+    (Theil-Sen), which up to a quarter of outliers do not change."""
     slopes = [(b - a) / (j - i) for (i, a), (j, b) in combinations(enumerate(sizes), 2)]
     return median(slopes) * (len(sizes) - 1)
 
 
 def peak(sizes: list[int]) -> float:
-    """Bytes by which the largest size lies above the median one."""
+    """The difference in bytes of the largest size and the median."""
     return max(sizes) - median(sizes)

@@ -1,4 +1,4 @@
-"""Scraping the metrics port, through prometheus_client's own parser."""
+"""Reads the metrics port, with prometheus_client's parser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def request(server: ServerProcess, method: str, path: str) -> tuple[int, dict[st
 
 
 def scrape(server: ServerProcess) -> str:
-    """The document."""
+    """The metrics document."""
     status, _, body = request(server, "GET", "/metrics")
     assert status == 200
     return body.decode()

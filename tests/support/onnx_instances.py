@@ -1,4 +1,4 @@
-"""Instances of the onnxruntime backend without a server: made, given batches, looked at."""
+"""Instances of the onnxruntime backend without a server: makes them and gives them batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neptrio.settings import Settings
 
 
 def context(folder: Path, content: bytes, config: str = "max_batch_size: 8", api: str = "") -> LoadContext:
-    """What the backend is told of a model; `api` is its parameter `session_api`."""
+    """The LoadContext of a model; `api` is its parameter `session_api`."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "1" / "model.onnx").write_bytes(content)
     parsed = model_config.parse_text(config, "config.pbtxt")
@@ -48,7 +48,7 @@ def request(outputs: list[str] | None = None, **arrays: np.ndarray) -> InferRequ
 
 
 def run(backend: OnnxInstance, *requests: InferRequest) -> Any:
-    """The batch of these requests as it is before it is delivered."""
+    """Executes a batch of these requests; returns it as it is before deliver()."""
     batch: Any = backend.prepare(Batch(ModelCore("m", "1"), list(requests)))
     if backend.native:
         run_inline(batch)

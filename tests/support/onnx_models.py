@@ -26,7 +26,7 @@ def tensor(name: str, datatype: str, shape: Shape) -> Any:
 def model(
     nodes: list[Any], inputs: list[Any], outputs: list[Any], initializers: list[Any] | None = None
 ) -> bytes:
-    """A serialized model of those nodes."""
+    """A serialized model with those nodes."""
     graph = helper.make_graph(nodes, "test", inputs, outputs, initializers or [])
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     return bytes(made.SerializeToString())

@@ -1,7 +1,7 @@
-"""Bytes that end where memory ends: what reads one byte too many dies of it.
+"""Bytes placed at the end of accessible memory: code that reads one byte too many is ended by a signal.
 
-Run as a program, `python -m tests.support.page_end NAME` gives a reader of the compiled modules all its texts and
-every beginning of each, placed in front of a page that nobody may touch. It ends with status 0, or by a signal.
+Run as a program, `python -m tests.support.page_end NAME` passes to one reader of the compiled modules all its
+texts, and every prefix of each, placed directly before an inaccessible page. Ends with status 0, or by a signal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROT_NONE = 0
 
 
 class PageEnd:
-    """Pages of memory, and one after them that is closed."""
+    """Pages of memory followed by an inaccessible one."""
 
     def __init__(self, room: int) -> None:
         self._room = -(-room // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -41,7 +41,7 @@ class PageEnd:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def put(self, data: bytes) -> memoryview:
-        """The bytes, at the end; valid until the next call."""
+        """The bytes, at the end of the accessible memory; valid until the next call."""
         if len(data) > self._room:
             raise ValueError(f"{len(data)} bytes do not fit into {self._room}")
         place = (ctypes.c_ubyte * len(data)).from_address(self._start + self._room - len(data))
@@ -104,7 +104,7 @@ NUMBERS = [
 
 
 def protobuf_bodies() -> Iterator[bytes]:
-    """ModelInferRequests with all their fields, whole and cut off; lengths that say more than there is."""
+    """ModelInferRequests with all fields, whole and cut off; and lengths that exceed the message."""
     from tritonclient.grpc import service_pb2
 
     raw = service_pb2.ModelInferRequest(model_name="m", model_version="1", id="x")
@@ -138,7 +138,7 @@ def protobuf_bodies() -> Iterator[bytes]:
 
 
 def http2_pieces() -> Iterator[bytes]:
-    """What a connection may send first: a preface and frames, cut off at every byte."""
+    """The first bytes of a connection, a preface and frames, cut off at every byte."""
     from hpack import Encoder
 
     block = Encoder().encode(
@@ -159,7 +159,7 @@ def http2_pieces() -> Iterator[bytes]:
 
 
 def grpc_messages() -> Iterator[bytes]:
-    """Messages with their prefixes, cut off at every byte."""
+    """gRPC messages with their frame headers, cut off at every byte."""
     data = b"\0\0\0\0\0" + b"\0\0\0\0\5hello" + b"\1\0\0\0\2hi"
     yield from (data[:n] for n in range(len(data) + 1))
 
@@ -197,7 +197,7 @@ def read_fields(body: memoryview) -> None:
 
 
 class Quiet(GrpcStream):
-    """A call that says nothing."""
+    """A call that ignores everything."""
 
     def on_refused(self) -> None:
         pass
@@ -240,7 +240,7 @@ READERS: dict[str, tuple[Callable[[memoryview], None], Callable[[], Iterator[byt
 
 
 def main(name: str) -> None:
-    """Every text of one reader; prints how many there were."""
+    """Passes all texts to one reader; prints how many there were."""
     read, texts = READERS[name]
     place = PageEnd(1 << 16)
     count = 0

@@ -1,4 +1,4 @@
-"""An HTTP/2 client made of frames: it sends exactly what a test says, right or wrong."""
+"""An HTTP/2 client that works with frames: it sends exactly what a test says, valid or not."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """A frame as bytes, whatever it says."""
+    """The bytes of a frame, which need not be a valid one."""
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream_id) + payload
 
 
 def message(body: bytes, flag: int = 0) -> bytes:
-    """A gRPC message with its prefix."""
+    """A gRPC message with its 5-byte frame header."""
     return bytes([flag]) + struct.pack(">I", len(body)) + body
 
 
 class Reply:
-    """What came back on one stream."""
+    """What was received on one stream."""
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
@@ -72,9 +72,9 @@ class Reply:
 
 
 class RawClient:
-    """A connection; `replies[stream_id]` fills as frames are read. Sends SETTINGS at once.
+    """A connection, which sends SETTINGS at once. `replies[stream_id]` fills as frames are read.
 
-    `credit`: give back flow-control windows for what is read (what clients do).
+    `credit`: send WINDOW_UPDATE frames for what was read, as clients do.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RawClient:
     # ------------------------------------------------------------ sending
 
     def send(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Sends bytes as they are."""
         self.sock.sendall(data)
 
     def headers(
@@ -134,7 +134,7 @@ class RawClient:
         return frame(1, 0x4 | (1 if end else 0), stream_id, block)
 
     def data(self, stream_id: int, payload: bytes, end: bool = True, size: int = 16384) -> bytes:
-        """DATA frames."""
+        """The payload as DATA frames of at most `size` bytes."""
         parts = [payload[i : i + size] for i in range(0, len(payload), size)] or [b""]
         return b"".join(
             frame(0, 1 if end and i == len(parts) - 1 else 0, stream_id, part) for i, part in enumerate(parts)
@@ -236,7 +236,7 @@ class RawClient:
             self.goaway = got
 
     def _answer(self, data: bytes) -> None:
-        """Sends what reading asks for. The server may have closed since: what it sent is still to be read."""
+        """Sends a reply to frames that were read. Ignores a closed connection: its last bytes are still to be read."""
         try:
             self.send(data)
         except ConnectionError:
@@ -255,7 +255,7 @@ class RawClient:
                 )
 
     def finish(self, stream_id: int) -> Reply:
-        """Reads until the stream is over."""
+        """Reads until the stream has ended."""
         reply = self.replies[stream_id]
         self.until(lambda: reply.done, f"the end of stream {stream_id}")
         return reply

@@ -1,4 +1,4 @@
-"""Both ends of an isolated model's rings in one process: no child, no loop, no sleeping."""
+"""Both ends of an isolated model's rings in one process: without a child process, loop or sleeping."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AREA = 1 << 20
 
 
 class Model(ModelCore):
-    """What a batch asks of its model."""
+    """The part of a model that a batch uses."""
 
     state_outputs = ()
 
@@ -38,7 +38,7 @@ class Answers(Responder):
 
 
 class Back:
-    """A received request's way back that nothing is sent on."""
+    """The way back of a received request; drops what is sent on it."""
 
     taken = False
 
@@ -48,7 +48,7 @@ class Back:
 
 
 class Mailbox:
-    """Copies at once what an instance's thread would copy."""
+    """Copies immediately what an instance's thread would copy later."""
 
     def submit(self, parcel: Any) -> None:
         parcel.execute()
@@ -79,7 +79,7 @@ class Pair:
             os.dup(memory), self.bell, vars(self.layout), self, Back, "m", 1, ["OUT"], False, 0
         )
 
-    # what ServerEnd's host and ChildEnd's links are
+    # the interface of a ServerEnd's host and a ChildEnd's links
     def called(self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Any) -> None:
         self.calls.append((key, request, decoupled, blocking))
 
@@ -114,7 +114,7 @@ class Pair:
     def catch_up(self) -> None:
         self.child.take_returns()
 
-    # what an instance is to a batch
+    # the interface of an instance that a batch uses
     def finished(self, batch: Batch) -> None:
         self.finished_batches.append(batch)
 
@@ -132,7 +132,7 @@ class Pair:
     # ------------------------------------------------------------ for tests
 
     def request(self, **arrays: np.ndarray) -> InferRequest:
-        """A request of the model."""
+        """A request to the model."""
         request = request_of(**arrays)
         request.model, request.model_name = self.model, "m"
         request.responder = self.answers
@@ -149,7 +149,7 @@ class Pair:
         return batch
 
     def execute(self, function: Callable[[list[utils.InferenceRequest]], list[Any]]) -> None:
-        """The process's turn: takes a batch, calls `function` as execute() and answers."""
+        """Plays the model's process: takes a batch, calls `function` like execute(), and answers."""
         kind, number, message, _ = self.child.take()
         assert kind == ring_child.K_BATCH
         given = self.child.requests(number, message)
@@ -164,7 +164,7 @@ class Pair:
         self.child.result(number, 1, 2, 3, 4, answers, lambda text: text, message)
 
     def outputs(self, function: Callable[[list[utils.InferenceRequest]], list[Any]], **arrays: Any) -> Any:
-        """One request there and back: the server's output tensors."""
+        """Sends one request through and returns the output tensors that the server receives."""
         self.answers.got.clear()
         self.begin(self.request(**arrays))
         self.execute(function)
@@ -177,7 +177,7 @@ class Pair:
         return response.outputs
 
     def place(self, address: int) -> str:
-        """In which part of the server's mapping of the shared memory an address lies, "" for none."""
+        """The part of the server's mapping of the shared memory that contains an address, "" when none does."""
         offset = address - self.shared.address
         if self.layout.inputs <= offset < self.layout.outputs:
             return "inputs"

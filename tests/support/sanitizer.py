@@ -1,4 +1,4 @@
-"""Whether this run is one of `make test-sanitized`, and what cannot be asked of it."""
+"""Whether this is a run of `make test-sanitized`, and a mark for tests that cannot run there."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import os
 import pytest
 
 SANITIZED = os.environ.get("NEPTRIO_SANITIZED") == "1"
-# the sanitizers keep terabytes of address space for their notes, and freed memory for a while
+# the sanitizers reserve terabytes of address space for their own data, and keep freed memory for a while
 no_memory_figures = pytest.mark.skipif(SANITIZED, reason="memory is another's under the sanitizers")

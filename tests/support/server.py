@@ -10,12 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
-# how a record of the log begins, in either of its formats
+# how a record begins in the log, in either format
 RECORD = re.compile(r"^(?:[DIWEC]\d{4} \d\d:|\d{4}-\d\d-\d\dT)", re.M)
 
 
 def tracebacks(log: str) -> list[str]:
-    """The records of a log that hold a traceback, each with what was written before the next record."""
+    """Those records of a log that contain a traceback, each with the lines up to the next record."""
     begins = [0, *(found.start() for found in RECORD.finditer(log)), len(log)]
     records = [log[a:b] for a, b in itertools.pairwise(begins)]
     return [record for record in records if "Traceback (most recent call last)" in record]
@@ -24,10 +24,10 @@ def tracebacks(log: str) -> list[str]:
 class ServerProcess:
     """Starts `neptrio` on free ports, waits for its start-up text, stops it with SIGTERM.
 
-    `http` and `grpc` are "127.0.0.1:PORT"; `log()` is everything written to stderr so far.
-    `stop()` fails where the log holds a traceback that does not match the regular expression
-    `failures`: what a test provokes is named there, everything else is a defect. `limits` is a
-    shell command that is run in the process first: `ulimit -n 128`.
+    `http` and `grpc` are "127.0.0.1:PORT"; `log()` is everything written to stderr so far. `stop()` fails when the
+    log contains a traceback that does not match the regular expression `failures`: a test names the failures that
+    it causes, all others are defects. `limits` is a shell command that is run first in the process, such as
+    `ulimit -n 128`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ServerProcess:
         return "".join(self._lines)
 
     def until_logged(self, text: str, times: int = 1, seconds: float = 60) -> None:
-        """Waits until the log holds `text` as often as `times`; AssertionError after `seconds`."""
+        """Waits until the log contains `text` `times` times; AssertionError after `seconds`."""
         with self._news:
             if not self._news.wait_for(lambda: self.log().count(text) >= times, seconds):
                 raise AssertionError(f"{text!r} is not {times} times in the log:\n{self.log()}")
@@ -102,14 +102,14 @@ class ServerProcess:
     def stop(self, sig: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Signals the server and waits for its end; returns the exit status.
 
-        AssertionError where it does not end, and for a traceback that nobody provoked.
+        AssertionError when it does not end, and for a traceback that `failures` does not match.
         """
         if self.process.poll() is None:
             self.process.send_signal(sig)
         return self.ended(timeout)
 
     def ended(self, timeout: float = 60) -> int:
-        """Waits for an end that is under way; returns the exit status. AssertionError as of `stop()`."""
+        """Waits for a server that is ending; returns the exit status. AssertionError as in stop()."""
         status = self._end(timeout)
         strange = [
             text
@@ -137,7 +137,7 @@ class ServerProcess:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         ended = self.process.poll() is not None
-        if kind is not None:  # the test has failed already: what it says comes first
+        if kind is not None:  # the test has failed already, and its error should be the one shown
             if not ended:
                 self.process.terminate()
             self._end(60)

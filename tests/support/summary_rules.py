@@ -1,7 +1,7 @@
-"""The rules by which the public trace summary tool reads a file, written anew from their description.
+"""The rules by which Triton's public trace summary tool reads a file, written anew from their description.
 
-It shares no code with the server or with `neptrio trace`; what it does not accept raises ValueError,
-where the public tool drops a trace or ends with an exception.
+Shares no code with the server or with `neptrio trace`. Raises ValueError for what the rules do not accept, where the
+public tool drops a trace or ends with an exception.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def tensor(item: dict[str, Any]) -> None:
-    """Rule 6 and what the data flow reads: texts only, as many elements as the shape says."""
+    """Checks a tensor's object: all members are texts, with as many elements as the shape says."""
     need(item["activity"] in ACTIVITIES, f"a known activity, not {item['activity']}")
     found = item["tensor"]
     need(all(isinstance(found[key], str) for key in ("name", "data", "shape", "dtype")), f"texts: {found}")
@@ -67,7 +67,7 @@ def span(at: dict[str, int], first: str, last: str) -> int:
 
 
 def summary(path: Path) -> dict[tuple[str, str, int], dict[str, list[int]]]:
-    """(front, model, version) -> durations of every span in ns, of the traces that the tool counts."""
+    """(protocol, model, version) -> durations of every span in ns, of the traces that the tool counts."""
     fronts: dict[int, str] = {}
     found: dict[tuple[str, str, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, trace in load(path).items():

@@ -1,4 +1,4 @@
-"""What the suite relies on itself: a check that cannot fail is none."""
+"""Tests of the test suite's own helpers: a check that can never fail would check nothing."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_coroutine_that_never_ran():
 
 
 def test_what_nobody_catches_fails_a_test(tmp_path: Path) -> None:
-    """The suite's own settings: warnings are errors, and so is what only becomes a warning."""
+    """With the suite's settings warnings are errors, and so are exceptions that are otherwise only reported."""
     (tmp_path / "test_uncaught.py").write_text(UNCAUGHT)
     settings = Path(__file__).resolve().parents[2] / "pyproject.toml"
     command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={tmp_path}", str(tmp_path)]

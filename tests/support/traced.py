@@ -1,4 +1,4 @@
-"""A server whose every request is traced, and one request of every kind."""
+"""A server that traces every request, and one request of every kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \u2028
 
 
 def ensemble(*steps: str) -> str:
-    """A pipeline of models of this page: IN to OUT, INT32 [16]."""
+    """The configuration of a pipeline of models of this module: IN to OUT, INT32 [16]."""
     callers = ("pipeline", "caller")  # their tensors are IN and OUT
     names = ["IN", *(f"between{i}" for i in range(1, len(steps))), "OUT"]
     made = ",".join(
@@ -87,7 +87,7 @@ backend: "python" max_batch_size: 8
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
 """
-# datatype -> elements that are hard to write as text
+# datatype -> elements whose text form is difficult
 HARD = {
     "BOOL": np.array([True, False, True, False]),
     "UINT8": np.array([0, 255, 10, 44], np.uint8),
@@ -107,7 +107,7 @@ HARD = {
 
 
 def write_models(repository: Path) -> None:
-    """The models of this page."""
+    """Writes the models of this module into a repository."""
     write_model(repository, "single", identity_config(pairs=1))
     write_model(repository, "cached", identity_config(pairs=1, extra="response_cache { enable: true }"))
     write_model(repository, "pipeline", ensemble("single", "single"))
@@ -122,7 +122,7 @@ def write_models(repository: Path) -> None:
 
 
 def sixteen(module: Any, name: str = "INPUT0", start: int = 0) -> list[Any]:
-    """INT32 [1,16]."""
+    """An input INT32 [1,16] that counts up from `start`."""
     tensor = module.InferInput(name, [1, 16], "INT32")
     tensor.set_data_from_numpy(np.arange(start, start + 16, dtype=np.int32).reshape(1, 16))
     return [tensor]
@@ -135,7 +135,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 
 
 def switch_on(client: Any, path: str | Path, *level: str, **more: str) -> None:
-    """Traces every request into `path`: timestamps, or the levels that are named."""
+    """Traces every request into `path`, with timestamps or with the given levels."""
     wanted = {"trace_level": list(level or ("TIMESTAMPS",)), "trace_rate": "1", "trace_file": str(path)}
     client.update_trace_settings(None, {**wanted, **more})
 
@@ -153,7 +153,7 @@ def hard(module: Any, name: str) -> list[Any]:
 
 
 class Traced:
-    """The server, and the calls that leave traces."""
+    """The server, and calls that leave traces."""
 
     def __init__(self, server: ServerProcess, gate: Gate, folder: Path) -> None:
         self.server = server
@@ -161,7 +161,7 @@ class Traced:
         self.gate = gate
 
     def on(self, path: Path, *level: str, **more: str) -> None:
-        """Traces every request into `path`: timestamps, or the levels that are named."""
+        """Traces every request into `path`, with timestamps or with the given levels."""
         with httpclient.InferenceServerClient(self.server.http) as client:
             switch_on(client, path, *level, **more)
 
@@ -172,7 +172,7 @@ class Traced:
 
     @contextmanager
     def tracing(self, path: Path, *level: str, **more: str) -> Iterator[Path]:
-        """Traces what happens inside into `path`."""
+        """Traces the requests made inside the block into `path`."""
         self.on(path, *level, **more)
         try:
             yield path
@@ -180,7 +180,7 @@ class Traced:
             self.off()
 
     def everything(self) -> None:
-        """One request of every kind: see the request ids."""
+        """Makes one request of every kind; the request ids name them."""
         with httpclient.InferenceServerClient(self.server.http) as client:
             client.infer("single", sixteen(httpclient), request_id="http")
             for name in ("pipeline", "nested", "caller"):
@@ -198,7 +198,7 @@ class Traced:
             self.cancelled(client)
 
     def stream(self, client: Any, model: str, sent: list[tuple[Any, dict[str, Any]]], answers: int) -> None:
-        """Sends requests over one stream and waits for so many answers."""
+        """Sends requests over one stream and waits for `answers` responses."""
         got: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: got.put(error))
         for inputs, more in sent:

@@ -1,4 +1,4 @@
-"""The real tritonserver as tests want it, where somebody has installed it (benchmarks/tritonserver.py)."""
+"""A real tritonserver for tests, where one is installed (benchmarks/tritonserver.py)."""
 
 from __future__ import annotations
 

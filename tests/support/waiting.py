@@ -1,7 +1,7 @@
-"""Waiting for a fact that another process or thread brings about and that has no event of its own.
+"""Waits for something that another process or thread does and that signals no event.
 
-The only place of the suite that sleeps (tests/test_tree.py looks for others). What a server writes
-to its log has an event: `ServerProcess.until_logged`.
+This is the only place of the suite that sleeps (tests/test_tree.py checks that). For lines in a server's log there is
+an event: `ServerProcess.until_logged`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import trio
 
 T = TypeVar("T")
 
-# long enough for a loaded machine: only a test that fails waits for so long
+# long enough for a loaded machine; only a failing test waits so long
 SECONDS = 60.0
 
 
 def until(condition: Callable[[], T], what: object = "", seconds: float = SECONDS) -> T:
-    """The first true value of `condition()`; AssertionError after `seconds`.
+    """Returns the first true value of `condition()`; AssertionError after `seconds`.
 
-    `what` says what was waited for; a function is called for its text at the end.
+    `what` names what was waited for; if it is a function, it is called for that text at the end.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -32,7 +32,7 @@ def until(condition: Callable[[], T], what: object = "", seconds: float = SECOND
 
 
 async def until_trio(condition: Callable[[], T], what: object = "", seconds: float = SECONDS) -> T:
-    """`until()` for a condition on a trio thread: its other tasks go on meanwhile."""
+    """`until()` for use on a trio thread, whose other tasks go on meanwhile."""
     deadline = trio.current_time() + seconds
     while not (found := condition()):
         if trio.current_time() > deadline:

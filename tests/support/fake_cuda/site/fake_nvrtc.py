@@ -1,5 +1,5 @@
-"""NVRTC's functions as far as backends/kernel/nvrtc.py calls them: "device code" is text for the fake
-driver (module.c) that names the same source compiled for the host."""
+"""Those functions of NVRTC that backends/kernel/nvrtc.py calls. The "device code" they make is text for the fake driver
+(module.c): it names the same source compiled for the host."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def nvrtcCompileProgram(program: Program, count: int, options: list[bytes]) -> t
 
 
 def code_for(path: Path, options: tuple[str, ...] = ()) -> bytes:
-    """Text for the fake driver's cuModuleLoadData."""
+    """Text that the fake driver's cuModuleLoadData accepts."""
     read = source.read(path)
     compiled = host.compile_source(read, options, path.name)
     lines = ["neptrio fake module", f"object {compiled}"]

@@ -1,4 +1,4 @@
-"""Puts the fake NVRTC in the place of the real one, in processes that run on the fake driver."""
+"""Replaces the real NVRTC by the fake one, in processes that use the fake driver."""
 
 import sys
 from importlib.util import spec_from_file_location
