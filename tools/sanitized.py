@@ -44,7 +44,6 @@ TESTS = [
     "tests/transport/grpc",
     "tests/transport/rest",
     "tests/transport/test_alike.py",
-    "tests/transport/test_compressed_load.py",
     "tests/transport/test_impossible_shapes.py",
     "tests/transport/test_shutdown.py",
     "tests/wire/test_contract.py",
