@@ -87,6 +87,13 @@ def act(how):
         fd = memory(8)
         for _ in range(100):
             socket.send_fds(sock(), [struct.pack("<II", 1 << 20, 0) if _ == 0 else b" "], [fd] * 20)
+    elif how == "a size that cannot be":
+        for size, count in ((1 << 80, 1), (-1, 1), ("1", 1), (1 << 16, 2), (1 << 16, 0)):
+            frame({"t": "message_segment", "k": 1, "size": size, "fds": count}, fds=[memory(1 << 16)] * count)
+        frame({"t": "took", "k": [2]})
+    elif how == "answers":
+        for _ in range(1000):
+            frame({"t": "whatever"})
     elif how == "a key that cannot be":
         frame({"t": "took", "k": [1]})
 
@@ -116,6 +123,8 @@ CASES = {
     "no object": "a message that is no object",
     "no descriptor": "a descriptor that has not come",
     "descriptors": "descriptors without messages",
+    "a size that cannot be": "unhashable",
+    "answers": "answers to what nobody asked",
     "a key that cannot be": "unhashable",
 }
 

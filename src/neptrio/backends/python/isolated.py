@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -47,6 +48,7 @@ log = logging.getLogger("neptrio.python")
 FIRST_PAUSE = 0.1
 MAX_PAUSE = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long starts over with the first pause
+MOST_ANSWERS = 64  # of a process that wait to be looked at: it is asked one thing at a time
 FINALIZE_SECONDS = 30.0
 
 
@@ -355,6 +357,10 @@ class IsolatedInstance(BackendInstance):
             if answer is not None:
                 answer(bool(message["ready"]))
         elif not self._host.message(process, message):
+            for descriptor in message.pop("descriptors", ()):  # nothing that is awaited brings any
+                os.close(descriptor)
+            if self._answers.qsize() >= MOST_ANSWERS:
+                raise Violation("answers to what nobody asked")
             self._answers.put(message)
 
     def _response(

@@ -152,12 +152,17 @@ class Life:
 
     def segment_came(self, message: dict[str, Any]) -> None:
         """The same from the process (reader thread)."""
-        (descriptor,) = message["descriptors"]
+        descriptors = message["descriptors"]
         segment: Segment | None = None
-        size = int(message["size"])
-        if size > 0 and is_sealed(descriptor, size):
-            segment = Segment(descriptor, size)
-        else:
+        size = message["size"]
+        if (
+            len(descriptors) == 1
+            and type(size) is int
+            and 0 < size < 1 << 48
+            and is_sealed(descriptors[0], size)
+        ):
+            segment = Segment(descriptors.pop(), size)
+        for descriptor in descriptors:
             os.close(descriptor)
 
         def came() -> None:
