@@ -1,1 +1,1 @@
-"""Sockets and protocols only: transports convert, services decide."""
+"""Sockets and protocols. Transports only convert messages; services decide."""

@@ -1,11 +1,12 @@
-"""New connections of one port.
+"""Accepts new connections on one port.
 
 Rules:
- 1. `handle(sock, address)` starts the connection and must not block; the socket is its own from then on. It
-    returns whether there is room for more: after a few that it had none for, the others have their turn.
- 2. stop() takes whoever has connected already before it closes the listener: closing resets those.
- 3. Where no descriptor is left, one that is held for this is given up for a moment: connections are taken
-    and closed, so that they neither wait for ever nor keep the loop awake.
+ 1. `handle(sock, address)` starts the connection and must not block; the socket belongs to it from then on. It returns
+    whether there was room for the connection: after a few without room, other tasks run before more are accepted.
+ 2. stop() first accepts everybody who has already connected and then closes the listener, because closing it resets
+    connections that were not accepted.
+ 3. When no descriptor is left, one that is kept for this purpose is closed for a moment: connections are accepted and
+    closed, so that they do not wait for ever and do not keep the loop busy.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import trio
 
 log = logging.getLogger("neptrio.connections")
 
-AT_ONCE = 64  # connections that are taken before other tasks have their turn
+AT_ONCE = 64  # connections accepted before other tasks run
 TURNED_AWAY_AT_ONCE = 4
-PAUSE_SECONDS = 0.1  # without descriptors
+PAUSE_SECONDS = 0.1  # between attempts while there are no descriptors
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Accepts until it is stopped."""
+    """Accepts connections until it is stopped."""
 
     def __init__(self, listener: socket.socket, handle: Callable[[socket.socket, str], bool]) -> None:
         self._listener = listener
@@ -37,7 +38,7 @@ class Acceptor:
         listener.setblocking(False)
 
     async def run(self) -> None:
-        """Accepts until stop() or until it is cancelled; the listener is closed then."""
+        """Accepts until stop() is called or it is cancelled; then closes the listener."""
         try:
             while not self._stopped:
                 await trio.lowlevel.wait_readable(self._listener)
@@ -58,7 +59,7 @@ class Acceptor:
             self._give_up_spare()
 
     def stop(self) -> None:
-        """Takes whoever has connected, and nobody after that."""
+        """Accepts everybody who has already connected, and nobody after that."""
         if self._stopped:
             return
         self._stopped = True
@@ -66,12 +67,12 @@ class Acceptor:
             while self._take():
                 pass
         except OSError:
-            pass  # out of descriptors: they cannot be served
+            pass  # no descriptors are left, so they cannot be served
         trio.lowlevel.notify_closing(self._listener)
         self._listener.close()
 
     def _take(self) -> int:
-        """Accepts some of those who wait; how many. Raises OSError when there are no descriptors."""
+        """Accepts some of the waiting connections; returns how many. Raises OSError when no descriptors are left."""
         turned_away = 0
         for taken in range(AT_ONCE):
             try:
@@ -79,7 +80,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return taken
             except ConnectionError:
-                continue  # gone before it was looked at
+                continue  # the peer left before it was accepted
             sock.setblocking(False)
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,13 +90,13 @@ class Acceptor:
         return AT_ONCE
 
     def _close_some(self) -> None:
-        """Rule 3."""
+        """Accepts and closes connections with the kept descriptor (rule 3)."""
         self._give_up_spare()
         try:
             for _ in range(AT_ONCE):
                 self._listener.accept()[0].close()
         except OSError:
-            pass  # nobody is left, or somebody else took the descriptor
+            pass  # no connection waits any more, or another thread took the descriptor
         self._spare = _spare()
 
     def _give_up_spare(self) -> None:
@@ -105,7 +106,7 @@ class Acceptor:
 
 
 def _spare() -> int:
-    """A descriptor that can be given up; -1 when there is none."""
+    """Opens the descriptor that is kept for rule 3; -1 when there is none left."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,1 +1,1 @@
-"""Plain HTTP/1.1 connections of our own."""
+"""Our own HTTP/1.1 connections, for plain TCP."""

@@ -8,25 +8,23 @@ do not even meet the parser: cext/transport/http1/fast_path.
 
 A body that did not arrive with its head, and whose length is announced, does not go through the
 parser: it is received straight into one buffer of that length, and tensors are views of it.
-
 Rules:
- 1. Answers leave in the order of the requests (pipelining): an exchange writes only while it is
-    the oldest; later ones keep their answer until then.
- 2. A peer that ends its side cancels every exchange it is still owed (how a connection ends:
-    transport.http1.ending).
- 3. An upgrade that a client offers is not taken up, h2c included: the request, its body and what follows it
-    are HTTP/1.1. HTTP/1.1 requests name one Host (transport.host).
- 4. A malformed request gets 400, 408, 413 or 431 where an answer is still possible, then the
-    connection closes; nothing behind it is looked at.
- 5. Whatever a connection raises ends at that connection.
- 6. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by
-    MAX_EXCHANGES and the bytes they hold; a peer that does not read is not read from.
- 7. Time is bounded: a request must be complete within the request timeout plus what its bytes
-    earn it at MIN_BYTES_PER_SECOND, and a peer that takes nothing of what it is owed for as long as
-    the request timeout is cut off (see check()).
- 8. Chunked encoding wins over a Content-Length beside it, as clients send it that write the chunks by
-    hand; such a request is the connection's last, for who stands in front may have counted otherwise
-    (RFC 9112, 6.1).
+ 1. Answers are sent in the order of the requests (pipelining): an exchange writes only while it is the oldest; later
+    ones keep their answers until then.
+ 2. When the peer closes its side, every request it has not been answered is cancelled (transport.http1.ending says
+    how a connection ends).
+ 3. An upgrade that a client offers is not accepted, h2c included: the request, its body and what follows it are
+    HTTP/1.1. HTTP/1.1 requests name one Host (transport.host).
+ 4. A malformed request gets 400, 408, 413 or 431 where an answer is still possible; then the connection is closed, and
+    nothing after that request is read.
+ 5. Whatever a connection raises concerns that connection only.
+ 6. Memory is bounded: heads by the head limit, bodies by --http-max-input-size, exchanges by MAX_EXCHANGES and the
+    bytes they hold; while a peer does not read its answers, its requests are not read.
+ 7. Time is bounded: a request must be complete within the request timeout plus the time that its bytes take at
+    MIN_BYTES_PER_SECOND. A peer that takes nothing of its answers for as long as the request timeout is cut off
+    (see check()).
+ 8. Chunked encoding wins over a Content-Length beside it, which clients send that write chunks by hand. Such a request
+    is the connection's last, since a proxy in front may have used the length instead (RFC 9112, 6.1).
 """
 
 from __future__ import annotations
@@ -61,16 +59,16 @@ from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
 
 log = logging.getLogger("neptrio.http1")
 
-DIRECT_BYTES = 32 << 10  # bodies with more than this to come are received into their own buffer
-CHUNKED_STEP = 1 << 20  # in which the bytes of chunked bodies are asked for
-DIRECT_READ, DIRECT_READS = 256 << 10, 4  # of such a body at once: copied in a fraction of a millisecond
+DIRECT_BYTES = 32 << 10  # bodies of which more bytes are to come are received into a buffer of their own
+CHUNKED_STEP = 1 << 20  # bytes of chunked bodies that are taken from the budget at once
+DIRECT_READ, DIRECT_READS = 256 << 10, 4  # read at once of such a body; copied in a fraction of a millisecond
 MAX_HEAD_BYTES = 64 << 10
-FEW_BYTES = 1 << 10  # parsed at once: they cannot hold many pipelined requests
-PIECE_BYTES = 4 << 10  # in which the end of a head is looked for
+FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined requests
+PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head
 MIN_BYTES_PER_SECOND = 16 << 10
 PREFACE = b"PRI * HTTP/2.0"
 SHUTTING_DOWN = "the server is shutting down and takes no new requests"
-# by keep_alive: TritonError.alike -> the whole answer of the fast path to all those errors
+# by keep_alive: TritonError.alike -> the fast path's whole answer to all errors with that object
 ANSWERS_OF_ALIKE: tuple[dict[object, list[Any]], dict[object, list[Any]]] = ({}, {})
 
 
@@ -84,7 +82,7 @@ class Refusal(Exception):
 
 
 class HandOver(Exception):
-    """The peer speaks HTTP/2: `data` was read and belongs to the connection that takes over."""
+    """The peer speaks HTTP/2: the bytes `data` were read and must be passed to the connection that takes over."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
@@ -93,7 +91,7 @@ class HandOver(Exception):
 
 @dataclass(frozen=True)
 class Http1Statistics:
-    """What a connection holds."""
+    """What a connection holds at the moment."""
 
     exchanges: int
     held_bytes: int
@@ -126,10 +124,10 @@ class Http1Connection(Http1FastPath):
         only_app: bool = False,
         client: str = "",
     ) -> None:
-        """`turned_away`: why there is no room for this connection; it is told so, and answered probes.
+        """`turned_away`: why there is no room for this connection; it is answered that, and health probes as usual.
 
-        `only_app`: every request is the app's, whatever its path: another port than that of inference. `client`: the address that counts for --max-requests-per-second-per-address
-        and its kin.
+        `only_app`: the app answers every request, whatever its path; for ports other than that of inference.
+        `client`: the address that is counted for --max-requests-per-second-per-address and similar limits.
         """
         writer = SocketWriter(sock, nursery)
         super().__init__(sock, writer, services)
@@ -142,7 +140,7 @@ class Http1Connection(Http1FastPath):
         self.fast_path = policy is None and not turned_away and not only_app and self._limits is None
         self.client = client
         self._held = services.held
-        self._let_in = 0  # bytes of the message under way that the budget has given
+        self._let_in = 0  # bytes of the current message that the budget has granted
         self._only_app = only_app
         self.draining = bool(turned_away)
         self._turned_away = turned_away
@@ -154,11 +152,11 @@ class Http1Connection(Http1FastPath):
         self._parser: Any = self._new_parser()
         self._body: Any = b""
         self._direct_at = 0
-        self._received = 0  # body bytes of the message under way
+        self._received = 0  # body bytes of the current message
         self._direct_request = ("", "", False)
         self._head_seen = 0
         self._refused = False
-        self._offered = False  # the head under way offers an upgrade and will be parsed without it
+        self._offered = False  # the current head offers an upgrade, and will be parsed again without it
 
     def statistics(self) -> Http1Statistics:
         """What the connection holds now."""
@@ -169,13 +167,13 @@ class Http1Connection(Http1FastPath):
         return len(self.exchanges)
 
     def held_bytes(self) -> int:
-        """Bytes of requests that are not answered, of the one that is coming, and of answers not read."""
+        """Bytes of unanswered requests, of the request being received, and of answers that were not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
         return self.held + coming + int(self.writer.pending)
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_chunked_length=True)  # rule 7
+        parser.set_dangerous_leniencies(lenient_chunked_length=True)  # rule 8
         return parser
 
     # ------------------------------------------------------------ parser callbacks
@@ -210,7 +208,7 @@ class Http1Connection(Http1FastPath):
             self.expect = b"wanted"
 
     def _only_chunked(self) -> None:
-        """Rule 7 holds for chunks alone: the parser would measure any other encoding by the length."""
+        """Refuses other encodings beside a Content-Length (rule 8): the parser would use the length for them."""
         given = [
             value.strip().lower() for name, value in self.headers if name.lower() == b"transfer-encoding"
         ]
@@ -221,7 +219,7 @@ class Http1Connection(Http1FastPath):
             )
 
     def _take(self, size: int) -> None:
-        """Asks the budget of all connections for a body's bytes."""
+        """Takes a body's bytes from the budget of all connections."""
         try:
             self._held.take(size)
         except TritonError as error:
@@ -230,7 +228,7 @@ class Http1Connection(Http1FastPath):
     def on_body(self, data: bytes) -> None:
         self.expect = None
         self._received += len(data)
-        while self._received > self._let_in:  # of a chunked body, which announces nothing
+        while self._received > self._let_in:  # a chunked body has no announced length
             self._let_in += CHUNKED_STEP
             self._take(CHUNKED_STEP)
         if self._received > self.max_body:
@@ -238,7 +236,7 @@ class Http1Connection(Http1FastPath):
         if not self._body:
             self._body = data
         else:
-            # chunks are gathered in one buffer: a body of one-byte chunks must not cost an object each
+            # chunks are gathered in one buffer, because in a body of one-byte chunks an object for each would be too many
             if type(self._body) is bytes:
                 self._body = bytearray(self._body)
             self._body += data
@@ -253,7 +251,7 @@ class Http1Connection(Http1FastPath):
         self._request(parser.get_method().decode("latin-1"), parser.get_http_version(), keep_alive, body)
 
     def _request(self, method: str, version: str, keep_alive: bool, body: Any) -> None:
-        """A complete request."""
+        """Handles a complete request."""
         if self.closing:
             return
         self.requests += 1
@@ -280,11 +278,11 @@ class Http1Connection(Http1FastPath):
     # ------------------------------------------------------------ output
 
     def over(self) -> None:
-        """Everything owed has been sent, or cannot be."""
+        """Ends the connection: everything was sent, or cannot be."""
         self._scope.cancel()
 
     def reply_error(self, exchange: ExchangeCore, error: TritonError, headers: Headers) -> None:
-        """Gives an exchange of the fast path an error for its answer."""
+        """Answers an exchange of the fast path with an error."""
         alike = error.alike if not headers else None
         kept = ANSWERS_OF_ALIKE[exchange.keep_alive]
         output = kept.get(alike) if alike is not None else None
@@ -297,7 +295,7 @@ class Http1Connection(Http1FastPath):
     def reply_with(
         self, exchange: ExchangeCore, extra: Headers, text: bytes, blobs: list[Any] | None
     ) -> None:
-        """Gives an exchange of the fast path its answer, with headers that are not on every answer."""
+        """Answers an exchange of the fast path, with headers in addition to the usual ones."""
         headers = [*JSON, *extra]
         if blobs:
             headers = [BINARY, (HEADER_LENGTH, b"%d" % len(text)), *extra]
@@ -310,14 +308,14 @@ class Http1Connection(Http1FastPath):
             self.room.set()
 
     def drain(self) -> None:
-        """The server stops: the next answer, or the last of those that are owed, says that it was the last."""
+        """The server stops: the last answer tells the peer that the connection will be closed."""
         self.draining = True
         if self.exchanges:
             self.closing = True
             self.exchanges[-1].keep_alive = False
 
     def end_grace(self) -> None:
-        """Whoever has not sent the head of a request by now will not be answered any more."""
+        """From now on, a request whose head is not complete is not answered any more."""
         if self.exchanges or self.closing:
             return
         if not self.in_message:
@@ -331,17 +329,16 @@ class Http1Connection(Http1FastPath):
     def check(
         self, now_ns: int, request_timeout_ns: int, idle_timeout_ns: int, pressed: bool = False
     ) -> None:
-        """Ends a connection whose request does not come, whose peer does not read, or that has been
-        idle for too long.
+        """Ends a connection whose request does not arrive, whose peer does not read, or that was idle for too long.
 
-        Called now and then with the time; `idle_timeout_ns` 0 means for ever. `pressed`: others wait for
-        its place, so that a head may take no longer than being idle.
+        Called regularly with the current time; `idle_timeout_ns` 0 means for ever. `pressed`: others wait for a place,
+        so that receiving a head may take no longer than being idle.
         """
         if self._turned_away and now_ns - self.since_ns > TURNED_AWAY_SECONDS * 10**9:
             self.over()
             return
         if self.writer.stalled(now_ns, request_timeout_ns):
-            self.writer.fail()  # whoever waits for room hears of it; what is owed is cancelled
+            self.writer.fail()  # wakes whoever waits for room; unanswered requests are cancelled
             self.over()
             return
         if self.exchanges or self.closing:
@@ -393,7 +390,7 @@ class Http1Connection(Http1FastPath):
                 self._parser = None
 
     async def _first_bytes(self) -> bytes:
-        """What comes first, decided between HTTP/1 and HTTP/2. Empty when the peer left."""
+        """Reads the first bytes, which tell HTTP/1 from HTTP/2. Empty when the peer has left."""
         first = b""
         while True:
             await trio.lowlevel.wait_readable(self.sock)
@@ -414,7 +411,7 @@ class Http1Connection(Http1FastPath):
         buffer, at = self.direct, self._direct_at
         length = len(buffer)
         try:
-            for _ in range(DIRECT_READS):  # then the other connections have their turn
+            for _ in range(DIRECT_READS):  # then other connections are served
                 n = self.sock.recv_into(buffer[at : at + DIRECT_READ])
                 if n == 0:
                     self.end_of_input()
@@ -432,7 +429,7 @@ class Http1Connection(Http1FastPath):
             self._request(method, version, keep_alive, buffer)
 
     async def notice_end(self, scope: trio.CancelScope) -> None:
-        """While nothing is read (`paused`), notices that the peer ends its side, unless it sent more before."""
+        """While nothing is read (`paused`), notices when the peer closes its side, unless it sent more before."""
         if self.closing or self.ended:
             return  # last_answers() looks
         try:
@@ -447,13 +444,13 @@ class Http1Connection(Http1FastPath):
             self.end_of_input()
 
     def resume(self) -> None:
-        """Requests are looked at again."""
+        """Handles further requests again after a pause."""
         self.paused = False
         if self.room is not None and self.has_room():
             self.room.set()
 
     def feed(self, data: Any) -> None:
-        """Parses bytes as far as there is room for the requests in them; the rest waits in `later`."""
+        """Parses bytes while there is room for the requests in them; the rest is kept in `later`."""
         at, size = 0, len(data)
         while at < size and not self.closing:
             if not self.has_room():
@@ -466,7 +463,7 @@ class Http1Connection(Http1FastPath):
             self._parsed(size)
 
     def _piece(self, data: Any, at: int) -> int:
-        """How much to parse before the next look for room: a head or a body, of many bytes."""
+        """How many bytes to parse before checking for room again: a head, or a body of many bytes."""
         left = len(data) - at
         if left <= FEW_BYTES:
             return left
@@ -496,9 +493,9 @@ class Http1Connection(Http1FastPath):
             self._refuse(TritonError(f"malformed HTTP request: {error}"))
 
     def _parse_without_offer(self, rest: Any) -> None:
-        """Parses the request whose head has just ended once more, without the upgrade that it offers.
+        """Parses the request whose head has just ended again, without the upgrade that it offers.
 
-        The parser takes every byte behind such a head for another protocol's, the body among them: parsed
+        The parser takes every byte after such a head, the body included, for another protocol's. If they were parsed
         as requests, bytes of a body would be answered.
         """
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
@@ -510,12 +507,12 @@ class Http1Connection(Http1FastPath):
             self._parse(rest)
 
     def _parsed(self, size: int) -> None:
-        """Looks at what is under way once `size` received bytes have been parsed."""
+        """Checks the current message after `size` received bytes were parsed."""
         if not self.in_message:
             self._head_seen = 0
             return
         if not self.head_complete:
-            # a header that does not end is not seen by the callbacks
+            # the parser calls nothing back for a header that does not end
             self._head_seen += size
             if self._head_seen > RECEIVE_BYTES + MAX_HEAD_BYTES:
                 self._head_too_large()
@@ -538,18 +535,18 @@ class Http1Connection(Http1FastPath):
             self._refuse(TritonError("malformed HTTP request"))
 
     def accepts_host(self, host: bytes) -> bool:
-        """Asked by the fast path for a Host it has not seen on this connection."""
+        """Whether this Host is allowed; the fast path asks for each Host that is new on this connection."""
         return host_problem(host, 1, "1.1") is None and self.origins.accepts_host(host)
 
     def _begin_direct(self) -> None:
-        """The rest of the body goes into one buffer of its length; the parser is done with it."""
+        """Has the rest of the body received into one buffer of its length, without the parser."""
         parser = self._parser
         self._direct_request = (
             parser.get_method().decode("latin-1"),
             parser.get_http_version(),
             parser.should_keep_alive(),
         )
-        # numpy does not touch the memory: pages are taken as the body arrives
+        # numpy does not touch the memory, so pages are used only as the body arrives
         self.direct = np.empty(self.content_length, np.uint8)
         self.direct[: self._received] = np.frombuffer(self._body, np.uint8)
         self._direct_at = self._received
@@ -560,9 +557,9 @@ class Http1Connection(Http1FastPath):
         self._refuse(TritonError(text), 431)
 
     def _refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
-        """Answers a request that will not be read to its end; the connection closes behind it."""
+        """Answers a request that will not be read to its end, and closes the connection after that."""
         if self.closing:
-            return  # the last request has been seen; what follows it does not matter
+            return  # the last request was seen already, so what follows it does not matter
         exchange = Exchange(self, "", "", "1.1", False)
         self.exchanges.append(exchange)
         self.closing = self._refused = True

@@ -1,13 +1,13 @@
 """The end of a lean HTTP/1.1 connection: its last answers, and a close that does not lose them.
 
-The problem: a connection that reads no further request may still owe answers, and closing a socket too
-early takes them from the peer. The choice: the task that read goes on to wait here, first for the
-answers, then for the peer to take them, with a limit.
+The problem: a connection that reads no more requests may still have to send answers, and if its socket is closed too
+early the peer loses them. The choice: the task that has read requests then waits here, first for the answers, then for
+the peer to take them, with a limit.
 
 Rules:
- 1. Until the last answer is there the peer is listened to: its end cancels what is under way. What
-    completes all the same is sent, in case only that side was closed.
- 2. Output has CLOSE_SECONDS to leave. Then the socket is closed, whatever is left.
+ 1. Until the last answer is there we keep reading: when the peer closes its side, requests under way are cancelled.
+    Answers that are completed nevertheless are sent, in case it has closed only that side.
+ 2. Output has CLOSE_SECONDS to be sent. Then the socket is closed, whatever is left.
  3. After a refusal, and when the server stops, unread input is thrown away until the peer has ended its
     side: closing before that would reset the connection, and the peer might lose its answer. A server that
     stops waits LINGER_SECONDS for it: most clients look at a connection only when they use it again.
@@ -46,10 +46,10 @@ async def last_answers(connection: Http1Connection) -> None:
 
 
 async def close(connection: Http1Connection, linger: bool) -> None:
-    """Cancels what is under way, lets pending output leave for a while, then closes.
+    """Cancels what is under way, gives pending output some time to be sent, then closes the socket.
 
-    `linger`: there may be input that nobody reads (rule 3). Takes CLOSE_SECONDS at
-    most and is not cancelled before.
+    `linger`: there may be input that nobody reads (rule 3). Takes at most CLOSE_SECONDS and cannot be
+    cancelled earlier.
     """
     for exchange in list(connection.exchanges):
         exchange.disconnect(connection.services)
@@ -62,12 +62,12 @@ async def close(connection: Http1Connection, linger: bool) -> None:
                 await _until_the_peer_ends(connection.sock)
     connection.ended = True
     connection.writer.fail()
-    trio.lowlevel.notify_closing(connection.sock)  # a task that waits to write ends with it
+    trio.lowlevel.notify_closing(connection.sock)  # wakes a task that waits to write to it
     connection.sock.close()
 
 
 async def _until_the_peer_ends(sock: socket.socket) -> None:
-    """Ends our side, and throws away what still comes."""
+    """Closes our sending side, then reads and drops what still comes."""
     try:
         sock.shutdown(socket.SHUT_WR)
         while True:

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 request that came through the parser: on its way to the scheduler, and its answer.
+"""One HTTP/1.1 request that came through the parser: its way to the scheduler, and its answer.
 
-An exchange writes when it is the oldest of its connection; until then it keeps what it has to say.
+An exchange may write only while it is the oldest of its connection; until then its output is kept.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Exchange(ExchangeCore):
         self.version = version
         self.keep_alive = keep_alive
         self.infer: HttpInfer | None = None
-        self.extra: Headers = []  # of its answer, beside those that it has anyway
+        self.extra: Headers = []  # headers of the answer in addition to the usual ones
         self._inflating: trio.CancelScope | None = None
         self._disconnected: trio.Event | None = None
 
@@ -86,7 +86,7 @@ class Exchange(ExchangeCore):
         return self._disconnected
 
     def disconnect(self, services: Services) -> None:
-        """The peer is gone: the request is cancelled, the app is told."""
+        """The peer is gone: cancels the request and tells the app."""
         if self._disconnected is not None:
             self._disconnected.set()
         if self._inflating is not None:
@@ -95,7 +95,7 @@ class Exchange(ExchangeCore):
             services.admission.cancel(self.infer.request)
 
     def submit(self, route: Route, body: Any) -> None:
-        """The request is an infer request and complete: to the scheduler, or refused."""
+        """Submits a complete infer request to admission, or refuses it."""
         connection = self.connection
         policy = connection.policy
         try:
@@ -135,10 +135,10 @@ class Exchange(ExchangeCore):
             self._fail(error)
 
     async def _submit_later(self, infer: HttpInfer, body: Any, receive_start: int) -> None:
-        """The same by the workers: inflates a `body` of None, decodes a large one.
+        """submit() with the slow part on worker threads: inflates (when `body` is None) or decodes a large body.
 
-        No later request of the connection is looked at meanwhile: it would overtake this one, and a client has
-        one share of the workers per connection. A peer that leaves ends the work.
+        Later requests of the connection wait meanwhile: they must not overtake this one, and a client may use only one
+        worker per connection. When the peer leaves, the work ends.
         """
         connection = self.connection
         assert self._inflating is not None
@@ -172,7 +172,7 @@ class Exchange(ExchangeCore):
         connection.loop_pass.end()
 
     def _fail(self, error: Exception) -> None:
-        """Answers a request that failed in a way nobody has foreseen; called while that is handled."""
+        """Answers a request that failed with an unexpected exception; called in its except block."""
         log.exception("%s %s failed", self.method, self.path)
         self.refuse(Internal(f"internal error: {type(error).__name__}"))
 
@@ -182,7 +182,7 @@ class Exchange(ExchangeCore):
             return
         infer = self.infer
         assert infer is not None
-        self.infer = None  # request and exchange refer to each other: let them go without the collector
+        self.infer = None  # breaks the cycle of request and exchange, so that both are freed at once
         infer.give_back()
         status, headers, body = infer.encode(response)
         if infer.encoding:
@@ -191,7 +191,7 @@ class Exchange(ExchangeCore):
             self.reply(status, headers, body)
 
     def _reply_later(self, infer: HttpInfer, headers: Headers, body: list[Any]) -> None:
-        """Answers with the body compressed by the workers, for as long as there is a peer."""
+        """Answers with a body that worker threads compress; gives up when the peer leaves."""
         connection = self.connection
 
         async def task() -> None:
@@ -212,7 +212,7 @@ class Exchange(ExchangeCore):
         return head(self.version, status, headers, self.keep_alive)
 
     def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: list[Any]) -> None:
-        """The whole answer."""
+        """Sends a whole answer."""
         if self.extra:
             headers = [*headers, *self.extra]
         self.output += answer(self.version, status, headers, body, self.keep_alive, self.method == "HEAD")
@@ -220,19 +220,19 @@ class Exchange(ExchangeCore):
         self.connection.advance()
 
     def refuse(self, error: TritonError, status: int = 0, headers: Headers | None = None) -> None:
-        """The whole answer is an error."""
-        infer, self.infer = self.infer, None  # they refer to each other: let them go without the collector
+        """Answers with an error."""
+        infer, self.infer = self.infer, None  # breaks their cycle, so that both are freed at once
         if infer is not None:
             infer.give_back()
         self.reply(status or error.code.http, [*JSON, *error.headers, *(headers or ())], error_body(error))
 
     def write(self, buffers: list[Any]) -> None:
-        """Part of the answer; held back until it is this exchange's turn."""
+        """Writes a part of the answer; it is kept until this exchange is the oldest."""
         self.output += buffers
         self.connection.advance()
 
     def finish(self) -> None:
-        """Nothing more will be written."""
+        """The answer is complete."""
         if not self.complete:
             self.complete = True
             self.connection.advance()
@@ -250,7 +250,7 @@ def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes
 def answer(
     version: str, status: int, headers: Headers, body: list[Any], keep_alive: bool, head_only: bool = False
 ) -> list[Any]:
-    """A whole answer as buffers; a small one is one buffer."""
+    """A whole answer as a list of buffers; a small one is a single buffer."""
     length = 0
     for part in body:
         length += len(part) if type(part) is bytes else memoryview(part).nbytes

@@ -1,4 +1,4 @@
-"""Small words of the gRPC wire: the headers and trailers of replies, timeouts, metadata."""
+"""Helpers for gRPC over HTTP/2: the headers and trailers of replies, timeouts, metadata."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OK_HEADERS = [
 ]
 OK_TRAILERS = [(b"grpc-status", b"0")]
 UNITS_NS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
-# TritonError.alike -> the trailers of all those errors
+# TritonError.alike -> the trailers of all errors with that object
 _TRAILERS_OF_ALIKE: dict[object, list[tuple[bytes, bytes]]] = {}
 NOT_METADATA = ("te", "content-type", "user-agent")
 
-# What a request that is no gRPC call is told: HTTP status, gRPC status, text.
+# problem -> the answer to a request that is no gRPC call: HTTP status, gRPC status, text
 PROBLEMS = {
     METHOD: (b"405", Status.UNKNOWN, "expected the POST method"),
     CONTENT_TYPE: (b"415", Status.UNKNOWN, "expected content-type application/grpc"),
@@ -33,7 +33,7 @@ PROBLEMS = {
 
 
 def status_trailers(status: Status, message: str = "") -> list[tuple[bytes, bytes]]:
-    """The trailers that end a call with a status."""
+    """The trailers that end a call with a gRPC status."""
     trailers = [(b"grpc-status", b"%d" % status.value)]
     if message:
         trailers.append((b"grpc-message", percent_encode(message)))
@@ -51,13 +51,13 @@ def error_trailers(error: TritonError) -> list[tuple[bytes, bytes]]:
 
 
 def problem_headers(problem: int) -> list[tuple[bytes, bytes]]:
-    """The whole reply to a request whose headers are not those of a gRPC call."""
+    """The headers of the whole reply to a request that is no gRPC call."""
     http, status, text = PROBLEMS[problem]
     return [(b":status", http), (b"content-type", b"application/grpc"), *status_trailers(status, text)]
 
 
 def timeout_ns(value: bytes) -> int:
-    """A grpc-timeout header in nanoseconds. Raises InvalidArgument for a malformed one."""
+    """The nanoseconds of a grpc-timeout header. Raises InvalidArgument for a malformed one."""
     unit = UNITS_NS.get(value[-1:])
     if unit is None or not value[:-1].isdigit() or len(value) > 9:
         text = value.decode("latin-1")

@@ -1,11 +1,10 @@
-"""Server-side HTTP/2 over h2: the session of machines without libnghttp2.
+"""Server-side HTTP/2 with h2: the session for machines without libnghttp2.
 
-The interface and its rules are those of cext/transport/http2/nghttp2_session.pyx, so everything above and every
-test is the same; it is slower by an order of magnitude and copies replies once more.
+Its interface and rules are those of cext/transport/http2/nghttp2_session.pyx, so the code above it and the tests are
+the same. It is ten times slower and copies replies once more.
 
-h2 has no graceful GOAWAY (sending one ends its state machine), so the drain's GOAWAY frames are
-written by hand, and h2 raises out of the middle of a chunk of input, so whatever else the chunk
-carried is lost with the connection.
+h2 has no graceful GOAWAY (sending one ends its state machine), so the GOAWAY frames of a drain are written here. And h2
+raises in the middle of a chunk of input, so anything else in that chunk is lost together with the connection.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from neptrio.transport.http2.stream import Account
 
 log = logging.getLogger("neptrio.http2")
 
-OUTPUT_BYTES = 1 << 20  # of one data_to_send(): more waits until the writer has taken it
+OUTPUT_BYTES = 1 << 20  # most bytes of one data_to_send(); the rest waits until the writer has taken these
 LAST_STREAM = 0x7FFFFFFF
 USUAL_HEADERS = (b"content-type", b"te", b"user-agent")
 PSEUDO = (b":method", b":scheme", b":path", b":authority")
@@ -65,7 +64,7 @@ HOP_BY_HOP = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-enco
 
 
 def malformed(headers: list[tuple[bytes, bytes]]) -> bool:
-    """True for a header block that RFC 9113 (8.2, 8.3) wants treated as a stream error."""
+    """True for headers that RFC 9113 (8.2, 8.3) treats as a stream error."""
     pseudo: set[bytes] = set()
     plain = False
     for name, value in headers:
@@ -83,7 +82,7 @@ def malformed(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 class HeaderBlock:
-    """A request's headers, as the nghttp2 session offers them."""
+    """A request's headers, with the interface of the nghttp2 session's."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = headers
@@ -116,7 +115,7 @@ class HeaderBlock:
 
 
 class Session:
-    """One HTTP/2 connection's state; see cext/transport/http2/nghttp2_session.pyx for the contract."""
+    """One HTTP/2 connection's state; the rules are those of cext/transport/http2/nghttp2_session.pyx."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class Session:
         self.pings_acked = 0
         self._last_stream = 0
         self._refuse_after = LAST_STREAM
-        self._pending: dict[int, Any] = {}  # streams with something to send, in turn
+        self._pending: dict[int, Any] = {}  # streams with something to send, served in turn
         self._out = bytearray()
         self._has_output = True
         self._credit = 0
@@ -149,7 +148,8 @@ class Session:
                 header_encoding=None,
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
-                validate_inbound_headers=False,  # h2 would end the connection, malformed() the stream
+                # h2 would end the whole connection; malformed() ends the stream
+                validate_inbound_headers=False,
             )
         )
         self._conn.local_settings = Settings(
@@ -169,7 +169,7 @@ class Session:
     # ------------------------------------------------------------ input
 
     def receive(self, data: Any, now_ns: int = 0) -> None:
-        """Feeds bytes from the peer. Never raises: a protocol error makes the session `dead`."""
+        """Takes bytes from the peer. Never raises: a protocol error makes the session `dead`."""
         if not len(data) or self.dead:
             return
         self.nuisance.refill(now_ns, self._work)
@@ -238,7 +238,7 @@ class Session:
         except Exception:
             log.exception("stream %d failed", stream_id)
             self._rst(stream_id, ErrorCodes.INTERNAL_ERROR)
-            stream = self._pending.pop(stream_id, None)  # it had begun to answer
+            stream = self._pending.pop(stream_id, None)  # the stream has already begun to answer
             if stream is not None:
                 self._reset_stream(stream, INTERNAL_ERROR)
 
@@ -281,7 +281,7 @@ class Session:
             self._close(stream_id, INTERNAL_ERROR)
 
     def _return_credit(self) -> None:
-        """Window updates for what arrived, one per stream and chunk."""
+        """Sends window updates for the bytes that arrived, one per stream and chunk."""
         try:
             if self._credit and not self._holding:
                 credit, self._credit = self._credit, 0
@@ -299,7 +299,7 @@ class Session:
         except (StreamClosedError, KeyError):
             pass
         except ProtocolError:
-            pass  # the stream is half closed: nobody needs its window
+            pass  # the stream is half closed, so nobody needs its window
 
     def _charge(self, cost: int) -> None:
         if not self.nuisance.spend(cost):
@@ -329,7 +329,7 @@ class Session:
             log.exception("on_reset of stream %d failed", stream.stream_id)
 
     def connection_lost(self) -> None:
-        """The transport is gone: every open call is reset."""
+        """The transport is gone: resets every open call."""
         self.dead = True
         self._pending.clear()
         for stream in list(self.streams.values()):
@@ -339,7 +339,7 @@ class Session:
     # ------------------------------------------------------------ output
 
     def output_ready(self, stream: Any) -> None:
-        """A stream has something new to send: its headers, its data or its end."""
+        """To be called when a stream has something new to send: headers, data or its end."""
         self._has_output = True
         if not stream.ended and not self.dead:
             self._pending[stream.stream_id] = stream
@@ -359,7 +359,7 @@ class Session:
             pass  # closed already
 
     def resume_input(self, stream: Any) -> None:
-        """Returns the flow-control credit that was withheld while the stream was paused."""
+        """Returns the flow-control credit withheld while the stream was paused."""
         stream.paused = False
         if stream.withheld and not stream.ended and not self.dead:
             size, stream.withheld = stream.withheld, 0
@@ -367,7 +367,7 @@ class Session:
             self._has_output = True
 
     def hold(self) -> None:
-        """Withholds the connection's flow-control credit: the peer gets no more than its window."""
+        """Withholds the connection's flow-control credit: the peer can send only the rest of its window."""
         self._holding = True
 
     def release(self) -> None:
@@ -384,7 +384,7 @@ class Session:
             self._has_output = True
 
     def start_drain(self) -> None:
-        """Tells the peer that no new calls are welcome; open ones go on."""
+        """Tells the peer not to open new calls; open ones go on."""
         if not self.draining and not self.dead:
             self.draining = True
             self._goaway(LAST_STREAM, NO_ERROR)
@@ -395,28 +395,28 @@ class Session:
         return self._last_stream
 
     def finish_drain(self) -> None:
-        """The final GOAWAY: calls after the last one seen are not looked at."""
+        """Sends the final GOAWAY: calls after the last one received are ignored."""
         if not self.dead:
             self._refuse_after = self._last_stream
             self._goaway(self._last_stream, NO_ERROR)
 
     def terminate(self, code: int) -> None:
-        """GOAWAY with an error code; the session is dead after its output is flushed."""
+        """Sends a GOAWAY with an error code; the session is dead once its output was sent."""
         self._fail("terminated", code)
 
     @property
     def wants_output(self) -> bool:
-        """True when data_to_send() may have something."""
+        """True when data_to_send() may return something."""
         return self._has_output
 
     @property
     def finished(self) -> bool:
-        """True when neither side has anything left to say."""
+        """True when neither side has anything more to send."""
         done = self.dead or (self._refuse_after != LAST_STREAM and not self.streams)
         return done and not self._has_output
 
     def data_to_send(self) -> list[Any]:
-        """Buffers to put on the wire in this order; empty when there is nothing to say."""
+        """The buffers to send, in order; [] when there are none."""
         if not self._has_output:
             return []
         self._has_output = False
@@ -427,7 +427,7 @@ class Session:
         return [bytes(out)] if out else []
 
     def _pump(self) -> None:
-        """A frame from each pending stream in turn, as far as windows and OUTPUT_BYTES go."""
+        """Sends a frame from each pending stream in turn, until windows or OUTPUT_BYTES are used up."""
         room = OUTPUT_BYTES
         blocked: set[int] = set()
         while len(blocked) < len(self._pending):
@@ -449,7 +449,7 @@ class Session:
                     room -= sent + 9
 
     def _send_some(self, stream_id: int, stream: Any) -> int | None:
-        """One step of a reply. Returns the bytes sent, None when the window is closed."""
+        """Sends one part of a reply. Returns the bytes sent, None when the window is closed."""
         conn = self._conn
         if not stream.headers_sent:
             stream.headers_sent = True

@@ -1,25 +1,24 @@
-"""What one HTTP/2 connection may ask for: limits shared by both sessions.
+"""Limits on what one HTTP/2 connection may demand, shared by both sessions.
 
-The problem: HTTP/2 lets a peer make a server work with frames that cost the peer next to nothing:
-streams opened and reset at once, PINGs and SETTINGS that want an answer, header blocks without
-end, header tables that expand a byte to kilobytes. The choice: such frames are paid from a
-budget. Work done for the peer (DATA sent, calls ended) and time refill it, so a client that does
-its job never sees the limit, and one that only makes noise is sent away with GOAWAY
-ENHANCE_YOUR_CALM. Everything it held is dropped with its connection; others do not notice.
+The problem: HTTP/2 lets a peer make a server work with frames that cost the peer next to nothing: streams opened and
+reset at once, PINGs and SETTINGS that need an answer, headers without end, header tables that expand a byte to
+kilobytes. The choice: such frames are paid from a budget. Work done for the peer (DATA sent, calls ended) and time
+refill it, so a useful client never notices it, and one that only makes noise is disconnected with GOAWAY
+ENHANCE_YOUR_CALM. What it held is freed with its connection; other connections are not affected.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT_WINDOW = 4 << 20  # per stream: one round trip per 4 MiB of tensor
+DEFAULT_WINDOW = 4 << 20  # bytes per stream: one round trip per 4 MiB of tensor
 CONNECTION_WINDOW = 64 << 20
 MAX_FRAME_SIZE = 1 << 20
 MAX_CONCURRENT_STREAMS = 2048
 MAX_HEADERS = 128
-MAX_HEADER_LIST = 64 << 10  # above this the call is refused
-HEADER_BOMB = 1 << 20  # above this, decoded, the connection is
-FRAMELESS_BYTES = 2 * MAX_FRAME_SIZE  # received without one whole frame: a header block without end
+MAX_HEADER_LIST = 64 << 10  # bytes; above this the call is refused
+HEADER_BOMB = 1 << 20  # bytes after decoding; above this the connection is ended
+FRAMELESS_BYTES = 2 * MAX_FRAME_SIZE  # bytes received without a whole frame: headers without end
 
 NO_ERROR = 0
 PROTOCOL_ERROR = 1
@@ -29,14 +28,14 @@ ENHANCE_YOUR_CALM = 11
 
 FINE, METHOD, CONTENT_TYPE, TE, HEADERS_TOO_LARGE = range(5)
 
-BUDGET = 4096.0  # more than a client's largest burst of cancels: MAX_CONCURRENT_STREAMS, twice
+BUDGET = 4096.0  # twice MAX_CONCURRENT_STREAMS: more than a client's largest burst of cancellations
 REFILL_PER_S = 100.0
 PING_COST = 4
 
 
 @dataclass(frozen=True)
 class PingPolicy:
-    """When a client's PINGs are too many (the --grpc-http2-* flags; 0 strikes: never)."""
+    """When a client sends too many PINGs (the --grpc-http2-* flags; 0 strikes: never)."""
 
     min_interval_ns: int = 300_000 * 10**6
     max_strikes: int = 2
@@ -53,7 +52,7 @@ class Nuisance:
         self._last_ping = 0
 
     def refill(self, now_ns: int, work: int) -> None:
-        """Adds what the time since the last call and the `work` done for the peer since then are worth."""
+        """Adds to the budget for the time since the last call and for the `work` done for the peer in it."""
         if now_ns > self._now:
             gained = work + ((now_ns - self._now) * REFILL_PER_S / 1e9 if self._now else 0.0)
             self._now = now_ns
@@ -62,15 +61,15 @@ class Nuisance:
         self.budget = min(BUDGET, self.budget + gained)
 
     def spend(self, cost: int) -> bool:
-        """Takes from the budget; False when there was not enough."""
+        """Takes `cost` from the budget; False when it was not enough."""
         self.budget -= cost
         return self.budget >= 0
 
     def pinged(self, open_streams: int) -> bool:
-        """Counts a PING of the peer. False when it has pinged too often.
+        """Counts a PING from the peer. Returns False when there were too many.
 
-        A PING too soon after the last is a strike; sending headers to the peer forgives all
-        strikes, so a client that measures its bandwidth with PINGs while it is served has none.
+        A PING too soon after the last one is a strike. Sending headers to the peer clears all strikes, so a client that
+        measures its bandwidth with PINGs while it is served has none.
         """
         too_soon = self._last_ping and self._now - self._last_ping < self.policy.min_interval_ns
         self._last_ping = self._now

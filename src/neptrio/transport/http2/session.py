@@ -1,6 +1,6 @@
-"""Which HTTP/2 session serves gRPC: libnghttp2 where it was built, h2 otherwise.
+"""Chooses the HTTP/2 session that serves gRPC: libnghttp2's where it was built, else h2's.
 
-The environment variable NEPTRIO_HTTP2_SESSION (`nghttp2` or `h2`) forces one, for tests.
+The environment variable NEPTRIO_HTTP2_SESSION (`nghttp2` or `h2`) forces one; tests use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHOICES = {"nghttp2": "neptrio.transport.http2.nghttp2_session", "h2": "neptrio.
 
 
 class Headers(Protocol):
-    """A request's headers, decoded as far as somebody asks for them."""
+    """A request's headers, which are decoded only when they are read."""
 
     @property
     def problem(self) -> int:
@@ -26,59 +26,59 @@ class Headers(Protocol):
 
     @property
     def has_timeout(self) -> bool:
-        """There is a grpc-timeout."""
+        """True when there is a grpc-timeout."""
 
     @property
     def has_custom(self) -> bool:
-        """There is metadata beyond what every gRPC client sends."""
+        """True when there is metadata besides what every gRPC client sends."""
 
     def __call__(self) -> list[tuple[bytes, bytes]]:
-        """All of them, pseudo-headers included."""
+        """All headers, pseudo-headers included."""
 
     def get(self, name: bytes, /) -> bytes | None:
-        """The first one of that name."""
+        """The value of the first header of that name, or None."""
 
 
-# (session, stream id, path, headers) -> the object that takes the call
+# (session, stream id, path, headers) -> the object that handles the call
 OpenStream = Callable[["Http2Session", int, bytes, Headers], "GrpcStream"]
 
 
 class Http2Session(Protocol):
-    """One connection's HTTP/2 state, sans I/O; cext/transport/http2/nghttp2_session.pyx tells the contract."""
+    """One HTTP/2 connection's state, without I/O; the rules are in cext/transport/http2/nghttp2_session.pyx."""
 
     @property
     def account(self) -> Account:
-        """What its streams hold, together."""
+        """Counts the bytes that its streams hold."""
 
     @property
     def streams(self) -> Mapping[int, GrpcStream]:
-        """The open ones."""
+        """The open streams by id."""
 
     @property
     def last_stream(self) -> int:
-        """The highest stream that the client has opened, 0 before the first."""
+        """The highest stream id that the client has opened, 0 before the first."""
 
     @property
     def dead(self) -> bool:
-        """The peer broke the protocol, or terminate() was called: flush and close."""
+        """True when the peer broke the protocol or terminate() was called: send the output and close."""
 
     @property
     def failure(self) -> str | None:
-        """Why it is dead."""
+        """Why it is dead, or None."""
 
     @property
     def draining(self) -> bool: ...
 
     @property
     def pings_acked(self) -> int:
-        """Our PINGs that the peer has answered."""
+        """How many of our PINGs the peer has answered."""
 
     @property
     def wants_output(self) -> bool: ...
 
     @property
     def finished(self) -> bool:
-        """Both sides have said all they had to say."""
+        """True when neither side has anything more to send."""
 
     def receive(self, data: Any, now_ns: int = 0, /) -> None: ...
 
@@ -104,7 +104,7 @@ class Http2Session(Protocol):
 
 
 def implementation() -> str:
-    """The session in use, for the start-up log. Raises ValueError for an unknown forced choice."""
+    """The name of the session in use, for the start-up text. Raises ValueError for an unknown forced choice."""
     forced = os.environ.get("NEPTRIO_HTTP2_SESSION")
     if forced:
         if forced not in CHOICES:
