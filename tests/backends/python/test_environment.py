@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from neptrio.backends.python.environment import COMPLETE, cache_directory, environment_python
 from neptrio.errors import InvalidArgument
-from tests.backends.python.models import python_model
+from tests.backends.python.models import config, python_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 MODEL = """
 import sys
@@ -294,3 +296,32 @@ def test_conda_unpack_that_fails_is_told(
     python = Path(environment_python(str(packed), tmp_path, tmp_path / "cache"))
     assert python.is_file() and (python.parent.parent / COMPLETE).exists()
     assert caplog.messages == [f"conda-unpack of '{packed}' failed: no prefix here\n"]
+
+
+HANGS = """
+import json, threading
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if json.loads(requests[0].parameters())["how"] == "hang":
+            threading.Event().wait()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def test_a_hung_execute_is_bounded_there_too(tmp_path: Path) -> None:
+    """The process, which has no rings, is killed; its request fails with the reason and a new one serves."""
+    parameters = "".join(
+        f' parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+        for key, value in (("EXECUTION_ENV_PATH", sys.prefix), ("EXECUTE_TIMEOUT_SECONDS", "1.5"))
+    )
+    python_model(tmp_path, "hangs", HANGS, config() + parameters)
+    with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
+        tensor = httpclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.ones(1, np.float32))
+        assert client.infer("hangs", [tensor], parameters={"how": "echo"}).as_numpy("OUT").tolist() == [1]
+        with pytest.raises(InferenceServerException, match=r"did not return within 1\.5 s") as failure:
+            client.infer("hangs", [tensor], parameters={"how": "hang"})
+        assert failure.value.status() == "504"
+        until(lambda: client.is_model_ready("hangs"), server.log)
+        assert client.infer("hangs", [tensor], parameters={"how": "echo"}).as_numpy("OUT").tolist() == [1]

@@ -82,10 +82,10 @@ def execute_seconds(context: LoadContext) -> float | None:
         raise InvalidArgument(
             f"parameter '{key}' of model '{context.name}' must be a number of seconds > 0, got '{text}'"
         )
-    if not apart(context) or python_of(context) is not None:
+    if not apart(context):
         raise InvalidArgument(
-            f"parameter '{key}' of model '{context.name}' needs a process of the server's own interpreter: "
-            "leave out the parameters isolation 'none' and EXECUTION_ENV_PATH"
+            f"parameter '{key}' of model '{context.name}' needs a process of the model's own: leave out the parameters "
+            "isolation 'none' and FORCE_CPU_ONLY_INPUT_TENSORS"
         )
     return value
 
@@ -220,7 +220,7 @@ class PythonBackend(Backend):
                 *resources(context),
             )
             if python is not None or not SUPPORTED:  # another interpreter cannot load our modules
-                return IsolatedInstance(*common)
+                return IsolatedInstance(*common, execute_seconds=execute_seconds(context))
             read_only = parameter(config, "READ_ONLY_INPUTS").lower() == "true"
             return RingInstance(
                 *common,

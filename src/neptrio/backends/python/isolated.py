@@ -32,7 +32,7 @@ from neptrio.backends.python.instance import ASYNC_CAPACITY, Post, Reschedule, d
 from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_server import Violation
-from neptrio.errors import Internal, Reason, TritonError
+from neptrio.errors import Code, Internal, Reason, TritonError
 from neptrio.execution.backend import Abandonment, BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
@@ -50,6 +50,7 @@ MAX_PAUSE = 30.0
 STEADY_SECONDS = 60.0  # a child that lived this long starts over with the first pause
 MOST_ANSWERS = 64  # of a process that wait to be looked at: it is asked one thing at a time
 FINALIZE_SECONDS = 30.0
+LOOKS = 8  # at a running batch, within its time limit
 
 
 class IsolatedInstance(BackendInstance):
@@ -69,8 +70,13 @@ class IsolatedInstance(BackendInstance):
         initialize_seconds: float,
         environ: dict[str, str] | None = None,
         limits: dict[str, Any] | None = None,
+        execute_seconds: float | None = None,
     ) -> None:
         self.name = name
+        self._execute_seconds = execute_seconds
+        self._timer: Any = None
+        self._oldest: tuple[Batch | None, int] = (None, 0)  # and since when it is that
+        self._late: Batch | None = None  # the process was killed because of it
         self._environ = environ
         self._resources = limits
         self._python = python
@@ -193,7 +199,10 @@ class IsolatedInstance(BackendInstance):
         for batch, ids in batches.values():
             for id in ids:
                 requests.pop(id, None)
-            self._fail(batch, error)
+            late = batch is self._late
+            self._fail(batch, self._too_late() if late else error)
+            if late:
+                self._late = None
         for request in requests.values():
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in calls:
@@ -271,6 +280,47 @@ class IsolatedInstance(BackendInstance):
         else:
             process.post(lambda: self._send_batch(process, batch))
 
+    # ------------------------------------------------------------ EXECUTE_TIMEOUT_SECONDS
+
+    def _first(self) -> tuple[Batch, int, Process] | None:
+        """The batch that began first of those under way, when that was in ns, and who executes it."""
+        with self._lock:
+            process = self._process
+            for batch, _ in self._batches.values():
+                return None if process is None else (batch, batch.compute_start, process)
+        return None
+
+    def _watch_from_now(self) -> None:
+        """A batch has begun. Trio thread."""
+        if self._execute_seconds is not None and self._timer is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Looks now and then whether the batch that began first is still the same."""
+        self._timer = None
+        found, limit = self._first(), self._execute_seconds
+        if found is None or limit is None:
+            self._oldest = (None, 0)
+            return
+        batch, begun, process = found
+        now = monotonic_ns()
+        if batch is not self._oldest[0]:
+            # an asynchronous model works on all of them at once, another on one after the other
+            self._oldest = (batch, begun if self.capacity > 1 or self._oldest[0] is None else now)
+        if now - self._oldest[1] >= limit * 1e9:
+            self._late = batch
+            process.killed_for = self._limit_text()
+            process.kill()
+            return
+        self._timer = self._services.timers.at(now + int(limit / LOOKS * 1e9), self._watch)
+
+    def _limit_text(self) -> str:
+        return f"execute() did not return within {self._execute_seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"
+
+    def _too_late(self) -> TritonError:
+        text = f"the model instance '{self.name}' failed: its process was killed: {self._limit_text()}"
+        return TritonError(text, Code.TIMED_OUT, Reason.BACKEND)
+
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         process = self._process
         if process is not None:  # a child that is gone has taken what it kept with it
@@ -300,6 +350,8 @@ class IsolatedInstance(BackendInstance):
         if not alive:
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
             return
+        if self._execute_seconds is not None:
+            self._completions.post(OnLoop(self._watch_from_now))
         cancelled = []
         for id, request in zip(ids, batch.requests, strict=True):
             on_cancel = self._on_cancel(process, id, request)

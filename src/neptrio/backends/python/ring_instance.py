@@ -26,14 +26,13 @@ from neptrio.backends.python.isolated_host import IsolatedCall
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_server import Layout, ServerEnd
 from neptrio.backends.python.template import Template
-from neptrio.errors import Code, Internal, Reason, TritonError
+from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.ring import SUPPORTED, Segment, is_sealed, sealed_memory
 
 log = logging.getLogger("neptrio.python")
 
-LOOKS = 8  # at a running batch, within its time limit
 AREA_BYTES = 64 << 20  # for messages each way; pages that were never touched take no memory
 SPIN_NS = 0
 FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two looks at a ring that was full
@@ -189,9 +188,6 @@ class RingInstance(IsolatedInstance):
         super().__init__(*args)
         self._execute_seconds = execute_seconds
         self._origin = origin
-        self._timer: Any = None
-        self._oldest: tuple[Batch | None, int] = (None, 0)  # and since when it is that
-        self._late: Batch | None = None  # the process was killed because of it
         self._version = version
         self._read_only = read_only
         self._life: Life | None = None  # what serves; trio thread
@@ -289,37 +285,12 @@ class RingInstance(IsolatedInstance):
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
         else:
             life.end.begin(batch)
-            if self._execute_seconds is not None and self._timer is None:
-                self._watch()
+            self._watch_from_now()
 
-    # ------------------------------------------------------------ EXECUTE_TIMEOUT_SECONDS
-
-    def _watch(self) -> None:
-        """Looks now and then whether the batch that began first is still the same."""
-        self._timer = None
-        life, limit = self._life, self._execute_seconds
+    def _first(self) -> tuple[Batch, int, Process] | None:
+        life = self._life
         found = None if life is None else life.end.oldest
-        if found is None or life is None or limit is None:
-            self._oldest = (None, 0)
-            return
-        batch, begun = found
-        now = monotonic_ns()
-        if batch is not self._oldest[0]:
-            # an asynchronous model works on all of them at once, another on one after the other
-            self._oldest = (batch, begun if self.capacity > 1 or self._oldest[0] is None else now)
-        if now - self._oldest[1] >= limit * 1e9:
-            self._late = batch
-            life.process.killed_for = self._limit_text()
-            life.process.kill()
-            return
-        self._timer = self._services.timers.at(now + int(limit / LOOKS * 1e9), self._watch)
-
-    def _limit_text(self) -> str:
-        return f"execute() did not return within {self._execute_seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"
-
-    def _too_late(self) -> TritonError:
-        text = f"the model instance '{self.name}' failed: its process was killed: {self._limit_text()}"
-        return TritonError(text, Code.TIMED_OUT, Reason.BACKEND)
+        return None if found is None or life is None else (*found, life.process)
 
     @property
     def ahead(self) -> int:
