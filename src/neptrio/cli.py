@@ -133,6 +133,11 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="a name of this server in Host headers ('*.NAME' for those under it, '*' for all); others are refused; "
         "on a loopback address they are without this flag, too; may be repeated")  # fmt: skip
 
+    add = p.add_argument_group("TLS").add_argument
+    add("--tls-min-version", choices=("1.2", "1.3"), default="1.2", help="of REST and gRPC")
+    add("--tls-ciphers", default="", metavar="LIST",
+        help="ciphers of TLS 1.2, as OpenSSL lists them (default: its own)")  # fmt: skip
+
     add = p.add_argument_group("HTTP/REST").add_argument
     add("--allow-http", type=flags.boolean, default=True, help="serve HTTP")
     add("--http-address", default="0.0.0.0", help="the address to listen on")
@@ -159,6 +164,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="close connections that are idle for so long, 0 = never")  # fmt: skip
     add("--http-tls-cert", type=Path, metavar="FILE", help="serve REST over TLS: the certificate chain, PEM")
     add("--http-tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
+    add("--http-tls-client-ca", type=Path, metavar="FILE",
+        help="ask clients for a certificate of these roots, PEM")  # fmt: skip
 
     add = p.add_argument_group("gRPC").add_argument
     add("--allow-grpc", type=flags.boolean, default=True, help="serve gRPC")

@@ -56,6 +56,9 @@ class Settings:
     cors_allow_origin: tuple[str, ...] = ()  # origins of web pages that may use REST; "*" = all
     allowed_host: tuple[str, ...] = ()  # names for this server that Host headers may have
 
+    tls_min_version: str = "1.2"
+    tls_ciphers: str = ""  # of TLS 1.2, as OpenSSL lists them; "" = its own
+
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000
@@ -68,6 +71,7 @@ class Settings:
     http_keep_alive_timeout_secs: float = 600.0  # of an idle connection; 0 = for ever, as in Triton
     http_tls_cert: Path | None = None
     http_tls_key: Path | None = None
+    http_tls_client_ca: Path | None = None  # clients must show a certificate of theirs
 
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
@@ -124,6 +128,8 @@ class Settings:
     def __post_init__(self) -> None:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("--http-tls-cert=FILE and --http-tls-key=FILE belong together")
+        if self.http_tls_client_ca is not None and self.http_tls_cert is None:
+            raise ValueError("--http-tls-client-ca=FILE needs --http-tls-cert=FILE and --http-tls-key=FILE")
         if self.load_model and self.model_control_mode != "explicit":
             raise ValueError("--load-model belongs to --model-control-mode=explicit")
         if "*" in self.load_model and len(set(self.load_model)) > 1:

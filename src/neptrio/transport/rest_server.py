@@ -87,6 +87,8 @@ class RestServer:
         """Serves until cancelled."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._watch)
+            if self._front is not None and self._front.tls is not None:
+                self._nursery.start_soon(self._front.tls.watch)
             task_status.started()
             await self._acceptor.run()
             await trio.sleep_forever()

@@ -6,6 +6,8 @@ writes what send() has queued.
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -15,19 +17,37 @@ from typing import Any
 import trio
 
 from neptrio.loop.socket_writer import CONGESTED_BYTES
+from neptrio.settings import Settings
+
+log = logging.getLogger("neptrio.tls")
 
 CHUNK_BYTES = 256 << 10
 
 
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+LOOK_SECONDS = 1.0  # between two looks at the files
+
+
 def server_context(
-    certificate: Path, key: Path, client_roots: Path | None, alpn: list[str]
+    certificate: Path,
+    key: Path,
+    client_roots: Path | None,
+    alpn: list[str],
+    least: str = "1.2",
+    ciphers: str = "",
 ) -> ssl.SSLContext:
     """A server's TLS context; with `client_roots`, clients must show a certificate of theirs.
 
-    Raises OSError or ssl.SSLError naming the file that cannot be used.
+    `least`: of VERSIONS; `ciphers`: OpenSSL's list of those of TLS 1.2, "" for its own. Raises OSError naming
+    the file, or the ciphers, that cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = VERSIONS[least]
+    if ciphers:
+        try:
+            context.set_ciphers(ciphers)
+        except ssl.SSLError:
+            raise OSError(f"--tls-ciphers: OpenSSL knows no cipher of '{ciphers}'") from None
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
@@ -40,6 +60,56 @@ def server_context(
         context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(alpn)
     return context
+
+
+class ServerTls:
+    """The TLS of a port: its context, made again when its files change.
+
+    Connections that are there keep the context they began with; nobody is dropped. Files that cannot be used
+    (a key that was not written yet) change nothing: the log says why, and they are tried when they change next.
+    """
+
+    def __init__(
+        self, certificate: Path, key: Path, client_roots: Path | None, alpn: list[str], settings: Settings
+    ) -> None:
+        """Raises OSError as server_context() does."""
+        self._files = [path for path in (certificate, key, client_roots) if path is not None]
+        self._make = lambda: server_context(
+            certificate, key, client_roots, alpn, settings.tls_min_version, settings.tls_ciphers
+        )
+        self._seen = self._state()
+        self.context = self._make()
+
+    def _state(self) -> list[tuple[int, int, int]]:
+        found = []
+        for path in self._files:
+            try:
+                state = os.stat(path)
+            except OSError:
+                continue
+            found.append((state.st_mtime_ns, state.st_size, state.st_ino))
+        return found
+
+    def look(self) -> ssl.SSLContext | None:
+        """A new context if the files changed since the last look and can be used. Any thread."""
+        state = self._state()
+        if state == self._seen:
+            return None
+        self._seen = state
+        try:
+            return self._make()
+        except OSError as error:
+            log.error("TLS: the files have changed and cannot be used, those before hold: %s", error)
+            return None
+
+    async def watch(self) -> None:
+        """Looks at the files until it is cancelled."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            made = await trio.to_thread.run_sync(self.look, abandon_on_cancel=True)
+            if made is not None:
+                self.context = made
+                log.info("TLS: new connections see the certificate of '%s' as it is now", self._files[0])
 
 
 class SecureSocketWriter:

@@ -29,7 +29,6 @@ import logging
 import os
 import random
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +58,7 @@ from neptrio.transport.header_policy import METHOD_CATEGORIES, MODEL_FIELDS, grp
 from neptrio.transport.http2 import limits as limits
 from neptrio.transport.http2.session import Headers, Http2Session, OpenStream, session_class
 from neptrio.transport.http2.stream import GrpcStream, input_bytes, output_bytes
-from neptrio.transport.tls import SecureSocketWriter, server_context
+from neptrio.transport.tls import SecureSocketWriter, ServerTls
 
 log = logging.getLogger("neptrio.grpc")
 
@@ -307,7 +306,7 @@ class GrpcConnection(GrpcFastPath):
             if self._server.tls is not None:
                 transport = trio.SocketStream(trio.socket.from_stdlib_socket(self.sock))
                 self._stream = trio.SSLStream(
-                    transport, self._server.tls, server_side=True, https_compatible=True
+                    transport, self._server.tls.context, server_side=True, https_compatible=True
                 )
                 self.writer = SecureSocketWriter(self._stream, self.nursery)
                 await self._stream.do_handshake()
@@ -523,11 +522,11 @@ class GrpcServer:
         self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
         self.inflating = services.inflating
         services.held.add(lambda: input_bytes() + output_bytes())
-        self.tls: ssl.SSLContext | None = None
+        self.tls: ServerTls | None = None
         if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
             assert settings.grpc_server_cert is not None and settings.grpc_server_key is not None
             roots = settings.grpc_root_cert if settings.grpc_use_ssl_mutual else None
-            self.tls = server_context(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"])
+            self.tls = ServerTls(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"], settings)
         self._session_class = session_class()
         self._pings = limits.PingPolicy(
             min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
@@ -550,6 +549,8 @@ class GrpcServer:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._load_handlers)
             self._nursery.start_soon(self._watch)
+            if self.tls is not None:
+                self._nursery.start_soon(self.tls.watch)
             task_status.started()
             await self._acceptor.run()
             await trio.sleep_forever()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 import sys
 from copy import copy
 from typing import Any
@@ -24,12 +23,13 @@ from neptrio.transport.header_policy import RAW_HEADERS
 from neptrio.transport.http1.connection import MAX_HEAD_BYTES
 from neptrio.transport.hypercorn.server import App, HypercornConnection
 from neptrio.transport.rest.app import Bounded, TurnAway
+from neptrio.transport.tls import ServerTls
 
 log = logging.getLogger("neptrio.rest")
 
 
 class HypercornFront:
-    """Serves connections with hypercorn's protocols. Raises OSError, ssl.SSLError for a bad certificate."""
+    """Serves connections with hypercorn's protocols. Raises OSError for a bad certificate."""
 
     def __init__(self, services: Services, app: App) -> None:
         settings = services.settings
@@ -51,11 +51,17 @@ class HypercornFront:
         self._app = self._show_raw if raw else app
         config.accesslog = None
         config.errorlog = logging.getLogger("neptrio.hypercorn")
-        self._tls: ssl.SSLContext | None = None
-        if settings.http_tls_cert is not None:
-            config.certfile = str(settings.http_tls_cert)
+        self.tls: ServerTls | None = None
+        if settings.http_tls_cert is not None and settings.http_tls_key is not None:
+            config.certfile = str(settings.http_tls_cert)  # for hypercorn, the scheme is https then
             config.keyfile = str(settings.http_tls_key)
-            self._tls = config.create_ssl_context()
+            self.tls = ServerTls(
+                settings.http_tls_cert,
+                settings.http_tls_key,
+                settings.http_tls_client_ca,
+                ["h2", "http/1.1"],
+                settings,
+            )
         self._context = WorkerContext(None)
         self.connections: set[HypercornConnection] = set()
 
@@ -70,11 +76,12 @@ class HypercornFront:
         if turned_away:
             app, config, timeout = TurnAway(app, turned_away), copy(config), TURNED_AWAY_SECONDS
             config.keep_alive_max_requests = 0
+        tls = None if self.tls is None else self.tls.context
         bounded = Bounded(app, self._services, address, self._count)
         limits = self._services.request_limits
         limits.join(address, bounded.open_requests)
         connection = HypercornConnection(
-            sock, prefix, self._tls, bounded, config, self._context, timeout, self._grace, bool(turned_away)
+            sock, prefix, tls, bounded, config, self._context, timeout, self._grace, bool(turned_away)
         )
         self.connections.add(connection)
         try:
