@@ -1,4 +1,4 @@
-# The compiled half of gRPC connections and of ModelInfer calls. Trio thread only.
+# The compiled part of gRPC connections and of ModelInfer calls. Trio thread only.
 from libc.stdint cimport int64_t
 
 from neptrio.execution.admission cimport Admission
@@ -11,19 +11,19 @@ cdef class GrpcFastPath:
     cdef readonly object sock
     cdef readonly object services
     cdef int fd
-    cdef public object session         # nghttp2's or h2's, see neptrio.transport.http2.session
+    cdef public object session         # nghttp2's or h2's (neptrio.transport.http2.session)
     cdef public object writer          # a SocketWriter, or a SecureSocketWriter
-    cdef public object forward         # who must see each message with its metadata, or None
-    cdef public object compression     # of replies: "none", ...
-    cdef public object parked          # deque of complete calls that wait for the client to read
+    cdef public object forward         # the header policy if it reads each message's metadata, else None
+    cdef public object compression     # level for replies: "none", "low", ...
+    cdef public object parked          # deque of complete calls that wait until the client has read enough
     cdef readonly LoopPassCore loop_pass
     cdef Admission admission
     cdef object shared_memory
     cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
-    cdef public Py_ssize_t input_limit # of unfinished requests, over all connections
-    cdef public Py_ssize_t output_limit  # of answers that nobody reads, over all connections
+    cdef public Py_ssize_t input_limit # most bytes of incomplete requests, over all connections
+    cdef public Py_ssize_t output_limit  # most bytes of unread answers, over all connections
     cdef public bint draining
-    cdef public int64_t drain_acked    # PINGs answered when the drain began
+    cdef public int64_t drain_acked    # how many PINGs were answered before the drain began
     cpdef feed(self, data)
     cpdef want_flush(self)
     cdef Py_ssize_t unsent(self) except -1
@@ -32,10 +32,10 @@ cdef class GrpcFastPath:
 cdef class UnaryCore(GrpcStream):
     cdef public GrpcFastPath _connection
     cdef public object _timer
-    cdef public bytes _message         # the request, when it is complete
+    cdef public bytes _message         # the complete request message
     cdef public bint _compressed
-    cdef public InferRequest _request  # while it is under way
-    cdef public Py_ssize_t _inflated   # bytes held in the inflate budget
+    cdef public InferRequest _request  # the request while it executes
+    cdef public Py_ssize_t _inflated   # bytes that it holds of the inflate budget
     cdef public int64_t _began_ns
     cpdef start(self)
     cdef int answer(self, InferRequest request, InferResponse response) except -1

@@ -1,7 +1,7 @@
-"""The compiled half of the gRPC front: a connection's bytes in and out, and plain ModelInfer calls.
+"""The compiled part of the gRPC transport: a connection's bytes in and out, and plain ModelInfer calls.
 
-The rules are those of neptrio/transport/grpc/server.py and infer.py, which have everything that is
-rare: compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
+The rules are those of neptrio/transport/grpc/server.py and infer.py. These also contain everything that is rare:
+compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
 """
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.http2.stream cimport Account, GrpcStream, total_input, total_output
@@ -30,14 +30,14 @@ from neptrio.transport.http2.grpc_status import OK_TRAILERS, error_trailers
 log = logging.getLogger("neptrio.grpc")
 
 cdef enum:
-    HELD = 32 << 20      # reply bytes nobody took: above this, a connection's requests are parked
-    LARGE_MESSAGE = 64 << 10   # worth a note to the loop's measure
+    HELD = 32 << 20      # bytes of replies not yet sent; above this, further requests of the connection are parked
+    LARGE_MESSAGE = 64 << 10   # bytes; decoding a larger message is noted for the loop's measurement
 
-CARDINALITY = Code.UNSUPPORTED  # gRPC's answer to a unary call with 0 or 2 messages: UNIMPLEMENTED
+CARDINALITY = Code.UNSUPPORTED  # the status for a unary call with 0 or 2 messages is UNIMPLEMENTED
 
 
 cdef class GrpcFastPath:
-    """The part of a connection that every byte passes through."""
+    """The part of a connection through which all bytes pass."""
 
     def __init__(self, sock, writer, services):
         self.sock = sock
@@ -52,7 +52,7 @@ cdef class GrpcFastPath:
         self.received_at = now_ns()
 
     def take(self):
-        """Reads once; False when reading is over."""
+        """Reads once from the socket; returns False when nothing more is to be read."""
         cdef ssize_t n = receive(self.fd)
         if n <= 0:
             return n < 0
@@ -60,7 +60,7 @@ cdef class GrpcFastPath:
         return not self.session.dead and not self.writer.broken
 
     cpdef feed(self, data):
-        """Gives bytes from the peer to the session."""
+        """Passes bytes from the peer to the session."""
         session = self.session
         self.received_at = now_ns()
         session.receive(data, self.received_at)
@@ -73,7 +73,7 @@ cdef class GrpcFastPath:
             log.debug("connection from %s ended: %s", self.peer, session.failure)
 
     cpdef want_flush(self):
-        """There is output; it leaves when the pass ends."""
+        """There is output: has it sent at the end of the loop pass."""
         self.loop_pass.want_flush(self)
 
     cdef Py_ssize_t unsent(self) except -1:
@@ -84,13 +84,13 @@ cdef class GrpcFastPath:
 
     @property
     def overfull(self) -> bool:
-        """True while more reply bytes wait for the client than a connection may hold."""
+        """True while more bytes of replies wait for the client than a connection may hold."""
         cdef Account account = self.session.account
         return account.out_bytes + self.unsent() > HELD
 
     cpdef object unread(self):
-        """The error that takes an answer's place, None as long as there is room for answers: all clients
-        together leave too many unread, and this one leaves more than a connection may hold."""
+        """The error to send instead of an answer, None if there is room for the answer. There is none when all clients
+        together leave too many bytes unread, and this one leaves more than a connection may hold."""
         cdef Account account
         if total_output() <= self.output_limit:
             return None
@@ -103,7 +103,7 @@ cdef class GrpcFastPath:
             Code.RESOURCE_EXHAUSTED)
 
     def flush(self):
-        """Sends what the session has, unless the peer does not keep up."""
+        """Sends the session's output, unless too much is pending already."""
         session = self.session
         writer = self.writer
         while session.wants_output and not writer.congested:
@@ -116,7 +116,7 @@ cdef class GrpcFastPath:
 
 
 cdef class UnaryResponder(Responder):
-    """Sends a response to the ModelInfer call that request.context names."""
+    """Sends a response to the ModelInfer call in request.context."""
 
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
         (<UnaryCore>request.context).answer(request, response)
@@ -128,7 +128,7 @@ UNARY_RESPONDER = _responder
 
 
 cdef class UnaryCore(GrpcStream):
-    """ModelInfer. One request message in, one answer out."""
+    """A ModelInfer call: one request message, one answer."""
 
     def __init__(self, session, int stream_id, headers, GrpcFastPath connection):
         GrpcStream.__init__(self, session, stream_id, headers)
@@ -151,7 +151,7 @@ cdef class UnaryCore(GrpcStream):
             self.start()
 
     cpdef start(self):
-        """The request is complete: decodes and submits it."""
+        """The request is complete: decodes it and passes it to admission."""
         cdef GrpcFastPath connection = self._connection
         cdef Admission admission = connection.admission
         cdef InferRequest request

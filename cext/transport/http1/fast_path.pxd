@@ -1,4 +1,4 @@
-# The hot half of the lean HTTP/1.1 connection. Trio thread only.
+# The compiled part of an HTTP/1.1 connection and its exchanges. Trio thread only.
 from libc.stdint cimport int64_t
 
 from neptrio.execution.admission cimport Admission
@@ -9,13 +9,13 @@ from neptrio.loop.loop_pass_core cimport LoopPassCore
 
 cdef class ExchangeCore(Responder):
     cdef public Http1FastPath connection
-    cdef public list output          # bytes written so far that have not moved to the connection
+    cdef public list output          # bytes written that were not yet moved to the connection
     cdef public bint complete        # nothing more will be written
     cdef public bint keep_alive
     cdef public Py_ssize_t held      # bytes of the request's body
 
 cdef class FastPathExchange(ExchangeCore):
-    cdef InferRequest request        # while it is under way
+    cdef InferRequest request        # the request while it executes
     cdef bint binary_default
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
@@ -27,23 +27,23 @@ cdef class Http1FastPath(RequestHead):
     cdef int fd
     cdef Admission admission
     cdef object shared_memory
-    cdef public bytes known_host     # the last Host that was taken: most clients name the same one for ever
-    cdef public bint paused          # a request is being decoded elsewhere: none may overtake it
-    cdef public bint fast_path            # plain infer requests may be taken past the parser
+    cdef public bytes known_host     # the last Host that was accepted; most clients always send the same
+    cdef public bint paused          # a request is being decoded on a worker thread: the next one must wait
+    cdef public bint fast_path            # plain infer requests may bypass the parser
     cdef public bint closing
     cdef public bint draining        # the next answer is the last
-    cdef public bint ended           # the peer will send nothing more
+    cdef public bint ended           # the peer has closed its sending side
     cdef public object exchanges     # deque, oldest first
-    cdef public list ready           # bytes for the next flush
+    cdef public list ready           # bytes to be sent at the next flush
     cdef public Py_ssize_t held      # bytes of the exchanges' bodies
     cdef public int64_t max_body
-    cdef public int64_t since_ns     # of the last answer, or of the connection's start
+    cdef public int64_t since_ns     # when the last answer was sent, or the connection began
     cdef public int64_t requests
-    cdef readonly int64_t passed     # of those, the ones that did not meet the parser
-    cdef public bytes later          # received, and to be parsed when there is room; None: nothing
-    cdef public object direct        # the buffer of a body that is received past the parser
-    cdef public object room          # Event of whoever waits for room, or None
-    cdef public object idle          # Event of whoever waits for the last answer, or None
+    cdef readonly int64_t passed     # how many of these bypassed the parser
+    cdef public bytes later          # bytes received that are parsed when there is room, or None
+    cdef public object direct        # the buffer of a body that is received without the parser
+    cdef public object room          # Event for whoever waits for room, or None
+    cdef public object idle          # Event for whoever waits for the last answer, or None
     cpdef advance(self)
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1

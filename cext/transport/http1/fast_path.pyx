@@ -1,20 +1,19 @@
-"""The fast path: plain infer requests from the socket's bytes to the scheduler, and their answers back.
+"""The fast path of HTTP/1.1: plain infer requests from the socket's bytes to the scheduler, and their answers back.
 
-The problem: of a small request's time over HTTP/1.1 most goes into calls between the parser, the
-connection, the exchange and the inference service, not into parsing. The choice: a request of the
-form nearly every client sends is recognised in one pass over its bytes and taken straight to the
-admission; everything else is left, untouched, to the parser (neptrio/transport/http1/connection.py).
+The problem: most of a small request's time over HTTP/1.1 is spent in calls between the parser, the connection, the
+exchange and the inference service, not in parsing. The choice: a request in the form that nearly all clients send is
+recognised in one pass over its bytes and goes straight to admission. Everything else is left untouched to the parser
+(neptrio/transport/http1/connection.py).
 
 Rules:
- 1. The fast path takes a request whole or not at all, and only between messages. What it takes, the
-    parser would have taken with the same outcome; in doubt it does not take it.
- 2. It takes: POST /v2/models/NAME[/versions/N]/infer HTTP/1.1 with unescaped names, header lines of
-    token, colon and printable ASCII, one Host that may be, one Content-Length of digits, and a body that
-    is in the buffer.
- 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive,
-    Accept-Encoding, what browsers say of the page behind a request, folded or bare-LF lines, repeated headers
-    that matter.
- 4. Answers leave in the order of the requests, whichever way those came in.
+ 1. The fast path takes a request whole or not at all, and only between messages. For what it takes the parser would
+    have had the same result; in doubt it leaves a request to the parser.
+ 2. It takes: POST /v2/models/NAME[/versions/N]/infer HTTP/1.1 with unescaped names; header lines of token, colon and
+    printable ASCII; one Host that is allowed; one Content-Length of digits; a body that is completely received.
+ 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive, Accept-Encoding,
+    headers by which browsers describe the page behind a request, folded lines and lines that end in a bare LF, and
+    repetitions of headers that matter.
+ 4. Answers are sent in the order of the requests, whichever way these took.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t
@@ -52,17 +51,17 @@ log = logging.getLogger("neptrio.http1")
 
 cdef enum:
     MOST_EXCHANGES = 64
-    JOIN = 16 << 10        # answers up to this size leave as one buffer
-    MOST_HEAD = 8 << 10    # of a request in the fast path
-    LARGE_HEAD = 64 << 10  # of an answer: writing so much JSON is worth a note to the loop's measure
-    LARGE_BODY = 4 << 10   # decoding more is worth asking first whether there is room for the request
-    MOST_ROUTES = 1024     # clients use few paths; what others try must not grow memory
+    JOIN = 16 << 10        # bytes; smaller answers are sent as one buffer
+    MOST_HEAD = 8 << 10    # most bytes of a request's head
+    LARGE_HEAD = 64 << 10  # bytes; writing a larger JSON answer is noted for the loop's measurement
+    LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
+    MOST_ROUTES = 1024     # most paths that are remembered: clients use few, and others must not make memory grow
 
 MAX_EXCHANGES = MOST_EXCHANGES
 JOIN_BYTES = JOIN
 cdef dict _routes = {}        # path -> (model, version)
 
-# 1: a header name's character; 2: a value's or a path's; both in lower case where letters are
+# 1: a character of a header's name, 2: of a value or a path. Letters are mapped to lower case.
 cdef unsigned char[256] _NAME
 cdef unsigned char[256] _PATH
 
@@ -86,7 +85,7 @@ _tables()
 
 
 cdef inline bint _spells(const char* p, const char* lower, Py_ssize_t n) noexcept:
-    """Whether the name at `p` is `lower` but for case."""
+    """True when the name at `p` equals `lower`, ignoring case."""
     cdef Py_ssize_t i
     for i in range(n):
         if _NAME[<unsigned char>p[i]] != <unsigned char>lower[i]:
@@ -95,7 +94,7 @@ cdef inline bint _spells(const char* p, const char* lower, Py_ssize_t n) noexcep
 
 
 cdef inline int64_t _digits(const char* p, Py_ssize_t n) noexcept:
-    """A number of 1 to 15 digits and nothing else; -1 for anything else."""
+    """The value of 1 to 15 digits; -1 for any other text."""
     cdef int64_t value = 0
     cdef Py_ssize_t i
     if not 0 < n <= 15:
@@ -108,7 +107,7 @@ cdef inline int64_t _digits(const char* p, Py_ssize_t n) noexcept:
 
 
 cdef tuple _route(bytes path):
-    """(model, version) of an infer path, or None."""
+    """The (model, version) of an infer path, or None."""
     found = _routes.get(path, False)
     if found is False:
         match = routes.match("POST", path.decode("ascii"))
@@ -145,7 +144,7 @@ cdef inline char* _put(char* to, const char* text, size_t n) noexcept:
 
 
 cdef class ExchangeCore(Responder):
-    """One request and its answer, as far as the connection looks at it."""
+    """One request and its answer, as the connection sees it."""
 
     def __cinit__(self):
         self.output = []
@@ -153,12 +152,12 @@ cdef class ExchangeCore(Responder):
         self.protocol = HTTP_PROTOCOL
 
     def disconnect(self, services):
-        """The peer is gone: the request is cancelled."""
+        """The peer is gone: cancels the request."""
         raise NotImplementedError(f"{type(self).__name__}.disconnect")
 
 
 cdef class FastPathExchange(ExchangeCore):
-    """An exchange of the fast path."""
+    """An exchange of a request that took the fast path."""
 
     def disconnect(self, services):
         if self.request is not None and not self.complete:
@@ -169,7 +168,7 @@ cdef class FastPathExchange(ExchangeCore):
         if not final:
             log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
             return
-        self.request = None  # request and exchange refer to each other: let them go without the collector
+        self.request = None  # breaks the cycle of request and exchange, so that both are freed at once
         request.timestamps[<int>SEND_START] = now_ns()
         if response.error is not None:
             self.refuse(response.error, request)
@@ -231,14 +230,14 @@ cdef class FastPathExchange(ExchangeCore):
         at += length
         if binary_bytes:
             for tensor in blobs:
-                if tensor.nbytes:      # an empty tensor need not lie anywhere
+                if tensor.nbytes:      # the pointer of an empty tensor may be NULL
                     memcpy(at, tensor.ptr, tensor.nbytes)
                     at += tensor.nbytes
         self.output = [whole]
         return 0
 
     def refuse(self, error, InferRequest request=None):
-        """The whole answer is an error."""
+        """Answers with an error."""
         headers = request.trace.headers if request is not None and request.trace is not None else ()
         self.request = None
         self.connection.reply_error(self, error, headers)
@@ -247,7 +246,7 @@ cdef class FastPathExchange(ExchangeCore):
 
 
 cdef class Http1FastPath(RequestHead):
-    """The part of a connection that every request passes through."""
+    """The part of a connection through which every request passes."""
 
     def __init__(self, sock, writer, services):
         self.sock = sock
@@ -265,7 +264,7 @@ cdef class Http1FastPath(RequestHead):
     # ------------------------------------------------------------ output
 
     cpdef advance(self):
-        """Moves what the oldest exchanges have written to the output."""
+        """Moves output of the oldest exchanges to the connection, in their order."""
         cdef ExchangeCore first
         exchanges = self.exchanges
         while exchanges:
@@ -288,7 +287,7 @@ cdef class Http1FastPath(RequestHead):
         self.loop_pass.want_flush(self)
 
     def flush(self):
-        """Sends what is ready; called by the pass."""
+        """Sends what is ready. Called at the end of the loop pass."""
         cdef list ready
         if self.ready:
             ready = self.ready
@@ -298,14 +297,14 @@ cdef class Http1FastPath(RequestHead):
             self.over()
 
     cpdef bint has_room(self) except -1:
-        """Whether another request may be read."""
+        """True when another request may be read."""
         cdef Py_ssize_t n = len(self.exchanges)
         return not self.paused and n < MOST_EXCHANGES and (self.held <= self.max_body or n == 0) and not self.writer.congested_now()
 
     # ------------------------------------------------------------ input
 
     def take(self):
-        """Reads once; False when reading must pause or is over."""
+        """Reads once from the socket; returns False when reading must pause or is over."""
         cdef ssize_t n
         cdef Py_ssize_t at = 0
         if self.direct is not None:
@@ -322,7 +321,7 @@ cdef class Http1FastPath(RequestHead):
         return self.later is None and not self.closing and not self.ended and self.has_room()
 
     def pass_on(self, bytes data not None):
-        """Takes bytes that were received elsewhere."""
+        """Handles bytes that were received elsewhere."""
         cdef Py_ssize_t at = 0, n = PyBytes_GET_SIZE(data)
         if self.fast_path and not self.in_message:
             at = self.pass_by(PyBytes_AS_STRING(data), n)
@@ -330,7 +329,7 @@ cdef class Http1FastPath(RequestHead):
             self.feed(data[at:] if at else data)
 
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1:
-        """Takes the plain infer requests at the front; the bytes they were."""
+        """Takes all plain infer requests at the front of the buffer; returns how many bytes these were."""
         cdef Py_ssize_t at = 0, used
         if self.admission.tracer.trace_headers:
             return 0
@@ -352,7 +351,7 @@ cdef class Http1FastPath(RequestHead):
         return True
 
     cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1:
-        """Takes the request at the front if it is a plain one; its bytes, or 0."""
+        """Takes the request at the front of the buffer if it is a plain one; returns its bytes, else 0."""
         cdef Py_ssize_t at = 5, start, length
         cdef Py_ssize_t limit = n if n < MOST_HEAD else MOST_HEAD
         cdef const char* name
@@ -437,7 +436,7 @@ cdef class Http1FastPath(RequestHead):
         return at + content_length
 
     cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start) except -1:
-        """A complete request: to admission, or refused."""
+        """Passes a complete request to admission, or refuses it."""
         cdef InferRequest request
         cdef ModelCore model
         cdef FastPathExchange exchange = FastPathExchange.__new__(FastPathExchange)

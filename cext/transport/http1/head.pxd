@@ -1,4 +1,4 @@
-# What is known of the request whose head is being read.
+# What has been read of a request's head.
 from libc.stdint cimport int64_t
 
 cdef class RequestHead:
@@ -9,13 +9,13 @@ cdef class RequestHead:
     cdef public bytes accept_encoding
     cdef public bytes expect
     cdef public bytes host
-    cdef public int hosts                  # how many Host headers came
-    cdef public bytes origin               # Origin and Sec-Fetch-Site: of requests that a web page caused
+    cdef public int hosts                  # how many Host headers there were
+    cdef public bytes origin               # Origin and Sec-Fetch-Site, which requests of web pages have
     cdef public bytes fetch_site
-    cdef public bint in_message            # begun and not complete
+    cdef public bint in_message            # a message has begun and is not complete
     cdef public bint head_complete
     cdef public bint chunked
-    cdef public int64_t content_length     # -1 when not announced
-    cdef public int64_t receive_start      # CLOCK_MONOTONIC ns of the message's first byte
-    cdef public int64_t head_limit         # bytes of URL and headers
+    cdef public int64_t content_length     # -1 without Content-Length
+    cdef public int64_t receive_start      # when the message's first byte came, CLOCK_MONOTONIC ns
+    cdef public int64_t head_limit         # most bytes of URL and headers
     cdef int64_t head_bytes

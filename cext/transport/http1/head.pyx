@@ -1,20 +1,19 @@
 """The head of an HTTP/1.1 request, collected from the parser's callbacks.
 
-httptools calls back once per header; as Python methods these calls would cost more than the
-parsing. The connection extends this class and adds what happens when the head and the message
-are complete. Headers the infer path needs are kept by name; all of them stay in `headers` as
-they came (names in their original case).
+httptools calls back for every header; if these were Python methods, the calls would cost more than the parsing. The
+connection extends this class with what happens when the head and the message are complete. Headers that infer
+requests need have attributes; all headers are in `headers` as they came (names in their original case).
 """
 
 from neptrio.request.infer_request cimport now_ns
 
 
 class HeadTooLarge(Exception):
-    """More header bytes than a request may have."""
+    """The headers are larger than a request's may be."""
 
 
 cdef inline bint _is(bytes name, const char* lower, Py_ssize_t n) noexcept:
-    """Case-insensitive comparison; the lengths are equal."""
+    """Compares two names of equal length, ignoring case."""
     cdef const char* p = name
     cdef Py_ssize_t i
     cdef char c
@@ -56,7 +55,7 @@ cdef class RequestHead:
 
     def on_header(self, bytes name, bytes value):
         cdef Py_ssize_t n = len(name)
-        self.head_bytes += n + len(value) + 64   # what holding it costs, not only its text
+        self.head_bytes += n + len(value) + 64   # what it costs to keep, not only its text
         if self.head_bytes > self.head_limit:
             raise HeadTooLarge()
         if self.head_complete:

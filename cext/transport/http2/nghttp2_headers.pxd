@@ -1,5 +1,5 @@
-# Header blocks on their way in and out of libnghttp2. A Collected holds a reference to every buffer
-# in it; block_of() hands them over to a HeaderBlock, drop() gives them back.
+# Header blocks passed to and from libnghttp2. A Collected holds a reference to each of its buffers; block_of() passes
+# the references on to a HeaderBlock, drop() releases them.
 from libc.string cimport memcmp
 
 from neptrio.transport.http2.nghttp2 cimport (
@@ -15,14 +15,14 @@ cdef enum:
     MAX_HEADERS = 128
     MAX_REPLY_HEADERS = 64
 
-cdef struct Collected:                     # the request headers that came so far
+cdef struct Collected:                     # the request headers received so far
     nghttp2_rcbuf* names[MAX_HEADERS]
     nghttp2_rcbuf* values[MAX_HEADERS]
     int n
     int path                               # index of :path, -1 when there is none
-    Py_ssize_t bytes                       # what the peer pays for them (RFC 9113, 6.5.2)
-    Py_ssize_t limit                       # of those: what is beyond it is counted, not kept
-    Py_ssize_t bomb                        # of those: the connection ends here
+    Py_ssize_t bytes                       # their size as RFC 9113 counts it (6.5.2)
+    Py_ssize_t limit                       # the size up to which headers are kept; more are only counted
+    Py_ssize_t bomb                        # the size at which the connection is ended
 
 cdef inline void drop(Collected* c) noexcept:
     cdef int i
@@ -34,7 +34,7 @@ cdef inline void drop(Collected* c) noexcept:
     c.path = -1
 
 cdef inline bint collect(Collected* c, nghttp2_rcbuf* name, nghttp2_rcbuf* value) noexcept:
-    """Keeps one more header; False when the peer has to be sent away."""
+    """Keeps one more header; returns False when the connection must be ended."""
     cdef nghttp2_vec v = nghttp2_rcbuf_get_buf(name)
     cdef int i = c.n
     c.bytes += <Py_ssize_t>v.len + <Py_ssize_t>nghttp2_rcbuf_get_buf(value).len + 32
@@ -56,9 +56,9 @@ cdef class HeaderBlock:
     cdef nghttp2_rcbuf** names
     cdef nghttp2_rcbuf** values
     cdef int n
-    cdef readonly int problem          # why it is no gRPC request (http2.limits.PROBLEMS), 0 when it is one
+    cdef readonly int problem          # 0 for a gRPC request, else why it is none (http2.limits.PROBLEMS)
     cdef readonly bint has_timeout
-    cdef readonly bint has_custom      # metadata beyond what every gRPC client sends
+    cdef readonly bint has_custom      # there is metadata besides what every gRPC client sends
     cdef int judge(self) noexcept
 
 cdef HeaderBlock block_of(Collected* c)

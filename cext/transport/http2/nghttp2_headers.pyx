@@ -1,14 +1,14 @@
 """Request and reply headers as libnghttp2 keeps them.
 
-The problem: a call brings a dozen headers of which the hot path needs the path alone; as Python
-objects they would cost more than the call. The choice: they stay in nghttp2's shared buffers, each
-with a reference, and are judged in one walk; whoever wants to read one asks the block for it.
+The problem: a call has a dozen headers, of which the usual case needs only the path; as Python objects they would
+cost more than the rest of the call. The choice: they stay in nghttp2's shared buffers, each with a reference, and are
+checked in one walk; whoever wants to read one asks the block for it.
 
 Rules:
- 1. While a block of headers comes in, the session holds the references (Collected); once it is whole
-    they move to a HeaderBlock, which gives them back when it is dropped.
- 2. What goes beyond the announced MAX_HEADER_LIST_SIZE is counted but not kept, and the block says so;
-    what goes far beyond it ends the connection.
+ 1. While headers come in, the session holds the references (Collected). When all are there, the references move to a
+    HeaderBlock, which releases them when it is freed.
+ 2. Headers beyond the announced MAX_HEADER_LIST_SIZE are counted but not kept, and the block says so. Far beyond it
+    the connection is ended.
 Source: RFC 9113 (6.5.2, 10.5.1); gRPC over HTTP/2 for what makes a request a call.
 """
 from libc.stdint cimport uint8_t
@@ -33,10 +33,10 @@ cdef enum Problem:   # what is wrong with a request's headers, see transport.htt
 
 
 cdef class HeaderBlock:
-    """A request's headers, kept in nghttp2's buffers until they are read. See nghttp2_headers.pxd."""
+    """A request's headers, kept in nghttp2's buffers and converted only when they are read."""
 
     cdef int judge(self) noexcept:
-        """Looks once at every header; so a call that needs none of them reads none again."""
+        """Checks every header once, so that a call that needs none of them reads none again."""
         cdef int i, length
         cdef nghttp2_vec a, b
         cdef bint post = False, grpc = False, te = False
@@ -95,7 +95,7 @@ cdef class HeaderBlock:
 
 
 cdef bint is_grpc(const char* value, size_t n) noexcept:
-    """application/grpc, alone or followed by +proto or parameters."""
+    """True for application/grpc, alone or followed by +proto or parameters."""
     if n < 16 or memcmp(value, b"application/grpc", 16) != 0:
         return False
     if n == 16 or value[16] == 59:

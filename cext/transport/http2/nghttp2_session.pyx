@@ -1,34 +1,33 @@
 """Server-side HTTP/2 over libnghttp2, without I/O: bytes in -> calls on streams, replies -> bytes out.
 
-The problem: at tens of thousands of calls a second every Python object per frame shows. The
-choice: nghttp2 parses and frames; header blocks stay as nghttp2's shared buffers until somebody
-asks for them; message bytes go from the receive buffer straight into the message; replies leave
-through a no-copy data source, so a large tensor is referenced, not copied, until the socket
-takes it.
+The problem: at tens of thousands of calls a second every Python object per frame counts. The choice: nghttp2 parses and
+makes frames; headers stay in nghttp2's shared buffers until somebody asks for them; message bytes go from the receive
+buffer straight into the message; replies leave through a no-copy data source, so a large tensor is only referenced
+until the socket takes it.
 
 Rules:
  1. Nothing here touches a socket. receive() takes bytes, data_to_send() returns buffers to be
     sent in order.
- 2. The session calls a stream's methods only from inside receive() or data_to_send(); a stream
-    that raises is reset, the session lives on.
- 3. A stream is in `streams` from its headers to its close; on_reset is called iff it closes
-    before its reply was complete.
- 4. Connection flow-control credit is returned as bytes arrive, stream credit only while the
+ 2. The session calls a stream's methods only inside receive() or data_to_send(). When one raises, its stream is reset
+    and the session goes on.
+ 3. A stream is in `streams` from its headers to its close; on_reset is called if and only if it closes before its reply
+    was complete.
+ 4. Flow-control credit of the connection is returned as bytes arrive, credit of a stream only while it is not
     stream is not paused: a slow call holds back its own sender, not its neighbours.
  5. A fatal protocol error queues a GOAWAY; `dead` is then true and the connection must be closed
     once the output is flushed.
- 6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY,
-    WINDOW_UPDATE, empty DATA) are paid from a budget that work and time refill; who overdraws it
-    is sent away with ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.Nuisance.
- 7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR): nobody sends
-    the rest of a message that nobody reads.
- 8. The library is lent two kinds of pointers, and counts neither. The Session's own: its library session
-    is deleted with it or before it. A stream's, from the submission of its reply to the close of the
-    stream: `streams` owns it all that time, for it is in there before it is lent and only on_stream_close
-    takes it out, after which the library does not ask for it again. Whoever empties `streams` otherwise
-    deletes the library's session first (connection_lost).
- 9. The library is entered once at a time: no callback calls receive(), data_to_send() or
-    connection_lost(). Where sending has failed it is not asked to send again.
+ 6. Frames that cost the peer little and us something (PING, SETTINGS, RST_STREAM, PRIORITY, WINDOW_UPDATE, empty DATA)
+    are paid from a budget, which useful work and time refill. A peer that exceeds it is disconnected with
+    ENHANCE_YOUR_CALM. See neptrio.transport.http2.limits.Nuisance.
+ 7. A reply that ends before its request did is followed by RST_STREAM(NO_ERROR), so that the client does not send the
+    rest of a message that nobody reads.
+ 8. The library holds two kinds of pointers to our objects, without counting them. Pointers to the Session: the
+    library's session is deleted before the Session or together with it. Pointers to a stream, from the submission of
+    its reply to its close: all that time it is in `streams`, because it is put there before, and only
+    on_stream_close removes it, after which the library does not use the pointer. Whoever else empties `streams` must
+    delete the library's session first (connection_lost).
+ 9. The library is not entered twice at a time: no callback calls receive(), data_to_send() or connection_lost(). After
+    sending has failed it is not asked to send again.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
@@ -84,16 +83,16 @@ cdef class Session:
     cdef readonly str failure
     cdef readonly bint draining
     cdef Output out
-    cdef Collected headers         # of the block that is coming in
+    cdef Collected headers         # the headers being received
     cdef Py_ssize_t frameless      # bytes received since the last whole frame
     cdef Py_ssize_t work           # DATA frames sent and calls ended since the last receive()
     cdef bint flooded
-    cdef bint holding              # connection credit is withheld
+    cdef bint holding              # connection credit is being withheld
     cdef Py_ssize_t held_credit
     cdef bint has_output
-    cdef bint unsendable           # sending has failed: what came of the last frame is not known
-    cdef bint inside               # the library is at work, and its callbacks with it
-    cdef bint opening              # open_stream() is at work: its stream is not in `streams` yet
+    cdef bint unsendable           # sending has failed: the state of the last frame is unknown
+    cdef bint inside               # the library, and with it one of its callbacks, is running
+    cdef bint opening              # open_stream() is running: its stream is not yet in `streams`
 
     def __cinit__(self):
         self.session = NULL
@@ -149,7 +148,7 @@ cdef class Session:
     # ------------------------------------------------------------ input
 
     def receive(self, data not None, int64_t now_ns=0):
-        """Feeds bytes from the peer, any buffer. A protocol error does not raise: it makes the session `dead`."""
+        """Passes bytes (any buffer) from the peer to the library. A protocol error makes the session `dead`."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
@@ -184,9 +183,9 @@ cdef class Session:
         return 0
 
     def connection_lost(self):
-        """The transport is gone, or will take no more than what there is now: every open call is reset.
+        """The transport is gone, or takes nothing beyond what is queued: resets every open call.
 
-        data_to_send() still gives the last words (a GOAWAY that was due); no part of an answer is among them.
+        data_to_send() still returns final frames (such as a GOAWAY), but no part of an answer.
         """
         if self.session == NULL:
             return
@@ -206,7 +205,7 @@ cdef class Session:
         return 0
 
     cdef int send_all(self) except -1:
-        """Lets the library put what it wants to send into `out`."""
+        """Has the library write what it wants to send into `out`."""
         cdef int rv
         if self.unsendable:
             return 0
@@ -225,7 +224,7 @@ cdef class Session:
             log.exception("on_reset of stream %d failed", stream.stream_id)
 
     cdef int charge(self, int cost) except -1:
-        """Takes from the nuisance budget; the peer is sent away when it is used up."""
+        """Takes from the nuisance budget; when it is used up the connection is ended."""
         if not self.nuisance.spend(cost):
             self.flooded = True
             self.failure = "too many control frames"
@@ -235,7 +234,7 @@ cdef class Session:
     # ------------------------------------------------------------ output
 
     def output_ready(self, GrpcStream stream not None):
-        """A stream has something new to send: its headers, its data or its end."""
+        """To be called when a stream has something new to send: headers, data or its end."""
         cdef nghttp2_data_provider provider
         cdef nghttp2_nv[MAX_REPLY_HEADERS] nva
         cdef int n
@@ -273,7 +272,7 @@ cdef class Session:
         self.has_output = True
 
     def resume_input(self, GrpcStream stream not None):
-        """Returns the flow-control credit that was withheld while the stream was paused."""
+        """Returns the flow-control credit withheld while the stream was paused."""
         stream.paused = False
         if stream.withheld and not stream.ended and self.session != NULL:
             nghttp2_session_consume_stream(self.session, stream.stream_id, stream.withheld)
@@ -281,7 +280,7 @@ cdef class Session:
             self.has_output = True
 
     def hold(self):
-        """Withholds the connection's flow-control credit: the peer gets no more than its window."""
+        """Withholds the connection's flow-control credit: the peer can send only the rest of its window."""
         self.holding = True
 
     def release(self):
@@ -300,7 +299,7 @@ cdef class Session:
         self.has_output = True
 
     def start_drain(self):
-        """Tells the peer that no new calls are welcome; open ones go on."""
+        """Tells the peer not to open new calls; open ones go on."""
         if not self.draining and not self.dead:
             self.draining = True
             nghttp2_submit_shutdown_notice(self.session)
@@ -312,7 +311,7 @@ cdef class Session:
         return nghttp2_session_get_last_proc_stream_id(self.session)
 
     def finish_drain(self):
-        """The final GOAWAY: calls after the last one seen are not looked at."""
+        """Sends the final GOAWAY: calls after the last one received are ignored."""
         if not self.dead:
             nghttp2_submit_goaway(
                 self.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(self.session),
@@ -320,7 +319,7 @@ cdef class Session:
             self.has_output = True
 
     def terminate(self, int code):
-        """GOAWAY with an error code; the session is dead after its output is flushed."""
+        """Sends a GOAWAY with an error code; the session is dead once its output was sent."""
         if self.session == NULL:
             return
         nghttp2_session_terminate_session(self.session, code)
@@ -329,16 +328,16 @@ cdef class Session:
 
     @property
     def wants_output(self) -> bool:
-        """True when data_to_send() may have something."""
+        """True when data_to_send() may return something."""
         return bool(self.has_output)
 
     @property
     def finished(self) -> bool:
-        """True when neither side has anything left to say."""
+        """True when neither side has anything more to send."""
         return (self.dead or (not nghttp2_session_want_read(self.session))) and not self.has_output
 
     def data_to_send(self) -> list:
-        """Buffers to put on the wire in this order; empty when there is nothing to say."""
+        """The buffers to send, in order; [] when there are none."""
         if not self.has_output:
             return []
         self.check_outside()

@@ -1,4 +1,4 @@
-# What a connection has to send: small pieces copied one behind the other, large ones where they lie.
+# A connection's output: small pieces are copied one after the other, large ones are sent from where they are.
 # put() is inline: it runs once for every frame and every small piece of a reply.
 cimport cython
 from libc.stdlib cimport realloc
@@ -8,10 +8,10 @@ from neptrio.transport.http2.stream cimport GrpcStream
 
 @cython.final
 cdef class Output:
-    cdef char* data                # the pieces that were copied since the last large one
+    cdef char* data                # the pieces copied since the last large one
     cdef Py_ssize_t n
     cdef Py_ssize_t room
-    cdef list segments             # what comes before them
+    cdef list segments             # everything before them
 
     cdef inline int put(self, const char* piece, Py_ssize_t size) except -1:
         cdef char* grown
@@ -31,4 +31,4 @@ cdef class Output:
         return self.n == 0 and not self.segments
 
     cdef int move(self, GrpcStream stream, Py_ssize_t left) except -1   # from the stream's outbox
-    cdef list take(self)           # all of it, in order; the output is empty again
+    cdef list take(self)           # all output, in order; nothing is left

@@ -1,13 +1,13 @@
-"""The bytes an HTTP/2 connection has to send, gathered between two sends.
+"""Collects the bytes that an HTTP/2 connection sends at once.
 
-The problem: frames are small and many, tensors are few and large; a buffer object per frame costs more
-than the frame, a copy of a tensor more than the tensor. The choice: small pieces are copied into one
-buffer; a large piece ends that buffer and is sent from where it lies.
+The problem: frames are small and many, tensors are large and few. A buffer object per frame costs more than the frame,
+a copy of a tensor more than the tensor. The choice: small pieces are copied into one buffer; a large piece ends that
+buffer and is sent from where it is.
 
 Rules:
- 1. take() gives buffers in the order of the pieces. It keeps none of them.
- 2. The stream whose outbox is moved is told what has left it; large pieces keep their owner alive.
- 3. Room beyond 1 MiB is given back after the pass that needed it.
+ 1. take() returns buffers in the order of the pieces, and keeps none of them.
+ 2. A stream whose outbox is moved here is told how many bytes have left it; large pieces keep their owners alive.
+ 3. Memory beyond 1 MiB is freed after the loop pass that needed it.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

@@ -1,21 +1,21 @@
-# A gRPC stream without I/O: message framing on the way in, an outbox on the way out. The HTTP/2
-# session that carries it (nghttp2 or h2) calls feed(), on_half_close() and on_reset(), and takes
-# from the outbox; it is told of new output through session.output_ready(stream).
-cdef class Account:                    # of one connection; every stream of it posts here
-    cdef readonly Py_ssize_t out_bytes # reply bytes that no window or socket has taken yet
+# A gRPC stream without I/O: message framing on the way in, an outbox on the way out. The HTTP/2 session that carries it
+# (nghttp2 or h2) calls feed(), on_half_close() and on_reset() and takes from the outbox; session.output_ready(stream)
+# tells it of new output.
+cdef class Account:                    # the bytes that one connection's streams hold
+    cdef readonly Py_ssize_t out_bytes # bytes of replies that no window or socket has taken yet
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
     cdef void count_in(self, Py_ssize_t n) noexcept
     cdef void count_out(self, Py_ssize_t n) noexcept
     cpdef int hold(self, Py_ssize_t n) except -1
 
-cdef Py_ssize_t total_input() noexcept   # of all accounts
-cdef Py_ssize_t total_output() noexcept  # what waits in outboxes, and what is held
+cdef Py_ssize_t total_input() noexcept   # over all connections
+cdef Py_ssize_t total_output() noexcept  # over all connections: in outboxes, and held
 
 cdef class GrpcStream:
     cdef readonly object session
     cdef readonly int stream_id
-    cdef public object headers         # callable -> [(name, value)], with .get(name) (bytes)
+    cdef public object headers         # a callable that returns [(name, value)], with .get(name) (bytes)
     cdef public object max_message_bytes
     cdef readonly Account account
     # incoming
@@ -23,13 +23,13 @@ cdef class GrpcStream:
     cdef int prefix_have
     cdef Py_ssize_t want
     cdef Py_ssize_t have
-    cdef public bint keeps             # complete messages count until the call says taken()
+    cdef public bint keeps             # complete messages are counted until the call calls taken()
     cdef Py_ssize_t kept               # bytes of complete messages that were not taken
-    cdef object message                # bytes under construction
+    cdef object message                # the message being received
     cdef char* message_at
     cdef bint compressed
     cdef public bint input_ended
-    cdef public bint refused           # no more input is looked at
+    cdef public bint refused           # further input is ignored
     cdef public bint paused            # flow-control credit is withheld
     cdef public Py_ssize_t withheld    # bytes received while paused
     # outgoing

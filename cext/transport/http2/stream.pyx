@@ -1,14 +1,14 @@
 """One gRPC call on an HTTP/2 stream, without I/O.
 
-Incoming: DATA bytes are assembled into length-prefixed messages, each in one buffer of the
-announced size; an oversized or malformed prefix refuses the call. Outgoing: buffers wait in the
-outbox until the peer's windows let them go; large tensors are never joined.
+Incoming: DATA bytes are assembled into length-prefixed messages, each in a buffer of the announced size; a prefix that
+is too large or malformed refuses the call. Outgoing: buffers wait in the outbox until the peer's windows have room;
+large tensors are never joined to other data.
 
 Subclasses implement on_message, on_half_close, on_reset and on_writable.
 
 Rules:
- 1. A stream's bytes are in its connection's Account exactly while it holds them: a message's
-    until it is complete (with `keeps`, until the call has taken it) or abandoned, a reply's until the session took them.
+ 1. A stream's bytes are counted in its connection's Account exactly while it holds them: those of a message until it is
+    complete (with `keeps`, until the call has taken it) or abandoned, those of a reply until the session took them.
  2. A call is refused once; after that its input is read and dropped.
  3. `ended` is set before on_reset; nothing is queued on an ended stream.
 """
@@ -22,7 +22,7 @@ from cpython.bytes cimport (
 from libc.string cimport memcpy
 
 
-cdef Py_ssize_t _in_bytes = 0   # of all accounts; they live on one thread
+cdef Py_ssize_t _in_bytes = 0   # over all accounts; they are used on one thread
 cdef Py_ssize_t _out_bytes = 0
 
 
@@ -45,10 +45,10 @@ def input_bytes() -> int:
 
 
 cdef class Account:
-    """What a connection's streams hold, in bytes."""
+    """Counts the bytes that a connection's streams hold."""
 
     def __dealloc__(self):
-        # whatever ended the connection, the totals hold nothing of it
+        # however the connection ended, the totals must not include it any more
         global _in_bytes, _out_bytes
         _in_bytes -= self.in_bytes
         _out_bytes -= self.out_bytes + self.held
@@ -64,7 +64,7 @@ cdef class Account:
         _out_bytes += n
 
     cpdef int hold(self, Py_ssize_t n) except -1:
-        """Answers of `n` bytes are kept back, or (below 0) are no longer."""
+        """`n` more bytes of answers are held back; a negative `n`: so many fewer."""
         global _out_bytes
         self.held += n
         _out_bytes += n
@@ -86,16 +86,16 @@ cdef class GrpcStream:
     # ------------------------------------------------------------ for subclasses
 
     def on_message(self, bytes message, bint compressed):
-        """A whole message has arrived."""
+        """Called with each whole message."""
 
     def on_half_close(self):
-        """The client has sent everything it will send."""
+        """Called when the client has sent everything."""
 
     def on_reset(self, int code):
-        """The client or the connection gave the call up. Nothing may be sent any more."""
+        """Called when the client or the connection has ended the call. Nothing may be sent any more."""
 
     def on_writable(self):
-        """The outbox has been emptied."""
+        """Called when the outbox has become empty."""
 
     # ------------------------------------------------------------ incoming
 
@@ -135,7 +135,7 @@ cdef class GrpcStream:
                     self.refuse(8, f"received message larger than max ({self.want} vs. {self.max_message_bytes})")
                     return 0
                 self.have = 0
-                try:  # the pages of a large buffer cost nothing until they are written
+                try:  # a large buffer's pages use no memory until they are written
                     self.message = PyBytes_FromStringAndSize(NULL, self.want)
                 except MemoryError:
                     self.refuse(8, f"no memory for a message of {self.want} bytes")
@@ -164,7 +164,7 @@ cdef class GrpcStream:
             PyBuffer_Release(&view)
 
     cpdef int taken(self) except -1:
-        """The call has taken its complete messages: they are not the stream's any more."""
+        """The call has taken its complete messages: they are no longer counted for the stream."""
         if self.kept:
             self.account.count_in(-self.kept)
             self.kept = 0
@@ -181,7 +181,7 @@ cdef class GrpcStream:
         return self.prefix_have > 0
 
     cdef int abandon(self) except -1:
-        """Lets go of everything that is half received or not yet sent."""
+        """Drops everything half received or not yet sent."""
         self.account.count_in(-(self.have + self.kept))
         self.have = self.kept = 0
         self.message = None
@@ -192,7 +192,7 @@ cdef class GrpcStream:
         return 0
 
     def reset_by_peer(self, int code):
-        """For sessions: the stream closed before its reply was complete. Calls on_reset once."""
+        """Called by sessions when the stream closes before its reply was complete. Calls on_reset once."""
         if not self.ended:
             self.ended = True
             self.refused = True
@@ -202,7 +202,7 @@ cdef class GrpcStream:
     # ------------------------------------------------------------ outgoing
 
     def send_headers(self, list headers):
-        """Reply headers other than the usual; must come before the first message."""
+        """Sets reply headers other than the usual ones; before the first message."""
         self.reply_headers = headers
 
     cdef int _queue(self, list segments) except -1:
@@ -218,14 +218,14 @@ cdef class GrpcStream:
         return 0
 
     def send_segments(self, list segments):
-        """Queues a framed message (a list of buffers)."""
+        """Queues a message with its frame header (a list of buffers)."""
         if self.ended or self.trailers is not None:
             return
         self._queue(segments)
         self.session.output_ready(self)
 
     def reply(self, list segments, list trailers):
-        """The whole answer of a unary call: one message and the end."""
+        """Queues the whole answer of a unary call: one message and the trailers."""
         if self.ended or self.trailers is not None:
             return
         self._queue(segments)
@@ -249,7 +249,7 @@ cdef class GrpcStream:
         self.on_refused()
 
     def on_refused(self):
-        """refuse() ended the call because of its input."""
+        """Called when refuse() has ended the call because of its input."""
 
     cdef int sent(self, Py_ssize_t n) except -1:
         self.out_bytes -= n
@@ -290,11 +290,10 @@ cdef enum:
 
 
 def percent_encode(str message) -> bytes:
-    """A status message as the gRPC wire wants it: printable ASCII, the rest percent-encoded UTF-8.
+    """A status message in the form that gRPC sends: printable ASCII, other characters as percent-encoded UTF-8.
 
-    What is longer than clients take in trailers is cut between two characters. Spaces at the ends are
-    encoded: a header value must not begin or end with one (RFC 9113, 8.2.1), and strict clients then drop
-    the connection.
+    Text that is longer than clients accept in trailers is cut between two characters. Spaces at the ends are encoded,
+    because a header value must not begin or end with one (RFC 9113, 8.2.1): strict clients drop such a connection.
     """
     cdef bytes raw = message.encode("utf-8", "replace")
     cdef bytearray out = bytearray()
