@@ -32,6 +32,8 @@ from neptrio.observe.counters import ModelCounters
 from neptrio.observe.trace_sampler import Sampler
 from neptrio.request.infer_request import InferRequest, InferResponse, InputSpec, ModelCore
 from neptrio.request.validate import validate
+from neptrio.service.held_bytes import HeldBytes
+from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderForward
 from neptrio.transport.http1.connection import Http1Connection
 
@@ -129,6 +131,10 @@ class Tasks:
         self.started.append(function.__name__)
 
 
+NO_LIMITS = RequestLimits(0, 0)
+HELD = HeldBytes()
+
+
 def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
     """What a connection answers, what it starts, whether it closes, and what its model was given."""
     directory = Directory()
@@ -139,6 +145,9 @@ def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
         admission=Admission(directory, Sampler()),
         settings=SimpleNamespace(http_max_input_size=BODY),
         shared_memory=None,
+        request_limits=NO_LIMITS,
+        held=HELD,
+        audit=None,
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:
