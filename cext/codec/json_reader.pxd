@@ -37,6 +37,9 @@ cdef extern from *:
     """
     const unsigned char* past_ordinary(const unsigned char* p, const unsigned char* end) noexcept nogil
 
+cdef class Stop:
+    cdef int asked
+
 @cython.final
 cdef class Reader:
     cdef const unsigned char* text

@@ -438,6 +438,14 @@ cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexce
     return out - start
 
 
+cdef class Stop:
+    """Ends reading or printing on another thread."""
+
+    def ask(self):
+        """Nobody waits for the request any more."""
+        self.asked = 1
+
+
 def load(data, list repeated=None):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 

@@ -14,7 +14,7 @@ Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from neptrio.codec.json_reader cimport Reader
+from neptrio.codec.json_reader cimport Reader, Stop
 from neptrio.codec.json_tensor cimport tensor_at
 from neptrio.request.infer_request cimport (
     DT_BYTES,
@@ -437,16 +437,6 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
     made.nbytes = body.nbytes
     r.inputs = [made]
     return 0
-
-
-cdef class Stop:
-    """Lets the trio thread end a decoding on another thread."""
-
-    cdef int asked
-
-    def ask(self):
-        """Ends the decoding soon: the request is no longer wanted."""
-        self.asked = 1
 
 
 def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None):

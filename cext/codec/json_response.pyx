@@ -4,13 +4,17 @@ The JSON is printed straight into the bytes that are sent. Binary tensors are no
 same send.
 Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
 """
-from neptrio.codec.json_tensor cimport print_elements
+from neptrio.codec.json_reader cimport Stop
+from neptrio.codec.json_tensor cimport print_elements, print_large
 from neptrio.codec.json_writer cimport Writer
 from neptrio.request.infer_request cimport InferRequest, InferResponse, RequestedOutput, Tensor
 
 from neptrio.datatypes import NAME
 
 cdef dict _NAME = NAME
+
+cdef enum:
+    LATER = 32 << 10     # of a tensor: printing more takes longer than a quarter of a millisecond (docs/loop.md)
 
 
 cdef RequestedOutput _wanted(list outputs, str name):
@@ -21,11 +25,13 @@ cdef RequestedOutput _wanted(list outputs, str name):
     return None
 
 
-def encode_response(InferRequest request, InferResponse response, bint binary_default):
+def encode_response(InferRequest request, InferResponse response, bint binary_default, bint later=False,
+                    Stop stop=None):
     """A successful response as (JSON, binary tensors in order, total bytes of these). Raises InvalidArgument.
 
     The tensors are None when no output is binary. The header Inference-Header-Content-Length must be sent when the
-    total is not 0.
+    total is not 0. Returns None with `later` when printing takes too long for the trio thread: call it once more
+    then, on a worker thread, with `stop`. Raises Cancelled after stop.ask().
     """
     cdef Writer w = Writer.__new__(Writer, 1024)
     cdef Tensor t
@@ -76,7 +82,12 @@ def encode_response(InferRequest request, InferResponse response, bint binary_de
                 binary_bytes += t.nbytes
             else:
                 w.raw(b',"data":', 8)
-                print_elements(w, t)
+                if later and t.nbytes > LATER:
+                    return None
+                if stop is not None and t.nbytes > LATER:
+                    print_large(w, t, stop)
+                else:
+                    print_elements(w, t)
             w.raw(b"}", 1)
     w.raw(b"]}", 2)
     return w.take(), blobs, binary_bytes

@@ -24,7 +24,7 @@ from libc.stdint cimport (
 )
 from libc.string cimport memcpy
 
-from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, unescape
+from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, Stop, unescape
 from neptrio.codec.json_writer cimport Writer
 from neptrio.codec.number_text cimport (
     NUMBER_HUGE,
@@ -58,7 +58,7 @@ from neptrio.request.infer_request cimport (
 
 from neptrio.codec.json_reader import kind_error
 from neptrio.datatypes import NAME
-from neptrio.errors import InvalidArgument
+from neptrio.errors import Cancelled, InvalidArgument
 
 cdef dict _NAME = NAME
 
@@ -364,31 +364,52 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
 
 cdef int print_elements(Writer w, Tensor t) except -1:
     """Prints the tensor's elements as one flat array."""
+    _printable(t)
+    return _print(w, t, NULL)
+
+
+cdef int print_large(Writer w, Tensor t, Stop stop) except -1:
+    """Prints them on a worker thread, without the GIL. Raises Cancelled after stop.ask()."""
+    _printable(t)
+    with nogil:
+        _print(w, t, &stop.asked)
+    return 0
+
+
+cdef int _printable(Tensor t) except -1:
+    if t.dtype == DT_FP16 or t.dtype == DT_BF16:
+        raise InvalidArgument(
+            f"sending {_NAME[t.dtype]} data via JSON is not supported. Please use the binary data format for "
+            "output")
+    if t.memory_kind == GPU_MEMORY:
+        raise InvalidArgument(f"output '{t.name}' lies in GPU memory, which has no JSON form")
+    return 0
+
+
+cdef int _print(Writer w, Tensor t, const int* stop) except -1 nogil:
     cdef int size = element_size(t.dtype)
     cdef int dtype = t.dtype
     cdef Py_ssize_t i, n, at
     cdef const char* p = t.ptr
     cdef char* out
     cdef uint32_t length
-    if dtype == DT_FP16 or dtype == DT_BF16:
-        raise InvalidArgument(
-            f"sending {_NAME[dtype]} data via JSON is not supported. Please use the binary data format for "
-            "output")
-    if t.memory_kind == GPU_MEMORY:
-        raise InvalidArgument(f"output '{t.name}' lies in GPU memory, which has no JSON form")
     w.raw(b"[", 1)
     if dtype == DT_BYTES:
         at = 0
         while at < t.nbytes:
+            if stop != NULL and stop[0]:
+                return _stopped()
             if t.nbytes - at < 4:
-                raise InvalidArgument(
-                    f"incomplete string length indicator for output '{t.name}', expecting 4 bytes but only "
-                    f"{t.nbytes - at} bytes available")
+                with gil:
+                    raise InvalidArgument(
+                        f"incomplete string length indicator for output '{t.name}', expecting 4 bytes but only "
+                        f"{t.nbytes - at} bytes available")
             memcpy(&length, p + at, 4)
             if t.nbytes - at - 4 < <Py_ssize_t>length:
-                raise InvalidArgument(
-                    f"incomplete string data for output '{t.name}', expecting string of length {length} but "
-                    f"only {t.nbytes - at - 4} bytes available")
+                with gil:
+                    raise InvalidArgument(
+                        f"incomplete string data for output '{t.name}', expecting string of length {length} but "
+                        f"only {t.nbytes - at - 4} bytes available")
             if at:
                 w.raw(b",", 1)
             w.quoted(p + at + 4, length)
@@ -397,6 +418,8 @@ cdef int print_elements(Writer w, Tensor t) except -1:
     n = t.nbytes // size
     i = 0
     while i < n:
+        if stop != NULL and stop[0]:
+            return _stopped()
         at = min(n, i + 1024)
         out = w.need((at - i) * 27 + 64)
         while i < at:
@@ -410,6 +433,11 @@ cdef int print_elements(Writer w, Tensor t) except -1:
         w.p[w.used - 1] = b"]"
         return 0
     return w.raw(b"]", 1)
+
+
+cdef int _stopped() except -1 nogil:
+    with gil:
+        raise Cancelled()
 
 
 cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:

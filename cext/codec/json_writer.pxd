@@ -10,8 +10,8 @@ cdef class Writer:
     cdef Py_ssize_t used
     cdef Py_ssize_t room
     cdef char* need(self, Py_ssize_t n) except NULL nogil    # makes room for n more bytes; returns where to write them
-    cdef int raw(self, const char* p, Py_ssize_t n) except -1
-    cdef int quoted(self, const char* p, Py_ssize_t n) except -1
+    cdef int raw(self, const char* p, Py_ssize_t n) except -1 nogil
+    cdef int quoted(self, const char* p, Py_ssize_t n) except -1 nogil
     cdef int text(self, str s) except -1               # in quotes and escaped
     cdef int integer(self, int64_t value) except -1
     cdef int real(self, double value) except -1

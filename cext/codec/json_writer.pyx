@@ -59,12 +59,12 @@ cdef class Writer:
         self.room = room
         return 0
 
-    cdef int raw(self, const char* p, Py_ssize_t n) except -1:
+    cdef int raw(self, const char* p, Py_ssize_t n) except -1 nogil:
         memcpy(self.need(n), p, n)
         self.used += n
         return 0
 
-    cdef int quoted(self, const char* p, Py_ssize_t n) except -1:
+    cdef int quoted(self, const char* p, Py_ssize_t n) except -1 nogil:
         cdef char* out
         cdef char* start
         cdef Py_ssize_t i = 0, plain

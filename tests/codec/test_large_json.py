@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neptrio.codec.json_request import Stop, decode_request
+from neptrio.codec.json_reader import Stop
+from neptrio.codec.json_request import decode_request
+from neptrio.codec.json_response import encode_response
+from neptrio.datatypes import NUMBER
 from neptrio.errors import Cancelled, TritonError
-from neptrio.request.infer_request import InferRequest, ModelCore
+from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Tensor
 
 MODEL = ModelCore("m", "1")
 N = 40_000
@@ -118,3 +121,52 @@ def test_many_small_inputs_end_too() -> None:
     stop = Stop()
     stop.ask()
     assert decoded(body, stop)[0] is Cancelled
+
+
+def printed(tensor: Tensor, stop: Stop | None, later: bool = False) -> Any:
+    request, response = InferRequest(), InferResponse([tensor])
+    response.model_name, response.model_version = "m", "1"
+    try:
+        return encode_response(request, response, False, later, stop)
+    except TritonError as error:
+        return (type(error), str(error))
+
+
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+    "FP32": np.array(DATA["FP32"], np.float32),
+    "INT64": np.arange(-N, N, dtype=np.int64) << 40,
+    "BOOL": np.arange(N) % 3 == 0,
+}
+
+
+@pytest.mark.parametrize("datatype", ARRAYS)
+def test_a_thread_prints_what_the_loop_prints(datatype: str) -> None:
+    array = ARRAYS[datatype]
+    tensor = Tensor("a", NUMBER[datatype], array.shape, array)
+    found = printed(tensor, Stop())
+    assert found == printed(tensor, None)
+    assert printed(tensor, None, later=True) is None
+    assert np.array_equal(np.array(json.loads(found[0])["outputs"][0]["data"], array.dtype), array)
+    small = Tensor("a", NUMBER[datatype], (1,), array[:1])
+    assert printed(small, None, later=True) == printed(small, None)
+
+
+def test_strings_are_printed_or_refused_alike() -> None:
+    texts = [text.encode() for text in DATA["BYTES"]]
+    packed = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    tensor = Tensor("a", NUMBER["BYTES"], (N,), packed)
+    found = printed(tensor, Stop())
+    assert found == printed(tensor, None)
+    assert json.loads(found[0])["outputs"][0]["data"] == DATA["BYTES"]
+    cut = Tensor("a", NUMBER["BYTES"], (N,), packed[:-1])
+    assert printed(cut, Stop()) == printed(cut, None)
+    assert "incomplete string data for output 'a'" in printed(cut, Stop())[1]
+
+
+def test_printing_ends_when_it_is_asked_to() -> None:
+    stop = Stop()
+    stop.ask()
+    for datatype, array in ARRAYS.items():
+        assert printed(Tensor("a", NUMBER[datatype], array.shape, array), stop)[0] is Cancelled
+    packed = b"\1\0\0\0x" * N
+    assert printed(Tensor("a", NUMBER["BYTES"], (N,), packed), stop)[0] is Cancelled

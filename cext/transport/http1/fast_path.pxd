@@ -17,6 +17,8 @@ cdef class ExchangeCore(Responder):
 cdef class FastPathExchange(ExchangeCore):
     cdef InferRequest request        # the request while it executes
     cdef bint binary_default
+    cdef public object encoding      # a CancelScope while a worker prints the answer
+    cpdef encoded(self, InferRequest request, tuple encoded)
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1
 
 cdef class Http1FastPath(RequestHead):
@@ -28,7 +30,7 @@ cdef class Http1FastPath(RequestHead):
     cdef Admission admission
     cdef object shared_memory
     cdef public bytes known_host     # the last Host that was accepted; most clients always send the same
-    cdef public bint paused          # a request is being decoded on a worker thread: the next one must wait
+    cdef public int paused           # jobs of worker threads for this connection: further requests must wait
     cdef public bint fast_path            # plain infer requests may bypass the parser
     cdef public bint closing
     cdef public bint draining        # the next answer is the last

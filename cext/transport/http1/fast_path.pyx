@@ -53,7 +53,6 @@ cdef enum:
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # bytes; smaller answers are sent as one buffer
     MOST_HEAD = 8 << 10    # most bytes of a request's head
-    LARGE_HEAD = 64 << 10  # bytes; writing a larger JSON answer is noted for the loop's measurement
     LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
     MOST_ROUTES = 1024     # most paths that are remembered: clients use few, and others must not make memory grow
 
@@ -160,11 +159,12 @@ cdef class FastPathExchange(ExchangeCore):
     """An exchange of a request that took the fast path."""
 
     def disconnect(self, services):
-        if self.request is not None and not self.complete:
+        if self.encoding is not None:
+            self.encoding.cancel()
+        elif self.request is not None and not self.complete:
             services.admission.cancel(self.request)
 
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
-        cdef Py_ssize_t binary_bytes
         if not final:
             log.error("model '%s' sent more than one response to an HTTP request", request.model_name)
             return
@@ -176,23 +176,30 @@ cdef class FastPathExchange(ExchangeCore):
         try:
             if request.outputs is not None:
                 select(request, response, self.connection.services)
-            head, blobs, binary_bytes = encode_response(request, response, self.binary_default)
+            encoded = encode_response(request, response, self.binary_default, True)
         except TritonError as error:
             self.refuse(error, request)
         except Exception as error:
             log.exception("encoding a response of model '%s' failed", request.model_name)
             self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         else:
-            if PyBytes_GET_SIZE(head) > LARGE_HEAD:
-                self.connection.services.loop.lag.note(
-                    "encoding an HTTP answer", request.model_name, PyBytes_GET_SIZE(head),
-                    request.timestamps[<int>SEND_START])
-            if request.trace is not None and (<Trace>request.trace).headers:
-                self.connection.reply_with(self, (<Trace>request.trace).headers, head, blobs)
+            if encoded is None:
+                self.connection.encode_later(self, request, response, self.binary_default)
             else:
-                self.reply(head, blobs, binary_bytes)
-            self.complete = True
-            self.connection.advance()
+                self.encoded(request, encoded)
+
+    cpdef encoded(self, InferRequest request, tuple encoded):
+        """The answer has been printed."""
+        cdef bytes head
+        cdef list blobs
+        cdef Py_ssize_t binary_bytes
+        head, blobs, binary_bytes = encoded
+        if request.trace is not None and (<Trace>request.trace).headers:
+            self.connection.reply_with(self, (<Trace>request.trace).headers, head, blobs)
+        else:
+            self.reply(head, blobs, binary_bytes)
+        self.complete = True
+        self.connection.advance()
 
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1:
         cdef char[256] line

@@ -4,16 +4,13 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from neptrio.codec.json_reader import Stop
 from neptrio.codec.shared_memory import SharedMemory
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import InferRequest
 
 def no_shared_memory() -> InvalidArgument: ...
 def add_parameter(r: InferRequest, key: str, value: Any) -> None: ...
-
-class Stop:
-    def ask(self) -> None: ...
-
 def decode_request(
     r: InferRequest,
     body: Buffer,

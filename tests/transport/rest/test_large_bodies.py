@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,55 @@ def test_the_exit_timeout_holds(tmp_path: Path, gate: Gate) -> None:
         server.until(lambda: gate.asked == 1, "it is with the workers")
         server.stop()
         assert server.server.timed_out and gate.left == 1
+
+
+def binary(count: int, number: int) -> tuple[bytes, int]:
+    """A binary request whose answer is JSON, and its JSON's length: the fast path takes it."""
+    tensor = {
+        "name": "INPUT0",
+        "shape": [count],
+        "datatype": "INT32",
+        "parameters": {"binary_data_size": 4 * count},
+    }
+    document = {"inputs": [tensor], "id": str(number), "outputs": [{"name": "OUTPUT0"}]}
+    head = json.dumps(document).encode()
+    return head + np.full(count, number, np.int32).tobytes(), len(head)
+
+
+def post_binary(count: int, number: int, more: str = "") -> bytes:
+    content, head = binary(count, number)
+    more += f"Inference-Header-Content-Length: {head}\r\n"
+    return post(content).replace(b"\r\n\r\n", f"\r\n{more}\r\n".encode(), 1)
+
+
+@pytest.mark.parametrize("more", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
+def test_a_large_answer_is_printed_by_a_worker(server: EmbeddedServer, gate: Gate, more: str) -> None:
+    server.ask(gate.open.set)
+    with Http1(server.http) as client:
+        for count in (20_000, 10):
+            client.send(post_binary(count, 7, more))
+            reply = client.read()
+            text = gzip.decompress(reply.body) if more and "content-encoding" in reply.headers else reply.body
+            assert reply.status == 200 and json.loads(text)["outputs"][0]["data"] == [7] * count
+    assert gate.done == 1, "the small one is the loop's"
+
+
+@pytest.mark.parametrize("server", [True], indirect=True)
+@pytest.mark.parametrize("more", ["", "Accept-Encoding: identity\r\n"], ids=["fast path", "parser"])
+def test_large_answers_keep_their_order(server: EmbeddedServer, gate: Gate, more: str) -> None:
+    with Http1(server.http) as client:
+        for number in range(4):
+            client.send(post_binary(20_000 if number % 2 == 0 else 1, number, more))
+        server.until(lambda: gate.asked >= 1, "the first answer is with the workers")
+        server.ask(gate.open.set)
+        for number in range(4):
+            reply = client.read()
+            assert json.loads(reply.body)["id"] == str(number)
+
+
+@pytest.mark.parametrize("more", ["", "Accept-Encoding: identity\r\n"], ids=["fast path", "parser"])
+def test_nobody_prints_for_a_client_that_left(server: EmbeddedServer, gate: Gate, more: str) -> None:
+    with Http1(server.http) as client:
+        client.send(post_binary(20_000, 1, more))
+        server.until(lambda: gate.asked == 1, "the answer is with the workers")
+    server.until(lambda: gate.left == 1, "the work is given up")

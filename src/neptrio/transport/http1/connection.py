@@ -40,10 +40,10 @@ import trio
 
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import HEADER_LENGTH
-from neptrio.errors import TritonError, Unavailable
+from neptrio.errors import Cancelled, Internal, TritonError, Unavailable
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW
-from neptrio.request.infer_request import monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER, TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import HeaderPolicy
@@ -51,11 +51,11 @@ from neptrio.transport.host import host_problem
 from neptrio.transport.http1.asgi import App, run_app
 from neptrio.transport.http1.ending import close, last_answers
 from neptrio.transport.http1.exchange import Exchange, answer
-from neptrio.transport.http1.fast_path import ExchangeCore, Http1FastPath
+from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange, Http1FastPath
 from neptrio.transport.http1.head import HeadTooLarge
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body
+from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body, print_later
 
 log = logging.getLogger("neptrio.http1")
 
@@ -156,7 +156,8 @@ class Http1Connection(Http1FastPath):
         self._direct_request = ("", "", False)
         self._head_seen = 0
         self._refused = False
-        self._offered = False  # the current head offers an upgrade, and will be parsed again without it
+        self.watching: trio.CancelScope | None = None  # of the task that notices the peer's end
+        self._offered = False  # the head under way offers an upgrade and will be parsed without it
 
     def statistics(self) -> Http1Statistics:
         """What the connection holds now."""
@@ -301,6 +302,38 @@ class Http1Connection(Http1FastPath):
             headers = [BINARY, (HEADER_LENGTH, b"%d" % len(text)), *extra]
         exchange.output = answer("1.1", 200, headers, [text, *(blobs or ())], exchange.keep_alive)
 
+    def encode_later(
+        self, exchange: FastPathExchange, request: InferRequest, response: InferResponse, binary_default: bool
+    ) -> None:
+        """Has an answer of the fast path printed by a worker, for as long as there is a peer."""
+        self.pause()
+        exchange.encoding = trio.CancelScope()
+        self.nursery.start_soon(self._encode, exchange, exchange.encoding, request, response, binary_default)
+
+    async def _encode(
+        self,
+        exchange: FastPathExchange,
+        scope: trio.CancelScope,
+        request: InferRequest,
+        response: InferResponse,
+        binary_default: bool,
+    ) -> None:
+        try:
+            with scope:
+                encoded = await print_later(self.services, request, response, binary_default)
+            if scope.cancelled_caught:
+                raise Cancelled
+            exchange.encoded(request, encoded)
+        except TritonError as error:
+            exchange.refuse(error, request)
+        except Exception as error:
+            log.exception("encoding a response of model '%s' failed", request.model_name)
+            exchange.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
+        finally:
+            exchange.encoding = None
+            self.resume()
+        self.loop_pass.end()
+
     def _drained(self) -> None:
         if self.writer.broken:
             self._scope.cancel()
@@ -428,26 +461,35 @@ class Http1Connection(Http1FastPath):
             self._parser = self._new_parser()
             self._request(method, version, keep_alive, buffer)
 
-    async def notice_end(self, scope: trio.CancelScope) -> None:
-        """While nothing is read (`paused`), notices when the peer closes its side, unless it sent more before."""
-        if self.closing or self.ended:
-            return  # last_answers() looks
+    def pause(self) -> None:
+        """A worker does something for this connection: until resume() no request is looked at."""
+        self.paused += 1
+        if self.watching is None and not self.closing and not self.ended:
+            self.watching = trio.CancelScope()
+            self.nursery.start_soon(self._notice_end, self.watching)
+
+    def resume(self) -> None:
+        """It has done it."""
+        self.paused -= 1
+        if self.paused == 0 and self.watching is not None:
+            self.watching.cancel()
+        if self.room is not None and self.has_room():
+            self.room.set()
+
+    async def _notice_end(self, scope: trio.CancelScope) -> None:
+        """While nothing is read, notices that the peer ends its side, unless it sent something before."""
         try:
             with scope:
                 await trio.lowlevel.wait_readable(self.sock)
                 if not self.sock.recv(1, socket.MSG_PEEK):
                     self.end_of_input()
                     self.loop_pass.end()
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, trio.BusyResourceError):
             pass
         except (OSError, trio.ClosedResourceError):
             self.end_of_input()
-
-    def resume(self) -> None:
-        """Handles further requests again after a pause."""
-        self.paused = False
-        if self.room is not None and self.has_room():
-            self.room.set()
+        finally:
+            self.watching = None
 
     def feed(self, data: Any) -> None:
         """Parses bytes while there is room for the requests in them; the rest is kept in `later`."""

@@ -36,6 +36,7 @@ async def last_answers(connection: Http1Connection) -> None:
             connection.idle = trio.Event()
             await connection.idle.wait()
             continue
+        await _alone(connection)
         await trio.lowlevel.wait_readable(connection.sock)
         try:
             if connection.sock.recv_into(BUFFER) == 0:
@@ -57,6 +58,7 @@ async def close(connection: Http1Connection, linger: bool) -> None:
     with trio.move_on_after(CLOSE_SECONDS) as scope:
         scope.shield = True
         await connection.writer.drained()
+        await _alone(connection)
         if linger and not connection.ended and not connection.writer.broken:
             with trio.move_on_after(LINGER_SECONDS if connection.draining else CLOSE_SECONDS):
                 await _until_the_peer_ends(connection.sock)
@@ -64,6 +66,13 @@ async def close(connection: Http1Connection, linger: bool) -> None:
     connection.writer.fail()
     trio.lowlevel.notify_closing(connection.sock)  # wakes a task that waits to write to it
     connection.sock.close()
+
+
+async def _alone(connection: Http1Connection) -> None:
+    """Until nobody else waits for the socket to be readable."""
+    while connection.watching is not None:
+        connection.watching.cancel()
+        await trio.lowlevel.checkpoint()
 
 
 async def _until_the_peer_ends(sock: socket.socket) -> None:

@@ -73,7 +73,7 @@ class Exchange(ExchangeCore):
         self.keep_alive = keep_alive
         self.infer: HttpInfer | None = None
         self.extra: Headers = []  # headers of the answer in addition to the usual ones
-        self._inflating: trio.CancelScope | None = None
+        self._working: trio.CancelScope | None = None
         self._disconnected: trio.Event | None = None
 
     @property
@@ -89,8 +89,8 @@ class Exchange(ExchangeCore):
         """The peer is gone: cancels the request and tells the app."""
         if self._disconnected is not None:
             self._disconnected.set()
-        if self._inflating is not None:
-            self._inflating.cancel()
+        if self._working is not None:
+            self._working.cancel()
         elif self.infer is not None and not self.complete:
             services.admission.cancel(self.infer.request)
 
@@ -120,8 +120,8 @@ class Exchange(ExchangeCore):
                 infer.request.asked = asked(connection.headers)
             plain = infer.plain(body)
             if plain is None or infer.is_large(plain):
-                self._inflating = trio.CancelScope()
-                connection.paused = True
+                self._working = trio.CancelScope()
+                connection.pause()
                 connection.nursery.start_soon(self._submit_later, infer, plain, connection.receive_start)
             else:
                 infer.submit(plain, self, connection.receive_start)
@@ -141,21 +141,23 @@ class Exchange(ExchangeCore):
         worker per connection. When the peer leaves, the work ends.
         """
         connection = self.connection
-        assert self._inflating is not None
-        watching = trio.CancelScope()
-        connection.nursery.start_soon(connection.notice_end, watching)
+        assert self._working is not None
         binary: bool | None = None
         try:
-            with self._inflating:
+            with self._working:
                 if body is None:
                     body = await infer.inflate_later()
                     self.held += infer.inflated
                     connection.held += infer.inflated
                 if infer.is_large(body):
+                    # its tensors are to come: about as much again
+                    connection.services.held.take(len(body))
+                    self.held += len(body)
+                    connection.held += len(body)
                     binary = await infer.decode_later(body, receive_start)
-            if self._inflating.cancelled_caught:
+            if self._working.cancelled_caught:
                 raise Cancelled
-            self._inflating = None
+            self._working = None
             if binary is None:
                 infer.submit(body, self, receive_start)
             else:
@@ -167,7 +169,6 @@ class Exchange(ExchangeCore):
         except Exception as error:
             self._fail(error)
         finally:
-            watching.cancel()
             connection.resume()
         connection.loop_pass.end()
 
@@ -184,7 +185,30 @@ class Exchange(ExchangeCore):
         assert infer is not None
         self.infer = None  # breaks the cycle of request and exchange, so that both are freed at once
         infer.give_back()
-        status, headers, body = infer.encode(response)
+        answer = infer.encode(response, later=True)
+        if answer is not None:
+            self._reply_with(infer, *answer)
+            return
+        self._working = trio.CancelScope()
+        self.connection.pause()
+        self.connection.nursery.start_soon(self._encode_later, infer, response)
+
+    async def _encode_later(self, infer: HttpInfer, response: InferResponse) -> None:
+        """Answers with JSON that a worker prints, for as long as there is a peer."""
+        connection = self.connection
+        assert self._working is not None
+        try:
+            with self._working:
+                answer = await infer.encode_later(response)
+            if self._working.cancelled_caught:
+                self.finish()
+            else:
+                self._reply_with(infer, *answer)
+        finally:
+            connection.resume()
+        connection.loop_pass.end()
+
+    def _reply_with(self, infer: HttpInfer, status: int, headers: Headers, body: list[Any]) -> None:
         if infer.encoding:
             self._reply_later(infer, headers, body)
         else:

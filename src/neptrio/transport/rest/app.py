@@ -231,7 +231,11 @@ class RestApp:
         response = waiter.response
         if response is None:
             response = InferResponse(None, Internal("the model ended the request without a response"))
-        status, headers, parts = infer.encode(response)
+        answer = infer.encode(response, later=True)
+        if answer is None:
+            answer = await unless_gone(receive, infer.encode_later, response)
+            assert answer is not None
+        status, headers, parts = answer
         if infer.encoding:
             return status, headers, await unless_gone(receive, infer.compress_later, parts) or []
         return status, headers, parts

@@ -14,13 +14,13 @@ import trio
 from neptrio.codec.compression import deflater, inflater, negotiate, refusal
 from neptrio.codec.http_json import HEADER_LENGTH, decode_request, dump_json, encode_response
 from neptrio.codec.inflate import Inflater, TooLong, Undecodable
-from neptrio.codec.json_request import Stop
+from neptrio.codec.json_reader import Stop
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import SharedMemory
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
-from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.routes import Route
@@ -66,6 +66,22 @@ def leading_int(value: bytes) -> int:
             break
         digits += text[i : i + 1]
     return sign * int(digits or b"0")
+
+
+async def print_later(
+    services: Services, request: InferRequest, response: InferResponse, binary_default: bool
+) -> tuple[bytes, list[Any] | None, int]:
+    """encode_response() by a worker. Cancellation ends it soon. Raises what that raises."""
+    stop = Stop()
+    try:
+        encoded = await services.workers.run(
+            lambda: encode_response(request, response, binary_default, False, stop)
+        )
+    except BaseException:
+        stop.ask()
+        raise
+    assert encoded is not None
+    return encoded
 
 
 class HttpInfer:
@@ -226,25 +242,45 @@ class HttpInfer:
         request.responder = responder
         self._services.admission.submit(request)
 
-    def encode(self, response: InferResponse) -> tuple[int, Headers, list[Any]]:
-        """(status, headers without content-length, body buffers)."""
+    def encode(self, response: InferResponse, later: bool = False) -> tuple[int, Headers, list[Any]] | None:
+        """(status, headers without content-length, body buffers).
+
+        None where `later` and printing the JSON is not for the loop: encode_later() does it then.
+        """
         request = self.request
         request.stamp(SEND_START)
-        plain = JSON if request.trace is None else [*JSON, *request.trace.headers]
         if response.error is not None:
-            return response.error.code.http, plain, error_body(response.error)
-        begun = int(monotonic_ns())
+            return response.error.code.http, self._json_headers(), error_body(response.error)
         try:
             if request.outputs is not None:
                 select(request, response, self._services)
-            head, blobs, binary_bytes = encode_response(request, response, self._binary_default)
-        except TritonError as error:
-            return error.code.http, plain, error_body(error)
+            encoded = encode_response(request, response, self._binary_default, later)
         except Exception as error:
-            log.exception("encoding a response of model '%s' failed", request.model_name)
-            return 500, plain, error_body(Internal(f"internal error: {type(error).__name__}: {error}"))
-        if len(head) > LARGE_BODY:
-            self._services.loop.lag.note("encoding an HTTP answer", request.model_name, len(head), begun)
+            return self._encoding_failed(error)
+        return None if encoded is None else self._encoded(*encoded)
+
+    async def encode_later(self, response: InferResponse) -> tuple[int, Headers, list[Any]]:
+        """encode() once more where it returned None, by a worker. Cancellation ends the worker's printing."""
+        try:
+            encoded = await print_later(self._services, self.request, response, self._binary_default)
+        except Exception as error:
+            return self._encoding_failed(error)
+        return self._encoded(*encoded)
+
+    def _json_headers(self) -> Headers:
+        return JSON if self.request.trace is None else [*JSON, *self.request.trace.headers]
+
+    def _encoding_failed(self, error: Exception) -> tuple[int, Headers, list[Any]]:
+        if isinstance(error, TritonError):
+            return error.code.http, self._json_headers(), error_body(error)
+        log.error("encoding a response of model '%s' failed", self.request.model_name, exc_info=error)
+        internal = Internal(f"internal error: {type(error).__name__}: {error}")
+        return 500, self._json_headers(), error_body(internal)
+
+    def _encoded(
+        self, head: bytes, blobs: list[Any] | None, binary_bytes: int
+    ) -> tuple[int, Headers, list[Any]]:
+        plain = self._json_headers()
         headers: Headers = plain
         body: list[Any] = [head]
         if binary_bytes:
