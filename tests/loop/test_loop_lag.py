@@ -134,8 +134,7 @@ def test_the_poller_measures_what_it_calls(way: str, monkeypatch: pytest.MonkeyP
                     await nursery.start(part.run)
                 far.send(b"more")
                 nursery.start_soon(poller.read, near, receive)
-                while lag.max_ns < 50 * MS:
-                    await trio.sleep(0.001)
+                await until_trio(lambda: lag.max_ns >= 50 * MS, "the pass is measured")
                 nursery.cancel_scope.cancel()
 
     trio.run(main)

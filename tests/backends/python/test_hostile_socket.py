@@ -138,7 +138,8 @@ def server(
     own = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{sys.prefix}" }} }} '
     python_model(repository, "hostile", HOSTILE, TEXT + (own if request.param == "socket" else ""))
     python_model(repository, "good", HOSTILE, TEXT)
-    with ServerProcess(repository) as process:
+    flags = ("--model-control-mode=explicit", "--load-model=hostile", "--load-model=good")
+    with ServerProcess(repository, *flags) as process:
         yield process
 
 
@@ -151,7 +152,9 @@ def infer(client: httpclient.InferenceServerClient, model: str, **parameters: st
 @pytest.mark.parametrize("how", CASES)
 def test_it_is_killed_and_nothing_else_happens(server: ServerProcess, how: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        until(lambda: client.is_model_ready("hostile"), server.log)
+        client.unload_model("hostile")  # a process that ended often is waited for longer and longer
+        until(lambda: not client.is_model_ready("hostile"), server.log)
+        client.load_model("hostile")
         assert infer(client, "hostile") == 7
         before = held(server.process.pid)
         with pytest.raises(InferenceServerException) as failed:
