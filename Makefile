@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
 
-.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-readme bench-peers bench-instructions clean wheel wheel-test
+.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -102,6 +102,9 @@ bench-open: build ## Measure latency at half of the saturation rate only (open l
 
 bench-scale: build ## Measure instances, connections and 10,000 idle connections only
 	@$(BIN)/python -m benchmarks.run --parts scale $(ARGS)
+
+bench-neighbours: build ## Measure tiny requests beside one heavy client of another model; ARGS='--only json' narrows it
+	@$(BIN)/python -m benchmarks.neighbours $(ARGS)
 
 bench-readme: build ## Put the last results into README.md
 	@$(BIN)/python -m benchmarks.report $(ARGS)
