@@ -22,6 +22,7 @@ from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1
 from tests.support.metrics import value
 from tests.support.repository import identity_config, write_model
+from tests.support.waiting import until_trio
 
 MS = 1_000_000
 
