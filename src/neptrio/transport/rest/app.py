@@ -1,4 +1,4 @@
-"""The ASGI app: every REST route, served by hypercorn and called by the lean HTTP/1.1 connection."""
+"""The ASGI app that answers every REST route. Hypercorn calls it, and so does our own HTTP/1.1 connection."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
-MIN_BYTES_PER_SECOND = 16 << 10  # of a body
-FREE_BYTES = 32 << 10  # of a body, which nobody is asked for
-BODY_STEP = 1 << 20  # in which the bytes of larger bodies are asked for
+MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
+FREE_BYTES = 32 << 10  # of each body that the server's budget of bytes is not asked for
+BODY_STEP = 1 << 20  # larger bodies ask the budget for this much at a time
 FORWARDING = ("infer", "generate", "generate_stream")
-TRACE = "neptrio.trace"  # key of an ASGI scope: the trace that is to hear when its answer is sent
+TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which records when the answer is sent
 
 
 class TooSlow(Exception):
@@ -43,11 +43,11 @@ class TooSlow(Exception):
 
 
 class Disconnected(Exception):
-    """The client is gone; there is nobody to answer."""
+    """The client closed the connection, so no answer is sent."""
 
 
 class _Waiter(Responder):
-    """Lets a task wait for a single response."""
+    """Lets a task wait for a request's only response."""
 
     def __init__(self) -> None:
         self.protocol = Protocol.HTTP_PROTOCOL
@@ -56,7 +56,7 @@ class _Waiter(Responder):
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if request.trace is not None:
-            request.trace.defer()  # the answer is encoded and sent by the task that waits
+            request.trace.defer()  # the waiting task encodes and sends the answer, and records when
         if not response.null:
             self.response = response
         if final:
@@ -64,7 +64,7 @@ class _Waiter(Responder):
 
 
 class RestApp:
-    """ASGI callable over the services."""
+    """The ASGI callable: finds the route, checks who asks, and calls the services."""
 
     def __init__(
         self,
@@ -109,13 +109,14 @@ class RestApp:
                 trace.send_one()
             await send({"type": "http.response.start", "status": status, "headers": start})
             whole = b"" if scope["method"] == "HEAD" else b"".join(body)
-            del answer, body  # a slow client must not keep the model's memory beside the answer
+            # a slow client would otherwise keep the model's outputs in memory beside `whole`
+            del answer, body
             await send({"type": "http.response.body", "body": whole})
             if trace is not None:
                 trace.sent_one()
         finally:
             if trace is not None:
-                trace.abandon()  # nothing follows
+                trace.abandon()  # ends the trace; does nothing if the answer was sent
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
@@ -146,7 +147,7 @@ class RestApp:
         return answer
 
     def _record(self, audit: AuditLog, scope: dict[str, Any], error: TritonError | None) -> None:
-        """The audit log hears of what was changed or refused."""
+        """Tells the audit log about a request that changed something or was refused."""
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
         verb = "unknown" if route is None else route.verb
         if error is None and (route is None or not route.allowed or scope["method"] == "GET"):
@@ -163,7 +164,7 @@ class RestApp:
         )
 
     def _check_origin(self, scope: dict[str, Any]) -> None:
-        """Raises FORBIDDEN for a request that a page of another origin caused, or for another server."""
+        """Raises TritonError FORBIDDEN if a web page of another origin caused the request, or its Host is not ours."""
         found = dict(scope["headers"])
         problem = self._origins.problem(
             scope["method"], found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
@@ -172,13 +173,16 @@ class RestApp:
             raise problem
 
     async def _body(self, scope: dict[str, Any], receive: Receive) -> Any:
-        """The request's body. Raises 413 as soon as it is known to be too large, Disconnected."""
+        """The request's body.
+
+        Raises TritonError (413) as soon as the body is known to be too large, TooSlow, and Disconnected.
+        """
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_input:
                 raise too_large(self._max_input)
         body: Any = b""
         more = True
-        # as on the lean connection: every byte that has come earns the rest some time
+        # the same rule as on our own connection: each byte that arrives extends the time for the rest
         with trio.move_on_after(self._services.settings.http_request_timeout_secs) as limit:
             while more:
                 event = await receive()
@@ -343,7 +347,7 @@ class RestApp:
         return 200, JSON, [dump_json(rows)]
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters of a load, and the whole body."""
+        """The parameters of a load, and the whole document they are in."""
         body = await self._body(scope, receive)
         document = members(load_json(body)) if body else {}
         parameters = document.get("parameters", {})
@@ -393,7 +397,7 @@ def _with_headers(send: Send, extra: Headers) -> Send:
 
 
 class TurnAway:
-    """The app as a connection sees it that there is no room for: probes are answered, others told why not."""
+    """Stands in for the app on a connection beyond the limit: answers health probes, and 503 to everything else."""
 
     def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]], why: str) -> None:
         self._app = app
@@ -413,9 +417,10 @@ class TurnAway:
 
 
 class Bounded:
-    """The app as a connection of hypercorn's sees it: with the limits of its client, and the budget of bytes.
+    """Wraps the app for a connection that hypercorn serves: applies the client's request limits, and counts the bytes
+    of bodies in the server's budget.
 
-    On the lean connection both are the connection's.
+    Our own HTTP/1.1 connection does both itself.
     """
 
     def __init__(
@@ -425,7 +430,7 @@ class Bounded:
         address: str,
         count: Callable[[int], None],
     ) -> None:
-        """`count` hears of bytes that bodies hold from now on, and of those that they do not any more (< 0)."""
+        """`count` is called with the number of body bytes that were received, and negative when they are freed."""
         self._app = app
         self._limits = services.request_limits
         self._budget = services.held
@@ -434,7 +439,7 @@ class Bounded:
         self._open = 0
 
     def open_requests(self) -> int:
-        """How many requests are under way."""
+        """How many requests are not answered yet."""
         return self._open
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -466,7 +471,7 @@ class Bounded:
 
         async def sending(event: dict[str, Any]) -> None:
             if event["type"] == "http.response.body" and not event.get("more_body", False):
-                over()  # whoever has read the answer may ask again at once
+                over()  # before sending: a client that has read the answer may send its next request at once
             await send(event)
 
         self._open += 1
@@ -494,9 +499,10 @@ async def refuse(error: TritonError, send: Send) -> None:
 
 
 def members(document: Any) -> dict[str, Any]:
-    """The members of a control request's body; `[]` and `null` have none (docs/protocol/observed.md 11, 14).
+    """The members of a control request's JSON body. `[]` and `null` count as an empty object, as a Triton server
+    takes them (docs/protocol/observed.md 11, 14).
 
-    Raises InvalidArgument for anything else that is no object.
+    Raises InvalidArgument for any other value that is not an object.
     """
     if isinstance(document, dict):
         return document
@@ -507,7 +513,8 @@ def members(document: Any) -> dict[str, Any]:
 
 
 async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-    """`await work(*args)`; a client that leaves meanwhile ends it. Raises Disconnected then."""
+    """Awaits `work(*args)` and returns its result. If the client disconnects first, cancels it and raises
+    Disconnected."""
     result: Any = None
     gone = False
     error: TritonError | None = None
@@ -524,7 +531,7 @@ async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *ar
         try:
             result = await work(*args)
         except TritonError as found:
-            error = found  # raised outside: a nursery would make a group of it
+            error = found  # raised below, because a nursery would wrap it in an ExceptionGroup
         nursery.cancel_scope.cancel()
     if error is not None:
         raise error
@@ -536,9 +543,9 @@ async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *ar
 async def wait_or_cancel(
     services: Services, request: InferRequest, answered: trio.Event, receive: Receive
 ) -> None:
-    """Waits for the answer; a client that leaves meanwhile cancels the request.
+    """Waits for the answer. If the client disconnects first, cancels the request and raises Disconnected.
 
-    Raises Disconnected when the client is gone; being cancelled cancels the request too.
+    Cancellation: cancels the request too.
     """
     if answered.is_set():
         return

@@ -1,13 +1,13 @@
-"""generate and generate_stream over HTTP: one model, text in, text or server-sent events out.
+"""The verbs generate and generate_stream: a JSON object in, a JSON object or server-sent events out.
 
 Rules (docs/protocol/observed.md 7):
- 1. What refuses the request before it is submitted is answered with that error's own status.
+ 1. An error that refuses the request before it is submitted is answered with that error's own status.
  2. The first response fixes the status: 200, or 400 when it is an error of the model.
- 3. generate wants exactly one response; with any other number the body says so, after a status
-    that was already fixed.
- 4. generate_stream sends every response as it comes; a slow reader holds the stream, not the loop.
- 5. A client that leaves cancels the request.
- 6. A trace hears of every send as it happens; of responses that nobody is sent it hears nothing.
+ 3. generate expects exactly one response. With any other number the body is an error, but the status stays 200, as a
+    Triton server answers.
+ 4. generate_stream sends every response as it comes. If the client reads slowly, only its own stream waits.
+ 5. A client that disconnects cancels the request.
+ 6. A trace records each response when it is sent. Responses that are never sent are not recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.routes import Route
 
 EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-WAITING_BYTES = 1 << 20  # of responses that the client has not taken; above it the model's sender waits
+WAITING_BYTES = 1 << 20  # of responses that are not sent yet; above this the model waits before it sends more
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
     "generates various number of responses"
@@ -37,7 +37,7 @@ NOT_ONE = (
 
 
 class ResponseQueue(Responder):
-    """Responses in the order they come, for one waiting task."""
+    """Keeps a request's responses in order until the one task that reads them takes them."""
 
     def __init__(self) -> None:
         self.protocol = Protocol.HTTP_PROTOCOL
@@ -49,7 +49,7 @@ class ResponseQueue(Responder):
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if request.trace is not None:
-            request.trace.defer()  # the task that waits sends it
+            request.trace.defer()  # the reading task sends it later, and records when
         if not response.null:
             self._responses.append(response)
             self._waiting_bytes += _size(response)
@@ -63,7 +63,7 @@ class ResponseQueue(Responder):
         return True
 
     async def next(self) -> InferResponse | None:
-        """The next response, None after the last."""
+        """Waits for the next response; None after the last."""
         while not self._responses:
             if self.final:
                 return None
@@ -83,7 +83,7 @@ def _size(response: InferResponse) -> int:
 
 
 def _payload(response: InferResponse) -> tuple[bytes, bool]:
-    """(the response's JSON object, whether it is an error)."""
+    """The response as a JSON object, and whether it is an error."""
     error = response.error
     if error is None:
         try:
@@ -114,7 +114,10 @@ class HttpGenerate:
             self.request.asked = asked(headers)
 
     async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
-        """Answers; a stream is sent here (None), anything else is returned. Raises TritonError."""
+        """Answers the request. Sends a stream itself and returns None; otherwise returns status, headers and body.
+
+        Raises TritonError if the request is refused. Cancellation: cancels the request.
+        """
         self._services.admission.received(self.request, self._began_ns)
         generate.decode(self.request, body)
         if self._forwarded is not None:
@@ -143,7 +146,7 @@ class HttpGenerate:
                     self._services.admission.cancel(self.request)
                     self._services.loop.loop_pass.end()
                 if answer is None and self.request.trace is not None:
-                    self.request.trace.abandon()  # whatever was not sent until now
+                    self.request.trace.abandon()  # responses that were not sent by now never will be
         return answer
 
     async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:

@@ -1,6 +1,6 @@
-"""One inference over HTTP: headers and body -> request, response -> status, headers and body.
+"""One inference over HTTP: makes a request of headers and body, and status, headers and body of its response.
 
-Shared by the ASGI app and the lean connection; neither adds a rule of its own.
+The ASGI app and our own HTTP/1.1 connection share it, so that both give the same answers.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
 BINARY = (b"content-type", b"application/octet-stream")
 SEND_START = int(Timestamp.SEND_START)
-LARGE_BODY = 4 << 10  # decoding more is worth asking first whether there is room for the request
-ON_LOOP_BYTES = 64 << 10  # compressing more takes milliseconds, which belong on a thread; inflating too
-DECODED_LATER = 256 << 10  # of JSON: reading more takes longer than a quarter of a millisecond (docs/loop.md)
-ON_LOOP_CALLS = 32  # of zlib, for a body of many members
+LARGE_BODY = 4 << 10  # before decoding more, the queue is asked whether it has room for the request
+ON_LOOP_BYTES = 64 << 10  # compressing or inflating more takes milliseconds: workers do it
+DECODED_LATER = 256 << 10  # reading more JSON takes over a quarter of a millisecond: see docs/loop.md
+ON_LOOP_CALLS = 32  # of zlib, when the loop inflates: a body may consist of very many tiny compressed parts
 
 
 class AskedFromThread:
-    """The shared memory service, for a worker's thread: it is asked on the loop."""
+    """Lets a worker thread use the shared memory service, which only the loop's thread may call."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
 
     def input_tensor(self, *arguments: Any) -> Any:
-        """As the service's; the thread waits for it."""
+        """Calls the service's input_tensor() on the loop's thread; the worker waits for its result."""
         return trio.from_thread.run_sync(self._memory.input_tensor, *arguments)
 
 
 def error_body(error: TritonError) -> list[bytes]:
-    """{"error": message} as body buffers."""
+    """The body of an error's answer, {"error": message}, as a list of buffers."""
     return [dump_json({"error": str(error)})]
 
 
 def leading_int(value: bytes) -> int:
-    """The header's number the way C's atoi reads it; 0 when there is none."""
+    """A header's number, read like C's atoi, as Triton does: what follows the digits is ignored, no digits are 0."""
     if value.isdigit():
         return int(value[:20])
     text = value.strip()
@@ -71,7 +71,10 @@ def leading_int(value: bytes) -> int:
 async def print_later(
     services: Services, request: InferRequest, response: InferResponse, binary_default: bool
 ) -> tuple[bytes, list[Any] | None, int]:
-    """encode_response() by a worker. Cancellation ends it soon. Raises what that raises."""
+    """encode_response() on a worker's thread. Raises what that raises.
+
+    Cancellation: asks the worker to stop; it does so before it prints much more.
+    """
     stop = Stop()
     try:
         encoded = await services.workers.run(
@@ -85,12 +88,15 @@ async def print_later(
 
 
 class HttpInfer:
-    """Raises TritonError at every step that refuses the request.
+    """One inference request and its answer, step by step. Every step raises TritonError if it refuses the request.
 
-    A compressed body goes through plain(), and inflate_later() where that returns None. What it inflated to is
-    counted in the server's budget until give_back(), which is owed once the request is answered or gone.
-    After encode(), `encoding` names the compression that is still to be applied to the body:
-    that of a large one belongs on a worker thread (compress_later).
+    The steps are plain(), submit(), encode(). Each has a twin that works on a worker's thread, so that large bodies do
+    not hold up the loop: inflate_later() where plain() returns None; decode_later() and submit_decoded() where
+    is_large() says so; encode_later() where encode() returns None; compress_later() if `encoding` is set after
+    encoding.
+
+    The bytes a body inflates to are counted in the server's budget. The caller must call give_back() when the request
+    is answered or dropped.
     """
 
     __slots__ = (
@@ -115,7 +121,7 @@ class HttpInfer:
         accept_encoding: bytes | None,
     ) -> None:
         self._services = services
-        self.forwarded: Forwarded | None = None  # parameters made of headers
+        self.forwarded: Forwarded | None = None  # headers that become parameters of the request
         self.request = InferRequest()
         self.request.model_name = route.model
         self.request.model_version = route.version
@@ -124,13 +130,13 @@ class HttpInfer:
         self._header_length = header_length
         self._content_encoding = content_encoding
         self._inflater: Inflater | None = None
-        self.inflated = 0  # bytes that are counted in the budget
+        self.inflated = 0  # bytes that this request has counted in the server's budget
         self.encoding = ""
         self._accept = accept_encoding
 
     @classmethod
     def from_headers(cls, services: Services, route: Route, headers: Headers) -> HttpInfer:
-        """From ASGI headers (lower-case names)."""
+        """Made from ASGI headers, whose names are lower-case."""
         found = dict(headers)
         made = cls(
             services,
@@ -144,7 +150,10 @@ class HttpInfer:
         return made
 
     def plain(self, body: Any) -> Any:
-        """The plain body, None when inflating it is not for the loop (inflate_later). Raises TritonError."""
+        """The body without compression; None if inflating it takes long, so that inflate_later() must do it.
+
+        Raises TritonError if the body cannot be inflated.
+        """
         if self._content_encoding is None:
             return body
         limit = self._services.settings.http_max_input_size
@@ -162,7 +171,7 @@ class HttpInfer:
         return None
 
     async def inflate_later(self) -> Any:
-        """The plain body, made by the workers. Raises TritonError."""
+        """The body without compression, inflated by the workers. Raises TritonError if it cannot be inflated."""
         assert self._inflater is not None and self._content_encoding is not None
         made, self._inflater = self._inflater, None
         try:
@@ -175,7 +184,7 @@ class HttpInfer:
         return content
 
     def give_back(self) -> None:
-        """The request is answered or gone, and what it was inflated to with it."""
+        """Returns the bytes of the inflated body to the server's budget."""
         if self.inflated:
             self._services.inflating.release(self.inflated)
             self.inflated = 0
@@ -183,7 +192,7 @@ class HttpInfer:
     async def compress_later(
         self, body: list[Any], unless: Callable[[], bool] = lambda: False
     ) -> list[Any] | None:
-        """The body compressed as `encoding` says, by the workers; None when `unless()` came true before."""
+        """The body compressed by the workers as `encoding` says. Stops and returns None if `unless()` becomes true."""
         made = deflater(self.encoding, body)
         return made.out if await self._services.workers.finish(made.step, unless) else None
 
@@ -196,15 +205,15 @@ class HttpInfer:
         self.submit_decoded(decode_request(self.request, body, header_length, memory), responder)
 
     def is_large(self, body: Any) -> bool:
-        """Whether decoding the plain body is not for the loop (decode_later)."""
+        """Whether decoding the plain body takes so long that decode_later() must do it."""
         if len(body) <= DECODED_LATER:
             return False
         return self._header_length is None or leading_int(self._header_length) > DECODED_LATER
 
     async def decode_later(self, body: Any, receive_start: int = 0) -> bool:
-        """Decodes a large body by the workers; submit_decoded() takes what it returns.
+        """Decodes a large body on a worker's thread; submit_decoded() needs what it returns.
 
-        Cancellation: ends the decoding at the worker's next stretch. Raises TritonError.
+        Raises TritonError. Cancellation: asks the worker to stop; it does so before it reads much more.
         """
         header_length = self._begin(body, receive_start)
         stop = Stop()
@@ -219,7 +228,7 @@ class HttpInfer:
             raise
 
     def _begin(self, body: Any, receive_start: int) -> int | None:
-        """What precedes decoding; the length of the JSON, None where all is."""
+        """Does what precedes decoding. Returns the length of the JSON in bytes; None if the whole body is JSON."""
         request = self.request
         self._services.admission.received(request, receive_start)
         header_length = None
@@ -234,7 +243,7 @@ class HttpInfer:
         return header_length
 
     def submit_decoded(self, binary_default: bool, responder: Responder) -> None:
-        """Submits the request that was decoded."""
+        """Submits the decoded request. `binary_default` is what decoding returned: outputs are binary by default."""
         request = self.request
         self._binary_default = binary_default
         if self.forwarded is not None:
@@ -243,9 +252,9 @@ class HttpInfer:
         self._services.admission.submit(request)
 
     def encode(self, response: InferResponse, later: bool = False) -> tuple[int, Headers, list[Any]] | None:
-        """(status, headers without content-length, body buffers).
+        """Status, headers without content-length, and the body's buffers.
 
-        None where `later` and printing the JSON is not for the loop: encode_later() does it then.
+        With `later`, None if printing the JSON takes so long that encode_later() must do it.
         """
         request = self.request
         request.stamp(SEND_START)
@@ -260,7 +269,7 @@ class HttpInfer:
         return None if encoded is None else self._encoded(*encoded)
 
     async def encode_later(self, response: InferResponse) -> tuple[int, Headers, list[Any]]:
-        """encode() once more where it returned None, by a worker. Cancellation ends the worker's printing."""
+        """What encode() returns, made by a worker. Cancellation: asks the worker to stop."""
         try:
             encoded = await print_later(self._services, self.request, response, self._binary_default)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""The REST routes: one table from method and path to a verb, shared by every HTTP front.
+"""The REST routes: one table from method and path to a verb, for all HTTP connections.
 
-Paths are matched as sent: no percent-decoding, no trailing slash, query strings ignored
-(docs/protocol/observed.md 1).
+Paths are matched as they were sent, like in a Triton server: without percent-decoding, without trailing slashes, and
+without the query string (docs/protocol/observed.md 1).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
 )
 
 
-PROBES = ("live", "ready", "model_ready")  # verbs that are answered whatever the server has too much of
+PROBES = ("live", "ready", "model_ready")  # verbs that are answered even when limits are reached
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Route:
 
 
 _cache: dict[tuple[str, str], Route | None] = {}
-CACHED_PATH = 512
-CACHED = 1024  # clients use few paths; what others try must not grow memory
+CACHED_PATH = 512  # longer paths (characters) are matched each time
+CACHED = 1024  # clients use few paths; the bound keeps one that tries many from filling the memory
 
 
 def match(method: str, path: str) -> Route | None:
