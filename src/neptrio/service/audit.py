@@ -1,13 +1,13 @@
-"""Who changed what, and who was refused: a line of JSON each (--audit-log).
+"""The audit log (--audit-log): a line of JSON for each change, and for each client that was refused access.
 
 Rules:
- 1. Recorded are verbs that change something (EVENTS) with their outcome, over REST and gRPC, and every access that was
-    refused for who asked (401, 403), inference included. Reading is not recorded.
- 2. The loop never waits: lines are written by a thread. Beyond HELD_BYTES of lines that are not written yet, and beyond
-    REFUSALS_PER_SECOND of refused access, which anybody can cause, records are left out; the next one that is
-    written says how many. Changes are not bounded by the rate of refusals.
- 3. What clients send is cut to LONGEST characters, and JSON escapes what it might contain: a line is one record.
- 4. A file is made for its owner alone, appended to, and opened again on SIGHUP.
+ 1. Verbs that change something (EVENTS) are recorded with their outcome, over REST and gRPC. So is every access,
+    inference too, that was refused because of who asked (401, 403). Reading is not recorded.
+ 2. A thread writes the lines, so the loop never waits for the disk. Records are left out while more than HELD_BYTES
+    wait to be written. Refusals, which anybody can cause, are also left out beyond REFUSALS_PER_SECOND; changes are
+    not. The next record that is written says how many were left out.
+ 3. Text from clients is cut to LONGEST characters, and JSON escapes line breaks in it: one line is one record.
+ 4. The file can be read by its owner only. It is appended to, and opened again on SIGHUP.
 """
 
 from __future__ import annotations
@@ -89,8 +89,11 @@ class AuditLog:
         target: str = "",
         error: TritonError | None = None,
     ) -> None:
-        """One record. `what`: a REST verb or gRPC method; `token`: the name of who asked, "" for nobody known;
-        `target`: a region or a sequence. Refused access is an event for every verb, others only for EVENTS."""
+        """Writes a record, unless rule 1 or 2 leaves it out.
+
+        `what` is a REST verb or a gRPC method, `token` the name of the client's token ("" if it has none), `target` a
+        memory region or a sequence, `error` why it failed or was refused.
+        """
         refused = error is not None and error.code in REFUSED
         if what not in EVENTS and not refused:
             return
@@ -158,7 +161,7 @@ class AuditLog:
                 self._held -= len(line)
 
     def reopen(self) -> None:
-        """Opens the file again by its name. Raises OSError; the old one is written to then."""
+        """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""
         if self._path is None:
             return
         new = self._open()
@@ -167,7 +170,7 @@ class AuditLog:
         os.close(new)
 
     def close(self, seconds: float = 1.0) -> None:
-        """What is not written yet has so long."""
+        """Waits up to `seconds` for the lines that are not written yet, and ends the writer's thread."""
         with self._news:
             self._closing = True
             self._news.notify()

@@ -13,13 +13,13 @@ Rules:
  1. `infer` may infer; `read` may read metadata, configurations, statistics, settings and metrics; `operate` may
     change traces, logging, shared memory and sequences, and see recent traces; `admin` may load, unload and check
     models. No scope includes another.
- 2. A token that is limited to models may do nothing that concerns others: lists of all models, settings of the
-    server and metrics are not for it. The server's own metadata is for everybody who may read.
+ 2. A token that is limited to models may do nothing that concerns other models: it may not list all models, read
+    metrics or use settings of the whole server. With `read` it may read the server's own metadata.
  3. Health probes need no token unless the file says `open_health = false`; then they need `read`.
- 4. The file holds hashes alone. Tokens are long and random (`neptrio token` makes them), so that one round of
-    SHA-256 hides them; they are looked up by their hash, and hashes compared in constant time, so that neither
-    way tells anything of them.
- 5. The file is read again when it changes. One that is wrong then changes nothing: the log says why.
+ 4. The file has only hashes of tokens. Tokens are long and random (`neptrio token` makes them), so SHA-256 is enough to
+    hide them. A token is looked up by its hash, and hashes are compared in constant time, so that the time an answer
+    takes reveals nothing about valid tokens.
+ 5. The file is read again when it changes. If it is then not valid, the old content stays, and the log says why.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ HASH = re.compile(r"sha256:([0-9a-f]{64})\Z")
 LOOK_SECONDS = 1.0  # between two looks at the file
 PREFIX = "npt_"
 TOKEN_BYTES = 32
-LONGEST = 4096  # bytes of what clients may call a token
+LONGEST = 4096  # longest token in bytes that is accepted from clients
 ANONYMOUS = "anonymous"
 
 
 def digest(token: bytes) -> bytes:
-    """What the file keeps of a token."""
+    """The SHA-256 of a token, which is all that the file keeps of it."""
     return hashlib.sha256(token).digest()
 
 
@@ -63,7 +63,7 @@ def make() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Token:
-    """What somebody may do. `models` are patterns, None for all models."""
+    """What the holder of a token may do. `models` are patterns of model names, None for all models."""
 
     name: str
     scopes: frozenset[str]
@@ -71,7 +71,7 @@ class Token:
     digest: bytes = b""
 
     def covers(self, model: str) -> bool:
-        """Whether it is for a model; "" is what concerns them all."""
+        """Whether the token may be used for `model`; "" means something that concerns all models."""
         if self.models is None:
             return True
         return bool(model) and any(fnmatchcase(model, pattern) for pattern in self.models)
@@ -79,7 +79,7 @@ class Token:
 
 @dataclass(frozen=True)
 class AuthConfig:
-    """The file's content."""
+    """The content of the file, checked. `tokens` maps a token's SHA-256 to the token."""
 
     tokens: Mapping[bytes, Token]
     anonymous: Token | None = None
@@ -182,7 +182,10 @@ class Tokens:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def changed(self) -> AuthConfig | None:
-        """The file's content if it changed since it was last looked at, for take(). Any thread; logs why not."""
+        """The file's content if it changed since the last call and is valid, otherwise None; give it to take().
+
+        Any thread. Logs why a changed file is not valid.
+        """
         state = self._state()
         if state == self._seen:
             return None
@@ -194,17 +197,18 @@ class Tokens:
             return None
 
     def take(self, config: AuthConfig) -> None:
-        """From now on `config` holds."""
+        """Replaces the valid tokens by those of `config`."""
         self._config = config
         log.info("--auth-config: there are %d tokens now", len(config.tokens))
 
     @property
     def open_health(self) -> bool:
-        """Rule 3."""
+        """Whether health probes are answered without a token (rule 3)."""
         return self._config.open_health
 
     def find(self, secret: bytes | None) -> Token:
-        """Whose a token is. Raises Unauthenticated for one that is not valid, or none where one is needed."""
+        """The entry of a token; that of `anonymous` for None. Raises Unauthenticated if the token is not valid, or is
+        missing where one is needed."""
         if secret is None:
             if self._config.anonymous is None:
                 raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
@@ -216,10 +220,10 @@ class Tokens:
         return token
 
     def check(self, secret: bytes | None, scopes: tuple[str, ...], model: str | None) -> Token:
-        """Whose the token is, if it may do something that needs one of `scopes`.
+        """The entry of a token, if it has one of `scopes` and is for `model`.
 
-        `model`: the one it concerns, "" for all of them, None where that is not known yet.
-        Raises Unauthenticated and Denied.
+        `model` is the model that the request concerns; "" means all models, None that it is not known yet or that
+        there is none. Raises Unauthenticated and Denied.
         """
         token = self.find(secret)
         if token.scopes.isdisjoint(scopes):

@@ -1,21 +1,20 @@
-"""Headers that mean something to the operator: restricted endpoints, and headers forwarded to models.
+"""What request headers decide: restricted endpoints, tokens, and headers that are forwarded to models.
 
-The problem: a front in front of this server may want some endpoints for itself, and models may want
-to see headers (a tenant, a trace) that are not part of the protocol. The choice: both are decided
-from the command line once, at the start; a front without either setting holds None and looks at
-no header.
+The problem: an operator may want to restrict some endpoints to a proxy that adds a secret header, clients may need
+tokens (--auth-config), and models may need headers (a tenant, a trace) that are not part of the protocol. The choice:
+the settings are read once at the start. A port that uses none of the three has no policy and reads no such headers.
 
 Rules:
- 1. A restricted endpoint answers only requests that carry its header with its value; it is looked
-    at before the method, the model and the body (a Triton server's order, observed).
- 2. Names match without regard to case, values exactly and in constant time.
- 3. Every header whose name the pattern finds becomes a string parameter of the request, named as
-    it came; it wins over a parameter of that name in the body, the last of repeated ones over the
-    first (a Triton server hands all of them on as JSON, where readers keep the last).
- 4. A parameter of the body whose name the pattern finds is refused unless a header takes its place: models
-    must be able to believe that what is named like a header was one.
- 5. Names that mean something in a request's parameters are refused, not forwarded: a header must
-    not start a sequence by accident.
+ 1. A restricted endpoint answers only requests that have its header with its value. This is checked before the method,
+    the model and the body, in the order observed on a Triton server.
+ 2. Header names match in any case; values must be equal, and are compared in constant time.
+ 3. Every header whose name the forward pattern finds becomes a string parameter of the request, with the header's name
+    as the client wrote it. It replaces a parameter of the body with that name. Of repeated headers the last counts (a
+    Triton server passes all of them on as JSON, whose readers keep the last).
+ 4. A parameter of the body whose name the pattern finds is refused unless a header replaces it, so that models can rely
+    on such a parameter being a header.
+ 5. A header whose name has a meaning as a request parameter (RESERVED) is refused and not forwarded: it must not start
+    a sequence by accident.
 Source: docs/protocol/features.md A6, A8 and B4; texts and order as observed on a real server.
 """
 
@@ -88,7 +87,8 @@ METHOD_CATEGORIES = {
 }
 assert set(VERB_CATEGORIES.values()) == set(METHOD_CATEGORIES.values()) == set(RESTRICTED_CATEGORIES)
 
-# REST verb -> what a token must be allowed; see service.tokens. A method other than GET needs the second, if any
+# REST verb -> the scope that a token needs (service.tokens). Of two, the first is for GET, the second for other
+# methods. Verbs that are not listed need `read`.
 VERB_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("infer", "generate", "generate_stream"), (INFER,)),
     **dict.fromkeys(("repository_load", "repository_unload", "repository_check"), (ADMIN,)),
@@ -105,14 +105,14 @@ METHOD_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("TraceSetting", "LogSettings"), (READ, OPERATE)),
 }
 OF_ALL = ("server_metadata",)  # verbs that concern no model
-# gRPC method -> the field of its request with the model's name; what is not here concerns all models
+# gRPC method -> the field of its request that has the model's name; methods that are not listed concern all models
 MODEL_FIELDS = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),
     **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), "model_name"),
 }
 OF_NO_MODEL = ("ServerMetadata", "ServerLive", "ServerReady", "ServerReflectionInfo", "Check", "Watch")
 
-RAW_HEADERS = "neptrio.raw_headers"  # key of an ASGI scope: the headers, names in their case
+RAW_HEADERS = "neptrio.raw_headers"  # key of an ASGI scope: the headers, with names as the client wrote them
 GRPC_PREFIX = "triton-grpc-protocol-"
 RESERVED = frozenset(
     (
@@ -126,12 +126,12 @@ RESERVED = frozenset(
     )
 )
 RESERVED_PREFIX = "triton_"
-OWN_METADATA = "triton_grpc_error"  # addressed to the server itself
-KNOWN_NAMES = 1024  # clients use few header names; what others try must not grow memory
+OWN_METADATA = "triton_grpc_error"  # metadata for the server itself (stream_infer.py), not forwarded
+KNOWN_NAMES = 1024  # clients use few names; the bound keeps one that tries many from filling the memory
 
 
 class HeaderForward:
-    """Picks the headers that models are to see."""
+    """Picks the headers that the pattern forwards to models."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = compile_pattern(pattern)
@@ -139,7 +139,7 @@ class HeaderForward:
         self._known: dict[bytes, str | None] = {}
 
     def _parameter(self, raw: bytes) -> str | None:
-        """The parameter's name, None when the header is not forwarded. Raises InvalidArgument."""
+        """The name of a header's parameter; None if it is not forwarded. Raises InvalidArgument if it is reserved."""
         try:
             return self._known[raw]
         except KeyError:
@@ -156,9 +156,9 @@ class HeaderForward:
         return name
 
     def into(self, request: InferRequest, found: dict[str, str]) -> None:
-        """Makes `found`, of headers() or metadata(), parameters of the request.
+        """Adds `found`, which headers() or metadata() returned, to the parameters of the request.
 
-        Raises InvalidArgument for a parameter of the body that could be taken for a header (rule 4).
+        Raises InvalidArgument if the body has a parameter that could be taken for a header (rule 4).
         """
         given = request.parameters
         if not given:
@@ -218,7 +218,7 @@ class HeaderForward:
 
 
 class Forwarded:
-    """Parameters made of one request's headers."""
+    """The parameters that headers of one request became."""
 
     __slots__ = ("_forward", "_found")
 
@@ -227,7 +227,7 @@ class Forwarded:
         self._found = found
 
     def into(self, request: InferRequest) -> None:
-        """Makes them parameters of the request, once it is decoded. Raises InvalidArgument."""
+        """Adds them to the request, which must be decoded. Raises InvalidArgument (rule 4)."""
         self._forward.into(request, self._found)
 
 
@@ -239,7 +239,7 @@ def _text(value: bytes) -> str:
 
 
 class _Gate:
-    """One restriction: the header that opens an endpoint."""
+    """One restriction: the header, with its value, that requests to an endpoint must have."""
 
     def __init__(self, restriction: Restriction, prefix: str, what: str) -> None:
         # gRPC metadata is lower-case: a key in another case could never be sent
@@ -249,7 +249,7 @@ class _Gate:
         self._text = f"This {what} is restricted, expecting header '{header}'"
 
     def check(self, headers: Pairs) -> None:
-        """Raises TritonError (403 / UNAVAILABLE) when the header is not there or has another value."""
+        """Raises TritonError (Code.FORBIDDEN) if the header is missing or has another value."""
         for name, value in headers:
             if name.lower() == self._name and hmac.compare_digest(value, self._value):
                 return
@@ -257,7 +257,10 @@ class _Gate:
 
 
 def bearer(headers: Pairs) -> bytes | None:
-    """The token of an Authorization header, None when there is none. Raises Unauthenticated for another scheme."""
+    """The token in the Authorization header, None if there is no such header.
+
+    Raises Unauthenticated if the header is not `Bearer TOKEN`.
+    """
     for name, value in headers:
         if name.lower() == b"authorization":
             scheme, _, token = value.strip().partition(b" ")
@@ -268,7 +271,7 @@ def bearer(headers: Pairs) -> bytes | None:
 
 
 class HeaderPolicy:
-    """The restrictions, the tokens and the forwarding of one front."""
+    """The restrictions, tokens and forwarded headers of one port (REST or gRPC)."""
 
     def __init__(self, gates: dict[str, _Gate], pattern: str, tokens: Tokens | None = None) -> None:
         self._gates = gates
@@ -277,11 +280,11 @@ class HeaderPolicy:
 
     @property
     def reads_messages(self) -> bool:
-        """Whether a gRPC message must be looked at by message() before it is acted on."""
+        """Whether gRPC calls must pass their decoded messages to message() or request()."""
         return self.forward is not None or self._tokens is not None
 
     def who(self, headers: Pairs) -> str:
-        """The name of the token that a request came with, "" when it is nobody's."""
+        """The name of the request's token, "" if it has none that is valid."""
         try:
             return "" if self._tokens is None else self._tokens.find(bearer(headers)).name
         except Unauthenticated:
@@ -293,7 +296,7 @@ class HeaderPolicy:
             gate.check(headers)
 
     def check(self, verb: str, headers: Pairs, model: str = "", method: str = "POST") -> None:
-        """Raises TritonError when a REST verb is closed to this request, which concerns `model` ("": all)."""
+        """Raises TritonError if the client may not use a REST verb for `model`; "" means all models."""
         self._gate(verb, headers)
         tokens = self._tokens
         if tokens is None or (tokens.open_health and VERB_CATEGORIES[verb] == "health"):
@@ -304,7 +307,10 @@ class HeaderPolicy:
         tokens.check(bearer(headers), scopes[:1], None if verb in OF_ALL else model)
 
     def check_call(self, path: str, headers: Pairs) -> None:
-        """The same for a gRPC call whose message has not come; message() follows."""
+        """Checks a gRPC call before its message has come, so without its model; message() or request() checks that.
+
+        Raises TritonError.
+        """
         self._gate(path, headers)
         tokens = self._tokens
         if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
@@ -313,7 +319,7 @@ class HeaderPolicy:
         tokens.check(bearer(headers), METHOD_SCOPES.get(method, (READ,)), None)
 
     def message(self, path: str, headers: Pairs, message: Any) -> None:
-        """The same for the request message of a control call. Raises TritonError."""
+        """Checks the request message of a gRPC call other than inference. Raises TritonError."""
         tokens = self._tokens
         if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
             return
@@ -326,20 +332,21 @@ class HeaderPolicy:
         tokens.check(bearer(headers), scopes, model)
 
     def request(self, headers: Pairs, request: InferRequest) -> None:
-        """For a decoded request of a gRPC call: whether its model may be used, and metadata that models
-        are to see. Raises TritonError."""
+        """For a decoded inference request over gRPC: checks that the client may use its model, and adds the forwarded
+        metadata to its parameters. Raises TritonError."""
         if self._tokens is not None:
             self._tokens.check(bearer(headers), (INFER,), request.model_name)
         if self.forward is not None:
             self.forward.into(request, self.forward.metadata(headers))
 
     def infer(self, headers: Pairs, model: str) -> Forwarded | None:
-        """For an HTTP inference: checks, and returns the parameters made of headers. Raises TritonError."""
+        """For an inference over HTTP: checks that the client may use the model, and returns the parameters that its
+        headers become. Raises TritonError."""
         self.check("infer", headers, model)
         return self.forwarded(headers)
 
     def forwarded(self, headers: Pairs) -> Forwarded | None:
-        """The parameters made of HTTP headers, None where none are. Raises InvalidArgument."""
+        """The parameters that HTTP headers become, None if nothing is forwarded. Raises InvalidArgument."""
         return None if self.forward is None else Forwarded(self.forward, self.forward.headers(headers))
 
 
@@ -357,7 +364,7 @@ def _gates(
 
 
 def http_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolicy | None:
-    """The REST front's, None when there is nothing to look at."""
+    """The policy of the REST port, None if no setting asks for one."""
     if not (settings.http_restricted_api or settings.http_header_forward_pattern or tokens is not None):
         return None
     gates = _gates(settings.http_restricted_api, VERB_CATEGORIES, "", "API")
@@ -365,7 +372,7 @@ def http_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolic
 
 
 def grpc_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolicy | None:
-    """The gRPC front's, None when there is nothing to look at."""
+    """The policy of the gRPC port, None if no setting asks for one."""
     if not (settings.grpc_restricted_protocol or settings.grpc_header_forward_pattern or tokens is not None):
         return None
     gates = _gates(settings.grpc_restricted_protocol, METHOD_CATEGORIES, GRPC_PREFIX, "protocol")

@@ -1,8 +1,8 @@
-"""The Host header: one name for the server a request is for, in a form that has one reading.
+"""Checks the Host header of a request: there must be one, and it must be a host and perhaps a port.
 
-A request with no Host, two of them, or one that is no host and port is read differently by different
-servers and proxies, and whoever sends it can have one of them take it for another's request. RFC 9112 (3.2)
-wants such requests refused; HTTP/1.0 knows no Host and may come without.
+Servers and proxies disagree about requests without a Host, with two, or with a malformed one. An attacker can use that
+to make a proxy and the server behind it treat a request as meant for different hosts. RFC 9112 (3.2) therefore asks
+servers to refuse such requests. HTTP/1.0 has no Host header, so its requests may lack it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ SHOWN = 60  # characters of a wrong Host in the answer
 
 
 def host_problem(host: bytes | None, count: int, version: str) -> InvalidArgument | None:
-    """What is wrong with the `count` Host headers of a request, of which `host` is the last; None: nothing."""
+    """Why a request with `count` Host headers is refused, None if it is not. `host` is the last of these headers,
+    `version` the HTTP version, like "1.1"."""
     if count > 1:
         return InvalidArgument(f"expected one Host header, got {count}")
     if host is None:

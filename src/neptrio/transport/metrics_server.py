@@ -1,15 +1,16 @@
-"""The metrics port: GET /metrics, anything else there is 200 and empty, as a Triton server answers.
+"""The metrics port: answers GET /metrics; any other path gets an empty 200, as from a Triton server.
 
-Its connections are those of the REST port (transport.http1.connection) with an app of their own, so that they
-read, refuse and time out alike. A scrape needs no way through the inference fronts and works while they drain.
+It uses the connection class of the REST port (transport.http1.connection) with an app of its own, so that both ports
+read, refuse and time out alike. It depends on no other port, so metrics can be read while those drain.
 
 Rules:
- 1. A connection is dropped after IDLE_SECONDS without a request; where there are MAX_CONNECTIONS, the one
-    whose last request is longest ago makes way for a new one.
- 2. A body of more than MAX_BODY bytes is refused: nobody has anything to send here.
- 3. A request names one Host, and one that may be this server's (transport.origin_policy). Only HTTP/1.1 is spoken; a connection that begins as HTTP/2 is closed.
- 4. With --auth-config a scrape needs a token that may read what concerns all models.
- 5. Whatever a connection raises ends there. At the end of the server nothing is waited for.
+ 1. A connection is closed after IDLE_SECONDS without a request. If there are MAX_CONNECTIONS and a new one comes, the
+    one whose last request is oldest is closed.
+ 2. A body of more than MAX_BODY bytes is refused, because no request here needs one.
+ 3. A request must have one Host header, and transport.origin_policy must accept it as a name of this server. Only
+    HTTP/1.1 is spoken; a connection that begins as HTTP/2 is closed.
+ 4. With --auth-config, reading metrics needs a token with the scope `read` that is for all models.
+ 5. An exception ends only the connection that raised it. When the server stops, it does not wait for this port.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ MAX_CONNECTIONS = 256
 MAX_BODY = 64 << 10
 PATHS = (b"/metrics", b"/metrics/")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
-PART_BYTES = 256 << 10  # of the document, joined and handed to the socket at once
+PART_BYTES = 256 << 10  # the document is sent in pieces of about this size
 
 
 class MetricsServer:
-    """The front: accepts, answers, and samples the machine."""
+    """Serves the metrics port, and samples the machine's gauges (CPU, memory, GPU) at an interval in seconds."""
 
     def __init__(
         self,
@@ -87,11 +88,11 @@ class MetricsServer:
 
     @property
     def connections(self) -> int:
-        """None that could hold up a shutdown."""
+        """How many connections a shutdown must wait for: none (rule 5)."""
         return 0
 
     async def drain(self) -> None:
-        """Nothing: scrapes go on until the fronts are down."""
+        """Does nothing: metrics can be read until the other ports have drained."""
 
     async def _sample_for_ever(self) -> None:
         while True:
@@ -99,7 +100,7 @@ class MetricsServer:
             await self._sample()
 
     async def _sample(self) -> None:
-        """A failure is of the moment (no descriptor is left): the next sample may be taken."""
+        """Takes one sample. A failure is only logged, because the next sample may work (descriptors may be used up)."""
         try:
             self._metrics.host = await trio.to_thread.run_sync(self._sampler.sample, abandon_on_cancel=True)
         except OSError as error:
@@ -108,7 +109,7 @@ class MetricsServer:
             log.exception("sampling the machine failed, its gauges stay as they are")
 
     async def _watch(self) -> None:
-        """Ends connections whose request does not come or whose answer is not read (rule 1)."""
+        """Closes connections that send no request, or do not read their answer, for IDLE_SECONDS (rule 1)."""
         limit = IDLE_SECONDS * 10**9
         while True:
             await trio.sleep(WATCH_SECONDS)
@@ -138,7 +139,7 @@ class MetricsServer:
             sock.close()
 
     def _not_allowed(self, headers: list[tuple[bytes, bytes]]) -> TritonError | None:
-        """Why the client may not read metrics, None when it may."""
+        """Why the client may not read metrics; None if it may."""
         tokens = self._services.tokens
         if tokens is not None:
             try:
@@ -148,7 +149,7 @@ class MetricsServer:
         return None
 
     async def _answer(self, method: str, path: bytes, refusal: TritonError | None, send: Any) -> None:
-        """One response, as ASGI sends it."""
+        """Sends the answer of one request as ASGI events."""
         status, headers, parts = 200, list[tuple[bytes, bytes]](), list[bytes]()
         if refusal is not None:
             status, headers, parts = refusal.code.http, [*JSON, *refusal.headers], error_body(refusal)

@@ -1,23 +1,24 @@
-"""Requests that a web page caused: which are answered, and what browsers are told (CORS).
+"""Requests that a web page caused: which of them are answered, and what browsers are told (CORS).
 
-The problem: a browser sends whatever a page asks it to send, to any address that its machine can reach, with
-the user's network behind it. A page of anybody's can so POST to a server on the visitor's own machine, which
-takes the request for the user's. It cannot read the answer, but a load or a changed setting is done by then.
-A page can also have its own name point to that machine after it was loaded (DNS rebinding); then it may even
-read. The choice: browsers say of every POST which page caused it, and pages cannot change what they say. So
-a request with these headers is held against what the operator allows, and one without is not from a browser.
+The problem: a browser sends requests for any web page to any address that the browser's machine can reach. So a page
+of a stranger can POST to a server on the visitor's own machine. The page cannot read the answer, but its request may
+have loaded a model or changed a setting. A page can also change its own DNS name to point to the visitor's machine
+after it was loaded (DNS rebinding); the browser then takes the server for the page's own and lets the page read, too.
+
+The choice: browsers add headers to each POST that tell which page caused it, and pages cannot change these headers. A
+request with such headers must come from a page that the operator allows. One without them is not from a browser.
 
 Rules:
- 1. Only POST has effects here; what a page may GET it cannot read unless it is told that it may (rule 5).
-    So only POST is refused for its origin. HTTP clients that are no browsers send none of the headers.
+ 1. Only POST has effects in this server, and a page cannot read what it GETs unless the answer allows it (rule 5). So
+    only POST is refused for its origin. HTTP clients that are not browsers send none of these headers.
  2. An Origin that --cors-allow-origin names may do everything.
- 3. Another Origin may POST only if it is the server itself, by a Host that nobody can rebind (rule 4): a proxy
-    may serve pages beside the server. Without an Origin, Sec-Fetch-Site must be `same-origin` or `none`.
- 4. A Host is beyond doubt if it is an address, `localhost` or under it, a name without a dot, or given by
-    --allowed-host: no such name can be had in the public DNS. On a server that listens on a loopback address,
-    or was given --allowed-host, requests with another Host are refused, whatever their method; probes are not.
- 5. Allowed origins are told so in every answer; a preflight (OPTIONS with Access-Control-Request-Method) is
-    answered by what is allowed and never reaches a verb. What is not allowed is told nothing.
+ 3. Another Origin may POST only if it is the server's own, and the Host is beyond doubt (rule 4). This lets a proxy
+    serve pages under the server's name. Without an Origin, Sec-Fetch-Site must be `same-origin` or `none`.
+ 4. A Host is beyond doubt if an attacker cannot own it in the public DNS: an address, `localhost` or a name that ends
+    in `.localhost`, a name without a dot, or one given by --allowed-host. If the server listens on a loopback address
+    or has --allowed-host, requests with another Host are refused, whatever their method, except health probes.
+ 5. Answers to allowed origins say that they are allowed. A preflight (OPTIONS with Access-Control-Request-Method) is
+    answered here and never reaches a verb. Answers to other origins carry no CORS permission.
 Source: Fetch standard (CORS protocol), Fetch Metadata request headers; RFC 9110, 7.2 for Host.
 """
 
@@ -31,16 +32,16 @@ from neptrio.errors import Code, TritonError
 Headers = list[tuple[bytes, bytes]]
 
 ANY = "*"
-OWN = (b"same-origin", b"none")  # of Sec-Fetch-Site: a page of this server, or the user's own doing
-PREFLIGHT_SECONDS = 600  # for which a browser need not ask again
+OWN = (b"same-origin", b"none")  # Sec-Fetch-Site of a page of this server, and of the user's own input
+PREFLIGHT_SECONDS = 600  # how long a browser may remember the answer to a preflight
 METHODS = b"GET, POST"
 EXPOSED = b"Inference-Header-Content-Length, Content-Encoding, Retry-After"
 SHOWN = 60  # characters of a header in an answer
-MOST_HOSTS = 256  # that are remembered; what others try must not grow memory
+MOST_HOSTS = 256  # remembered; the bound keeps clients that try many from filling the memory
 
 
 def host_name(host: bytes) -> str:
-    """The name in a Host header or an origin's authority, lower-case, without port and last dot."""
+    """The name in a Host header or in an Origin after `://`: in lower case, without the port and a final dot."""
     text = host.decode("latin-1").lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -48,7 +49,7 @@ def host_name(host: bytes) -> str:
 
 
 def _certain(name: str) -> bool:
-    """Rule 4, but for --allowed-host."""
+    """Whether a name is beyond doubt by its form alone (rule 4 without --allowed-host)."""
     if "." not in name or name.endswith(".localhost"):
         return True
     try:
@@ -59,13 +60,13 @@ def _certain(name: str) -> bool:
 
 
 class OriginPolicy:
-    """What the operator allows. Pure: headers in, decisions out."""
+    """Decides by the headers of a request whether it is answered. Does no I/O."""
 
     def __init__(
         self, origins: Iterable[str] = (), hosts: Iterable[str] = (), loopback: bool = False
     ) -> None:
-        """`origins` and `hosts` as --cors-allow-origin and --allowed-host have them; `loopback`: the server
-        listens on a loopback address."""
+        """`origins` and `hosts` are the values of --cors-allow-origin and --allowed-host; `loopback` says that the
+        server listens on a loopback address."""
         self._origins = frozenset(origin.encode() for origin in origins)
         self._any_origin = ANY.encode() in self._origins
         names = frozenset(host.lower() for host in hosts)
@@ -77,7 +78,7 @@ class OriginPolicy:
 
     @property
     def cors(self) -> bool:
-        """Whether any page of another origin may use the server."""
+        """Whether pages of some other origin may use the server."""
         return bool(self._origins)
 
     def names_server(self, host: bytes) -> bool:
@@ -97,19 +98,19 @@ class OriginPolicy:
         return found
 
     def accepts_host(self, host: bytes | None) -> bool:
-        """Whether requests with this Host are answered."""
+        """Whether requests with this Host header, None for none, are answered (rule 4)."""
         return not self._strict or host is None or self.names_server(host)
 
     def allows(self, origin: bytes | None) -> bool:
-        """Rule 2."""
+        """Whether --cors-allow-origin names this Origin (rule 2)."""
         return origin is not None and (self._any_origin or origin in self._origins)
 
     def problem(
         self, method: str, host: bytes | None, origin: bytes | None, site: bytes | None
     ) -> TritonError | None:
-        """Why a request is refused (FORBIDDEN), None when it is not.
+        """Why a request is refused (an error with Code.FORBIDDEN), None if it is not.
 
-        `host`, `origin` and `site` are the headers Host, Origin and Sec-Fetch-Site, None where there is none.
+        `host`, `origin` and `site` are the headers Host, Origin and Sec-Fetch-Site; None if the request lacks them.
         """
         if not self.accepts_host(host):
             return TritonError(
@@ -135,7 +136,7 @@ class OriginPolicy:
         return None
 
     def answer_headers(self, origin: bytes | None) -> Headers:
-        """What an answer to a request from `origin` says (rule 5)."""
+        """The headers to add to each answer to a request with this Origin (rule 5)."""
         if not self._origins:
             return []
         if self._any_origin:
@@ -149,9 +150,8 @@ class OriginPolicy:
         ]
 
     def preflight(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Headers | None:
-        """The headers of the answer to a preflight beside answer_headers(), None for another request.
-
-        `headers` have lower-case names.
+        """The headers to add to the answer of a preflight, besides answer_headers(). None if the request is no preflight
+        of an allowed origin. The names in `headers` must be in lower case.
         """
         if method != "OPTIONS" or not self._origins:
             return None

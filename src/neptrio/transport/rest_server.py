@@ -1,16 +1,17 @@
-"""The REST front: hypercorn's configuration and protocols around our lean HTTP/1.1.
+"""The REST port: accepts connections, gives each to the code that speaks its protocol, and drains them at the end.
 
-Plain connections that speak HTTP/1.1 are served by Http1Connection; HTTP/2 (by prior knowledge) and
-TLS are hypercorn's, and so is plain HTTP/1.1 when the lean path is turned off (--http-lean=false).
-All of them call the same ASGI app.
+Our own Http1Connection serves plain HTTP/1.1. Hypercorn serves TLS, HTTP/2 without TLS (for clients that begin with
+it), and everything with --http-lean=false. Both call the same ASGI app.
 
 Rules:
- 1. Whatever a connection raises ends at that connection.
- 2. A connection whose request's head does not come within the request timeout is closed; bodies
-    are timed by the app (transport.hypercorn_server has the rules of hypercorn's connections).
- 3. A connection there is no room for is answered probes and told to come again (transport.connections).
- 4. Draining: no new connection. For the exit grace an open one may still send a request, whose answer says
-    that it is the last; HTTP/2 is told by GOAWAY. Then what is idle closes, and what is owed is answered.
+ 1. An exception ends only the connection that raised it.
+ 2. A connection that does not send the whole head of a request within the request timeout is closed. For bodies, our
+    own connection and the app have a time limit. transport.hypercorn.server has the rules of hypercorn's connections.
+ 3. Beyond the limits on connections, a new one is still answered health probes; other requests are refused and told
+    when to try again (service.connections).
+ 4. Draining: no new connection is accepted. Within the exit grace each open one may send one more request, whose answer
+    says that it is the last; HTTP/2 clients get GOAWAY. After that idle connections are closed, and requests that were
+    received are answered.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.rest")
 
-QUIET_SECONDS = 1.0  # at the end, with nothing under way: then what is left is ended
+QUIET_SECONDS = 1.0  # when draining: connections left after this time without a request are ended
 
 
 @dataclass(frozen=True)
 class RestStatistics:
-    """What the front holds."""
+    """How many connections the REST port has open: our own HTTP/1.1 ones, and hypercorn's."""
 
     connections: int
     hypercorn_connections: int
@@ -66,7 +67,7 @@ class RestServer:
         self._draining = False
         self._changed = trio.Event()
         self._starting = 0  # connections whose task has not begun
-        self._handed_over = 0  # connections that are hypercorn's
+        self._handed_over = 0  # connections that hypercorn serves
         self._by_hypercorn = settings.http_tls_cert is not None or not settings.http_lean
         services.held.add(self._held_bytes)
         self._front: HypercornFront | None = self._make_front() if self._by_hypercorn else None
@@ -80,7 +81,7 @@ class RestServer:
         return sum(connection.held_bytes() for connection in self._connections)
 
     def statistics(self) -> RestStatistics:
-        """What the front holds now."""
+        """How many connections are open now."""
         return RestStatistics(len(self._connections), self._handed_over)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -103,7 +104,7 @@ class RestServer:
         return not turned_away
 
     async def _watch(self) -> None:
-        """Looks for connections whose request does not come."""
+        """Checks at an interval which connections have been silent or idle for too long, and ends those."""
         settings = self._services.settings
         request_ns = int(settings.http_request_timeout_secs * 1e9)
         last_ns = min(request_ns, int(settings.exit_timeout_secs / 2 * 1e9))  # while the server stops
@@ -167,7 +168,7 @@ class RestServer:
         self._handed_over += 1
         try:
             if self._front is None:
-                # on a thread, so that nobody else waits for hypercorn's import; it is done once
+                # importing hypercorn takes long: a thread does it, so that the loop does not wait
                 made = await trio.to_thread.run_sync(self._make_front)
                 if self._front is None:
                     self._front = made
@@ -181,11 +182,11 @@ class RestServer:
 
     @property
     def connections(self) -> int:
-        """Open ones."""
+        """How many connections are open, with those whose task has not begun."""
         return self._starting + len(self._connections) + self._handed_over
 
     async def drain(self) -> None:
-        """Stops accepting and lets open connections go (rule 4)."""
+        """Stops accepting and returns when all connections have ended (rule 4)."""
         self._draining = True
         for connection in self._connections:
             connection.drain()
@@ -203,8 +204,8 @@ class RestServer:
             self._changed = trio.Event()
             with trio.move_on_after(0.1):
                 await self._changed.wait()
-            # hypercorn can keep a connection whose streams were dropped: once nothing is under way
-            # and answers had their time to leave, what is left of it is ended
+            # hypercorn can keep a connection open after its streams were dropped: end it when no request has been
+            # under way for QUIET_SECONDS, which is enough for answers to leave
             if self._connections or self._services.admission.inflight():
                 quiet_since = None
             elif quiet_since is None:

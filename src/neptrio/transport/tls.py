@@ -1,7 +1,7 @@
-"""TLS for a connection: the interface of a SocketWriter over trio's SSLStream.
+"""TLS: the context of a port, which follows its certificate files, and a SocketWriter that encrypts.
 
-Slower than the plain writer (every byte is copied by the encryption anyway): a task per connection
-writes what send() has queued.
+The encrypting writer uses trio's SSLStream: send() queues bytes and a task writes them. This is slower than the plain
+writer, but encryption has to copy every byte anyway.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def server_context(
     least: str = "1.2",
     ciphers: str = "",
 ) -> ssl.SSLContext:
-    """A server's TLS context; with `client_roots`, clients must show a certificate of theirs.
+    """A server's TLS context. With `client_roots`, clients must show a certificate that one of these roots signed.
 
-    `least`: of VERSIONS; `ciphers`: OpenSSL's list of those of TLS 1.2, "" for its own. Raises OSError naming
-    the file, or the ciphers, that cannot be used.
+    `least` is the lowest TLS version that is accepted, a key of VERSIONS. `ciphers` is a list for TLS 1.2 in OpenSSL's
+    syntax, "" for OpenSSL's default. Raises OSError that names the file, or the ciphers, that cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = VERSIONS[least]
@@ -63,10 +63,10 @@ def server_context(
 
 
 class ServerTls:
-    """The TLS of a port: its context, made again when its files change.
+    """The TLS context of a port, made again when its files change.
 
-    Connections that are there keep the context they began with; nobody is dropped. Files that cannot be used
-    (a key that was not written yet) change nothing: the log says why, and they are tried when they change next.
+    Open connections keep the context they began with. If the new files cannot be used (the certificate may be written
+    before the key), the old context stays, the log says why, and the next change is tried again.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ServerTls:
         return found
 
     def look(self) -> ssl.SSLContext | None:
-        """A new context if the files changed since the last look and can be used. Any thread."""
+        """A new context if the files changed since the last call and can be used, otherwise None. Any thread."""
         state = self._state()
         if state == self._seen:
             return None
@@ -103,7 +103,7 @@ class ServerTls:
             return None
 
     async def watch(self) -> None:
-        """Looks at the files until it is cancelled."""
+        """Checks the files every LOOK_SECONDS, until it is cancelled."""
         while True:
             await trio.sleep(LOOK_SECONDS)
             made = await trio.to_thread.run_sync(self.look, abandon_on_cancel=True)
@@ -127,11 +127,11 @@ class SecureSocketWriter:
 
     @property
     def congested(self) -> bool:
-        """True while the peer does not keep up."""
+        """True while more than CONGESTED_BYTES wait, because the peer does not read fast enough."""
         return self.pending > CONGESTED_BYTES
 
     def send(self, buffers: list[Any]) -> None:
-        """Queues the buffers; they leave in order."""
+        """Queues the buffers to be sent in order. Does nothing on a broken connection."""
         if self.broken:
             return
         for buffer in buffers:
@@ -165,7 +165,7 @@ class SecureSocketWriter:
             self._emptied = None
 
     def fail(self) -> None:
-        """The peer is gone: pending output is dropped."""
+        """Marks the connection as broken and drops its queued bytes."""
         self.broken = True
         self._queue.clear()
         self.pending = 0

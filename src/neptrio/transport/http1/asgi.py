@@ -1,7 +1,7 @@
-"""The ASGI side of a lean HTTP/1.1 connection: every route but infer is answered by the app.
+"""Calls the ASGI app for an HTTP/1.1 connection, which answers only the infer route itself.
 
-One exchange is one call of the app, in a task of its own. What the app sends is held by the exchange
-until it is the oldest of its connection.
+An exchange (a request and its answer) is one call of the app, in a task of its own. Clients may send several requests
+at once (pipelining), so an exchange holds its answer until all earlier ones of its connection are sent.
 Source: ASGI 3.0, HTTP & WebSocket message format 2.3.
 """
 
@@ -26,11 +26,11 @@ class App(Protocol):
 async def run_app(
     app: App, exchange: Exchange, raw_headers: list[tuple[bytes, bytes]], body: Any, keep_raw: bool
 ) -> None:
-    """Answers `exchange` by the app, in a task of its own.
+    """Lets the app answer `exchange`.
 
-    `body` is the whole request body. With `keep_raw` the scope carries the headers as they were written,
-    under header_policy.RAW_HEADERS. An app that raises before its answer began gets a 500 written for it;
-    afterwards only the end of the connection can tell. A peer that does not read makes send() wait.
+    `body` is the whole request body. With `keep_raw` the scope also has the headers with their names as they were
+    written, under header_policy.RAW_HEADERS. If the app raises before its answer began, the answer is a 500; after
+    that, closing the connection is the only way to tell the client. send() waits while the client does not read.
     """
     writer, loop_pass = exchange.connection.writer, exchange.connection.loop_pass
     headers = [(name.lower(), value) for name, value in raw_headers]
@@ -90,7 +90,7 @@ async def run_app(
         if not started:
             exchange.refuse(Internal(f"internal error: {type(error).__name__}"))
     if not exchange.complete:
-        # an answer that broke off can only be told by the end of the connection
+        # the answer broke off: closing the connection tells the client
         exchange.keep_alive = False
         exchange.finish()
     loop_pass.end()
