@@ -1,10 +1,10 @@
-"""What every gRPC call has: its connection, its deadline, its end before time; and calls that are refused.
+"""What all gRPC calls share (connection, deadline, early end), and calls that are refused at once.
 
 Rules:
- 1. A call answers once. Whatever ends it first (answer, error, deadline, reset) wins; the others
-    find `ended` or `trailers` set and do nothing.
- 2. Whoever ends a call whose request is under way cancels that request; its late answer is
-    dropped by the call, the accounts are kept by neptrio.execution.batch.complete.
+ 1. A call ends once: by its answer, an error, its deadline or a reset, whichever comes first. The others then find
+    `ended` or `trailers` set and do nothing.
+ 2. If a call ends while its request is not answered, the request is cancelled. If its answer comes anyway, the call
+    drops it; neptrio.execution.batch.complete counts it in the statistics.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 
 
 class Call(GrpcStream):
-    """What every call has: its connection, its deadline, its refusals."""
+    """A call with a connection and perhaps a deadline; the base of all calls."""
 
     _connection: GrpcConnection
     _timer: Timer | None = None
 
     def set_deadline(self, value: bytes) -> None:
-        """Starts the clock of a grpc-timeout header."""
+        """Starts the deadline that a grpc-timeout header asks for; refuses the call if the header is malformed."""
         try:
             limit = timeout_ns(value)
         except TritonError as error:
@@ -46,7 +46,7 @@ class Call(GrpcStream):
         self._timer = connection.services.loop.timers.at(connection.now() + limit, self.expired)
 
     def expired(self) -> None:
-        """The deadline is over."""
+        """Called at the deadline: refuses the call with DEADLINE_EXCEEDED if it has not ended."""
         self._timer = None
         if not self.ended and self.trailers is None:
             for request in self.requests():
@@ -55,7 +55,7 @@ class Call(GrpcStream):
             self.refuse(Status.DEADLINE_EXCEEDED.value, "Deadline Exceeded")
 
     def requests(self) -> Iterable[InferRequest]:
-        """Its requests that are under way."""
+        """The call's requests that are not answered yet."""
         return ()
 
     def on_refused(self) -> None:
@@ -66,21 +66,21 @@ class Call(GrpcStream):
         self.release()
 
     def release(self) -> None:
-        """The call is over before its answer: what it started is cancelled."""
+        """Called when the call ends before its answer: cancels what it started."""
         self.stop_clock()
 
     def stop_clock(self) -> None:
-        """The deadline does not matter any more."""
+        """Cancels the timer of the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def on_drain(self) -> None:
-        """The server is about to stop; the call may finish."""
+        """Called when the connection drains. Calls that could go on for ever end here; others may finish."""
 
 
 class RefusedCall(Call):
-    """A call that ends with a status before anything is read."""
+    """A call that is answered with a status before its messages are read."""
 
     def __init__(
         self, session: Http2Session, stream_id: int, headers: Headers, trailers: list[tuple[bytes, bytes]]
@@ -94,22 +94,23 @@ class RefusedCall(Call):
 
 
 def unknown_method(session: Http2Session, stream_id: int, headers: Headers) -> RefusedCall:
-    """UNIMPLEMENTED with no text, as a Triton server answers (docs/protocol/observed.md 2)."""
+    """Refuses a call of an unknown method: UNIMPLEMENTED without a text, like a Triton server
+    (docs/protocol/observed.md 2)."""
     return RefusedCall(session, stream_id, headers, status_trailers(Status.UNIMPLEMENTED))
 
 
 def no_grpc_call(session: Http2Session, stream_id: int, headers: Headers) -> RefusedCall:
-    """The answer to a request whose headers are not those of a call."""
+    """Refuses a request whose headers are not those of a gRPC call."""
     return RefusedCall(session, stream_id, headers, problem_headers(headers.problem))
 
 
 def restricted(session: Http2Session, stream_id: int, headers: Headers, error: TritonError) -> RefusedCall:
-    """The answer to a call that lacks the metadata of a restriction, or comes over a limit."""
+    """Refuses a call with `error`: it lacks the metadata of a restriction, or is beyond a limit."""
     return RefusedCall(session, stream_id, headers, error_trailers(error))
 
 
 def too_many_connections(session: Http2Session, stream_id: int, headers: Headers, why: str) -> RefusedCall:
-    """The answer to a call on a connection there is no room for; says when to try again."""
+    """Refuses a call on a connection beyond the limit, and says when to try again."""
     trailers = status_trailers(Status.UNAVAILABLE, why)
     return RefusedCall(
         session,
@@ -120,7 +121,8 @@ def too_many_connections(session: Http2Session, stream_id: int, headers: Headers
 
 
 def apply_policy(connection: GrpcConnection, headers: Headers, request: InferRequest) -> None:
-    """What the call's metadata means for a decoded request of it. Raises TritonError."""
+    """Checks a decoded inference request against the call's metadata (token, model), and adds forwarded metadata to its
+    parameters. Raises TritonError."""
     try:
         connection.forward.request(headers(), request)
     except TritonError as error:
@@ -130,5 +132,5 @@ def apply_policy(connection: GrpcConnection, headers: Headers, request: InferReq
 
 
 def framed_size(segments: list[Any]) -> int:
-    """Bytes of a list of buffers."""
+    """The size of a list of buffers in bytes."""
     return sum(memoryview(segment).nbytes for segment in segments)

@@ -1,11 +1,11 @@
-"""Compressed gRPC messages, bounded: what may be inflated, how far, and at what cost to others.
+"""Compressed gRPC messages: inflates them within limits, and compresses replies.
 
-The problem: a kilobyte can inflate to a megabyte, and inflating a large message on the trio
-thread stops every other client. The choice: a small message is inflated in place; a larger one by
-the workers (loop.inflate_budget), which count what it inflates to together with the REST front's bodies.
+The problem: a kilobyte can inflate to a megabyte, and inflating a large message on the trio thread makes every other
+client wait. The choice: a small message is inflated at once; workers inflate larger ones (codec.inflate_budget), and
+the inflated bytes are counted together with those of REST bodies.
 
-A message inflates to at most max(64 MiB, 100 times its own size), and never to more than
-INFLATED_LIMIT: anything else is a bomb and refused with RESOURCE_EXHAUSTED.
+A message may inflate to the larger of 64 MiB and 100 times its own size, and never to more than INFLATED_LIMIT. One
+that inflates to more is meant to fill the memory, and is refused with RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from neptrio.codec.inflate import Deflater, Inflater, TooLong, Undecodable
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.errors import Code, InvalidArgument, TritonError, Unsupported
 
-INLINE_BYTES = 64 << 10  # that are taken in and made at once
-INLINE_CALLS = 32
+INLINE_BYTES = 64 << 10  # messages up to this size are inflated or compressed on the loop's thread
+INLINE_CALLS = 32  # of zlib for one message on the loop's thread
 FREE_BYTES = 64 << 20
 RATIO = 100
 INFLATED_LIMIT = 1 << 30
@@ -27,7 +27,7 @@ LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
 
 
 def window_bits(encoding: bytes | None) -> int:
-    """zlib's name for a grpc-encoding. Raises Unsupported."""
+    """The wbits argument of zlib for a grpc-encoding. Raises Unsupported for an encoding other than gzip and deflate."""
     bits = WINDOW_BITS.get(encoding or b"identity")
     if bits is None:
         name = (encoding or b"identity").decode("latin-1")
@@ -36,9 +36,9 @@ def window_bits(encoding: bytes | None) -> int:
 
 
 def inflater(message: bytes, bits: int) -> Inflater:
-    """What inflates a message; `done` if that was so little work that it is over already.
+    """An Inflater for a message. A small one is inflated already, and `done` says so.
 
-    Raises TritonError as refusal() makes it.
+    Raises the TritonError that refusal() makes.
     """
     made = Inflater(bits, message, limit_of(message))
     if len(message) <= INLINE_BYTES:
@@ -50,12 +50,12 @@ def inflater(message: bytes, bits: int) -> Inflater:
 
 
 def limit_of(message: bytes) -> int:
-    """How much a message may inflate to."""
+    """How many bytes a message may inflate to."""
     return min(INFLATED_LIMIT, max(FREE_BYTES, RATIO * len(message)))
 
 
 def refusal(message: bytes, error: Undecodable | TooLong) -> TritonError:
-    """What a client is told of a message that cannot be inflated."""
+    """The error for the client whose message cannot be inflated."""
     if isinstance(error, TooLong):
         return TritonError(
             f"a compressed message of {len(message)} bytes inflates to more than {limit_of(message)} bytes",
@@ -69,9 +69,9 @@ def refusal(message: bytes, error: Undecodable | TooLong) -> TritonError:
 
 
 async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater) -> bytearray:
-    """The rest of a message that is not small, by the workers; the caller owes budget.release(len(result)).
+    """Lets the workers inflate a message that is not small, and returns all of it.
 
-    Raises TritonError.
+    The caller must call budget.release(len(result)) when it drops the result. Raises TritonError.
     """
     try:
         return await budget.inflate(made)
@@ -80,9 +80,10 @@ async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater) -
 
 
 def choose(level: str, accepted: bytes | None) -> bytes | None:
-    """The encoding of responses for a compression level, among those the client takes.
+    """The encoding of responses for a compression level ("none", "low", "medium", "high"), among those in the client's
+    grpc-accept-encoding; None for no compression.
 
-    As in gRPC: low asks for gzip, medium and high for deflate, each falling back to the other.
+    Like gRPC's own implementation, low prefers gzip, and medium and high prefer deflate.
     """
     if level == "none" or not accepted:
         return None
@@ -92,23 +93,23 @@ def choose(level: str, accepted: bytes | None) -> bytes | None:
 
 
 class FrameDeflater:
-    """A framed message (5-byte prefix first) compressed; unchanged when that would not shrink it."""
+    """Compresses a framed message, which begins with gRPC's 5-byte prefix. Keeps it as it is if it would not shrink."""
 
     def __init__(self, segments: list[Any], encoding: bytes, level: int) -> None:
         self._segments = segments
         self._size = sum(memoryview(segment).nbytes for segment in segments) - PREFIX_BYTES
-        first, *others = segments  # the prefix is a segment's beginning, never cut
+        first, *others = segments  # the first segment has the whole prefix
         self._deflater = Deflater(
             WINDOW_BITS[encoding], level, [memoryview(first).cast("B")[PREFIX_BYTES:], *others]
         )
 
     def step(self) -> bool:
-        """As of Deflater."""
+        """Compresses the next part, like Deflater.step(). Returns True when all is done."""
         return self._deflater.step()
 
     @property
     def segments(self) -> list[Any]:
-        """The frame, once step() has returned True."""
+        """The framed message to send. Only after step() has returned True."""
         small = self._deflater.out
         length = sum(len(part) for part in small)
         if length >= self._size:

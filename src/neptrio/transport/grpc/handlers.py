@@ -1,8 +1,8 @@
-"""Every RPC but the two inference ones: a task that runs a generated grpclib handler.
+"""Calls other than the two inference ones: each is a task that runs a generated grpclib handler.
 
-Contract of HandlerCall: grpclib's server Stream, as far as handlers use it: recv_message,
-send_message, send_initial_metadata, send_trailing_metadata, cancel, `async for`, and the
-attributes metadata, deadline, user_agent and peer.
+HandlerCall has the part of grpclib's server Stream that handlers use: recv_message, send_message,
+send_initial_metadata, send_trailing_metadata, cancel, `async for`, and the attributes metadata, deadline, user_agent
+and peer.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.grpc")
 
-INBOX_MESSAGES = 16  # more are held back by flow control until the handler takes them
+INBOX_MESSAGES = 16  # more stay with the client, by flow control, until the handler takes some
 ONE_MESSAGE = "a unary call carries one request message, got a second one"
-OUTPUT_BYTES = 1 << 20  # a handler that streams waits while more is unsent
+OUTPUT_BYTES = 1 << 20  # a handler's send_message() waits while more than this is unsent
 
 
 @cache
 def request_class(path: bytes) -> Any:
-    """The protobuf class of the requests of a call, /PACKAGE.SERVICE/METHOD; None for one that proto/ lacks."""
+    """The protobuf class of a call's requests; `path` is /PACKAGE.SERVICE/METHOD. None if proto/ has no such method."""
     service, _, method = path.decode().removeprefix("/").partition("/")
     try:
         found = pool().FindServiceByName(service).methods_by_name[method]
@@ -56,11 +56,11 @@ def request_class(path: bytes) -> Any:
 
 
 def as_declared(message: Any) -> bytes:
-    """A request's bytes as its declaration has them.
+    """The bytes of a request without anything that its declaration lacks.
 
-    The generated classes accept a field of another wire type than declared, and give None for a map's entry
-    without a value. For protobuf the first is an unknown field, and the second has the default: so protobuf
-    reads and writes the message once before they see it.
+    The generated classes differ from protobuf in two ways: they accept a field whose wire type is not the declared one,
+    and give None for a map's entry without a value. Protobuf ignores such a field, and such an entry has the default
+    value. So protobuf reads and writes the message once before the generated classes parse it.
     """
     message.DiscardUnknownFields()
     plain: bytes = message.SerializeToString()
@@ -68,17 +68,17 @@ def as_declared(message: Any) -> bytes:
 
 
 class Peer:
-    """Who is at the other end, as grpclib tells handlers."""
+    """The client's end of the connection, with the interface of grpclib's Peer."""
 
     def __init__(self, address: Any) -> None:
         self._address = address
 
     def addr(self) -> Any:
-        """The socket's peer address."""
+        """The client's address, as getpeername() returns it."""
         return self._address
 
     def cert(self) -> None:
-        """Handlers are not shown client certificates."""
+        """None: handlers do not see client certificates."""
 
 
 class HandlerCall(Call):
@@ -96,7 +96,7 @@ class HandlerCall(Call):
         GrpcStream.__init__(self, session, stream_id, headers)
         self.keeps = True
         self._connection = connection
-        self._handler = handler  # None while the handlers are being loaded
+        self._handler = handler  # None until the handlers' modules are imported
         self._path = path
         self._inbox: deque[tuple[bytes, bool]] = deque()
         self._received = 0
@@ -145,9 +145,9 @@ class HandlerCall(Call):
         self._writable.set()
 
     def on_drain(self) -> None:
-        """Calls that wait for their client, or tell it of changes for ever, end now."""
+        """Ends a streaming call, because it may wait for its client, or send news to it, for ever."""
         if self._handler is None:
-            return  # which call it is is not known yet
+            return  # _find_handler() comes back here when the handler is known
         cardinality = self._handler.cardinality
         if cardinality.server_streaming or cardinality.client_streaming:
             self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)
@@ -155,13 +155,13 @@ class HandlerCall(Call):
     # ------------------------------------------------------------ what the handler calls
 
     async def recv_message(self) -> Any:
-        """The next request message, None at the end of the input. Raises GRPCError."""
+        """Waits for the next request message; None at the end of the input. Raises GRPCError and TritonError."""
         while not self._inbox:
             if self.input_ended or self.refused:
                 if not self._handler.cardinality.client_streaming:
                     if self._received == 0:
                         raise TritonError("a unary call carries one request message, got none", CARDINALITY)
-                    if self._received > 1:  # none of them is left
+                    if self._received > 1:  # on_message() dropped both
                         raise TritonError(ONE_MESSAGE, CARDINALITY)
                 return None
             self._news = trio.Event()
@@ -184,7 +184,7 @@ class HandlerCall(Call):
             declared = request_class(self._path)
             if declared is not None:
                 message = declared.FromString(raw)
-                del raw  # a load's files may be large: no more than two copies at once
+                del raw  # a load request may carry large files: keep no third copy
                 raw = as_declared(message)
                 del message
             parsed = self._handler.request_type.parse(raw)
@@ -197,7 +197,7 @@ class HandlerCall(Call):
         return parsed
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:
-        """Headers of the reply, sent with its first message or end."""
+        """Sets the headers of the reply; they leave with its first message or its end."""
         self.send_headers([*OK_HEADERS, *_encoded(metadata)])
 
     async def send_message(self, message: Any) -> None:
@@ -217,7 +217,7 @@ class HandlerCall(Call):
         status_details: Any = None,
         metadata: Any = None,
     ) -> None:
-        """Ends the call with a status and metadata of the handler's choice."""
+        """Sets the status and metadata that the call ends with when the handler returns."""
         self._outcome = [*status_trailers(status, status_message or ""), *_encoded(metadata)]
 
     async def cancel(self) -> None:
@@ -235,7 +235,10 @@ class HandlerCall(Call):
         return message
 
     async def _find_handler(self) -> None:
-        """Waits until the handlers are imported, then does what had to wait for them."""
+        """Waits until the handlers are imported, and makes the checks that need the call's handler.
+
+        Raises GRPCError UNIMPLEMENTED if the method is unknown, and TritonError.
+        """
         self._handler = await self._connection.handler(self._path)
         if self._handler is None:
             raise GRPCError(Status.UNIMPLEMENTED)

@@ -1,4 +1,5 @@
-"""grpc.health.v1: the whole server's readiness, whatever service is asked for (docs/protocol/observed.md 2)."""
+"""The health service grpc.health.v1. The state of every service is the readiness of the whole server, like in a Triton
+server (docs/protocol/observed.md 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from neptrio.service import Services
 
 
 class HealthHandlers(v1.HealthBase):
-    """Check, and Watch: the state now and after each change until the client or the server ends it."""
+    """Check returns the state now. Watch sends it now and after each change, until the client or the server ends it."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

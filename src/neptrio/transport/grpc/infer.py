@@ -1,8 +1,8 @@
-"""ModelInfer, without a task per call: bytes in, completion callback, bytes out.
+"""ModelInfer, the unary inference call: decodes and submits its message, and a callback sends the answer.
 
-The call is one object: the stream itself is the request's context, so nothing else is made for it. A
-message that must be inflated off the trio thread and a reply that must be deflated there are the
-exceptions. The plain case does not even get here: cext/transport/grpc/fast_path.
+To be fast, a call has no task of its own, and the object of its HTTP/2 stream is also the request's context. Only large
+messages that workers must inflate, and large replies that they must compress, need a task. Calls without compression,
+header policy and the like do not come here: cext/transport/grpc/fast_path.pyx serves them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class UnaryInfer(UnaryCore, Call):
-    """ModelInfer."""
+    """A ModelInfer call, where the fast path of UnaryCore does not apply."""
 
     _connection: GrpcConnection
     _timer: Timer | None
@@ -41,7 +41,7 @@ class UnaryInfer(UnaryCore, Call):
     _inflating: trio.CancelScope | None = None
 
     def start_generally(self) -> None:
-        """The request is complete, and something about it is not plain: decodes and submits it."""
+        """Called when the message is complete and the fast path does not apply: decodes and submits the request."""
         message, self._message = self._message, None
         connection = self._connection
         try:
@@ -61,7 +61,7 @@ class UnaryInfer(UnaryCore, Call):
             self._fail(error)
 
     def _submit(self, message: Any) -> None:
-        """Decodes and submits the plain message."""
+        """Decodes and submits the message, which must not be compressed."""
         connection = self._connection
         services = connection.services
         try:
@@ -102,7 +102,7 @@ class UnaryInfer(UnaryCore, Call):
         connection.pass_ends()
 
     def give_back(self) -> None:
-        """Returns what its message took of the inflate budget."""
+        """Returns the bytes of the inflated message to the server's budget."""
         if self._inflated:
             self._connection.inflating.release(self._inflated)
             self._inflated = 0
@@ -116,7 +116,7 @@ class UnaryInfer(UnaryCore, Call):
         self._connection.want_flush()
 
     def answer_generally(self, request: InferRequest, response: InferResponse) -> None:
-        """The request's answer, compressed or with headers of its own."""
+        """Sends the request's answer where the fast path does not apply."""
         connection = self._connection
         if request.trace is not None and request.trace.headers:
             self.send_headers([*OK_HEADERS, *request.trace.headers])
@@ -136,7 +136,7 @@ class UnaryInfer(UnaryCore, Call):
         connection.want_flush()
 
     def _deflate(self, segments: list[Any]) -> bool:
-        """Sends the answer compressed if the client takes that; a large one from a worker thread."""
+        """Sends the answer compressed, and returns True, if the client accepts that. Workers compress a large one."""
         connection = self._connection
         encoding = compression.choose(connection.compression, self.headers.get(b"grpc-accept-encoding"))
         if encoding is None:

@@ -1,7 +1,7 @@
-"""gRPC server reflection, v1 and v1alpha: what services and messages this port speaks.
+"""gRPC server reflection, v1 and v1alpha: tells clients which services and messages this port has.
 
-The two versions differ in their package name only, so one answer() serves both. Descriptors come
-from proto/ as compiled (neptrio.codec.descriptors); there are no extensions in proto3.
+The two versions differ only in their package's name, so answer() serves both. The descriptors are those compiled from
+proto/ (neptrio.codec.descriptors). They have no extensions, which proto3 does not allow.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from neptrio.codec.descriptors import file_set, pool
 
 
 def service_names() -> list[str]:
-    """Full names of every service in proto/."""
+    """The full names of all services in proto/, sorted."""
     return sorted(f"{file.package}.{service.name}" for file in file_set().file for service in file.service)
 
 
 def _with_dependencies(file: Any, seen: set[str]) -> Iterator[bytes]:
-    """A file's descriptor and those it imports: clients then need not ask for them one by one."""
+    """A file's descriptor and those of its imports, so that clients need not ask for each of them."""
     if file.name in seen:
         return
     seen.add(file.name)
@@ -34,7 +34,7 @@ def _with_dependencies(file: Any, seen: set[str]) -> Iterator[bytes]:
 
 
 def answer(api: Any, request: Any) -> Any:
-    """The response to one request; `api` is the generated module of the version."""
+    """The response to one request; `api` is the generated module of the version, v1 or v1alpha."""
     made = api.ServerReflectionResponse(valid_host=request.host, original_request=request)
     try:
         if request.list_services is not None:
@@ -80,7 +80,7 @@ class ReflectionV1(v1.ServerReflectionBase):
 
 
 class ReflectionV1Alpha(v1alpha.ServerReflectionBase):
-    """grpc.reflection.v1alpha: what older clients ask for."""
+    """grpc.reflection.v1alpha, which older clients use."""
 
     async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for request in messages:

@@ -1,26 +1,25 @@
-"""The gRPC front: one task per connection feeds an HTTP/2 session; calls answer through it.
+"""The gRPC port: one task per connection passes received bytes to an HTTP/2 session, through which calls answer.
 
-Life of a connection: TLS handshake if asked for, the first bytes must be HTTP/2's preface, then
-bytes go to the session and calls answer through want_flush(). It ends when the peer closes, when
-the session is dead or finished, or when its age, its silence or the server's drain says so.
+Life of a connection: a TLS handshake if the settings ask for TLS; then HTTP/2's preface must come; then all bytes go to
+the session. A call with output asks for it to be sent by want_flush(). The connection ends when the client closes it,
+when the session has ended, when it is too old or silent for too long, or when the server drains.
 
 Rules:
- 1. Whatever a connection raises ends at that connection.
- 2. Reply bytes that a client does not read are bounded: above HELD its complete requests
-    are parked unsubmitted and its flow-control credit is withheld, so it costs at most that, one
-    connection window of requests and the answers of what was under way. Those answers are bounded too:
-    once all clients together leave more unread than --grpc-max-unread-bytes, an answer to a client above
-    HELD is an error in its place. (Accepted requests cannot be taken back from their schedulers, and
-    what their answers will weigh is not known before; but each is answered.)
- 3. A connection there is no room for (transport.connections) is answered probes; other calls are refused
-    with UNAVAILABLE, and it ends within seconds. One without calls ends with GOAWAY after
-    --grpc-max-connection-idle, and within seconds while others are turned away.
- 4. Requests that are not complete, over all connections, are bounded: above the limit
-    (--grpc-max-unfinished-bytes) the calls of those clients are refused that were silent longest.
- 5. A drain waits for open calls and for their bytes to leave, never for idle clients.
- 6. The handlers of the other calls need modules that take as long to import as the rest of the
-    server: a thread imports them once the front serves, and calls that come earlier wait for it. A
-    failing import ends the server, as it would have at its start, unless files cannot be read for a moment.
+ 1. An exception ends only the connection that raised it.
+ 2. Reply bytes that a client does not read are bounded. While a connection has more than HELD of them, its complete
+    requests are parked: they are not submitted, and flow control stops the client from sending more. So the connection
+    holds at most HELD, one flow-control window of requests, and the answers of requests submitted before. Those cannot
+    be taken back, and the size of their answers is not known. So if all clients together leave more unread than
+    --grpc-max-unread-bytes, connections above HELD get an error in place of each such answer.
+ 3. Beyond the limits on connections (service.connections), a new one is answered health probes; other calls are refused
+    with UNAVAILABLE, and it is ended within seconds. A connection without calls gets GOAWAY after
+    --grpc-max-connection-idle, and within seconds while new connections are being refused.
+ 4. The bytes of incomplete requests are bounded for all connections together. Above --grpc-max-unfinished-bytes, such
+    calls are refused, beginning with the client that was silent longest.
+ 5. A drain waits until open calls have ended and their bytes are sent. It does not wait for idle clients.
+ 6. The handlers of calls other than inference import modules that take as long as the rest of the server. A thread
+    imports them when the port already serves; calls that come earlier wait for it. If the import fails, the server
+    ends, except when files cannot be read for a moment: then it is tried again.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ from neptrio.transport.tls import SecureSocketWriter, ServerTls
 
 log = logging.getLogger("neptrio.grpc")
 
-HANDSHAKE_S = 20.0  # from accept to the end of the preface
-DRAIN_ROUND_TRIP_NS = 10**9  # after the first GOAWAY, calls that crossed it are still taken
-LINGER_S = 0.5  # how long the peer's last bytes are read after we closed our side
+HANDSHAKE_S = 20.0  # from accepting a connection to the end of its preface
+DRAIN_ROUND_TRIP_NS = 10**9  # for so long after the first GOAWAY, calls sent before it was seen are taken
+LINGER_S = 0.5  # how long the client's last bytes are read after our side is closed
 RETRY_S = 0.5  # between two tries to import the handlers
 CLOSE_S = 10.0  # how long the last reply bytes may take to leave
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MODEL_INFER = b"/inference.GRPCInferenceService/ModelInfer"
-# calls that are answered whatever the server has too much of; Watch is not, it would stay for ever
+# calls that are answered even when limits are reached; not Watch, because it never ends by itself
 PROBES = frozenset(
     path.encode()
     for path, category in METHOD_CATEGORIES.items()
@@ -91,12 +90,12 @@ def memory() -> int:
 
 
 def default_input_limit() -> int:
-    """Half of the machine's memory, but room for the largest message a client may send."""
+    """Half of the machine's memory in bytes, but at least 2.5 GiB: a message of the largest size must fit."""
     return max(memory() // 2, 5 << 29)
 
 
 def _handlers(services: Services) -> dict[bytes, Any]:
-    """Every control call's handler by its path; imports what they need (rule 6)."""
+    """The handlers of all calls other than inference, by path. Imports their modules (rule 6)."""
     from neptrio.transport.grpc.service import servicers
 
     return {
@@ -118,7 +117,7 @@ class ConnectionStatistics:
 
 @dataclass(frozen=True)
 class GrpcStatistics:
-    """What the gRPC front holds now and has seen."""
+    """What all connections hold now, and how many were accepted so far."""
 
     connections: int
     accepted: int
@@ -150,7 +149,7 @@ class GrpcConnection(GrpcFastPath):
         self.forward = policy if policy is not None and policy.reads_messages else None
         self._policy = policy
         self._turned_away = turned_away
-        self._last_stream = 0  # when the connection was last asked whether it is idle
+        self._last_stream = 0  # the newest stream at _idle()'s last check
         self._server = server
         self.input_limit = server.input_limit
         self.output_limit = server.output_limit
@@ -162,17 +161,17 @@ class GrpcConnection(GrpcFastPath):
         self._scope = trio.CancelScope()
         self._pending_timers: dict[str, Timer] = {}
         self._pinged_at = 0
-        self._speaking = False  # the preface has come
+        self._speaking = False  # the client's HTTP/2 preface has come
         self._drain_asked = False
 
     def now(self) -> int:
-        """Monotonic nanoseconds."""
+        """The monotonic clock in nanoseconds."""
         return int(monotonic_ns())
 
     # ------------------------------------------------------------ calls
 
     def open_stream(self, session: Http2Session, stream_id: int, path: bytes, headers: Headers) -> GrpcStream:
-        """The call object for a new stream."""
+        """Makes the call of a new stream; one that is refused at once if a limit or policy forbids it."""
         call: UnaryInfer | StreamInfer | HandlerCall
         if headers.problem:
             return no_grpc_call(session, stream_id, headers)
@@ -203,7 +202,7 @@ class GrpcConnection(GrpcFastPath):
         return call
 
     def _over_limits(self) -> TritonError | None:
-        """Why no further call is taken now."""
+        """Why a new call is refused now, None if it is not."""
         if self._held.full:
             return Overloaded(
                 "requests and answers hold as many bytes as they may in all (--max-held-bytes); send the request "
@@ -212,13 +211,17 @@ class GrpcConnection(GrpcFastPath):
         return self.limit(1)
 
     def limit(self, itself: int = 0) -> TritonError | None:
-        """Why the client's next request is refused, None when it is not; it is counted then."""
+        """Why the client's next request is refused by its limits; None if it is not, and then it is counted.
+
+        `itself` is 1 if the new request is not yet counted in open_requests().
+        """
         return None if self._limits is None else self._limits.problem(self._address, self.now(), itself)
 
     def record(
         self, path: bytes, headers: Headers, message: Any, error: TritonError | None, model: str = ""
     ) -> None:
-        """The audit log hears of what a call changed, or why it was refused. `message`: its request, if any."""
+        """Tells the audit log what a call changed or why it was refused. `message` is its request, None if it has not
+        come."""
         audit = self.services.audit
         if audit is None:
             return
@@ -240,18 +243,18 @@ class GrpcConnection(GrpcFastPath):
         )
 
     def _certificate(self) -> str:
-        """The subject of the client's certificate, "" when it showed none."""
+        """The subject of the client's certificate, "" if it has none."""
         found = None if self._stream is None else self._stream.getpeercert()
         if not found:
             return ""
         return ", ".join(f"{key}={value}" for names in found.get("subject", ()) for key, value in names)
 
     def open_requests(self) -> int:
-        """How many calls are under way."""
+        """How many calls are open."""
         return len(self.session.streams)
 
     def park(self, call: UnaryInfer) -> None:
-        """Starts the call when the client has read some of its answers."""
+        """Keeps a complete request back until the client has read some of its answers (rule 2)."""
         self.parked.append(call)
         self.session.hold()
 
@@ -262,23 +265,23 @@ class GrpcConnection(GrpcFastPath):
             self.session.release()
 
     async def handler(self, path: bytes) -> Any:
-        """The handler of a call that came before there were any; None when there is none."""
+        """Waits until the handlers are imported, and returns that of `path`; None if the method is unknown."""
         await self._server.handlers_loaded.wait()
         return self._handlers.get(path)
 
     def _calls(self) -> list[Call]:
-        """The open ones."""
+        """The open calls."""
         return list(self.session.streams.values())  # type: ignore[arg-type]  # open_stream() made them
 
     # ------------------------------------------------------------ output
 
     def flush_soon(self) -> None:
-        """There is output, and no pass is under way."""
+        """Asks for output to be sent, outside of a pass of the loop: ends a pass, which flushes it."""
         self.loop_pass.want_flush(self)
         self.loop_pass.end()
 
     def pass_ends(self) -> None:
-        """Requests were made outside of receive(): decide and send."""
+        """Ends a pass of the loop for requests that were submitted by a task and not by take()."""
         self.flush_soon()
 
     # ------------------------------------------------------------ input
@@ -301,7 +304,10 @@ class GrpcConnection(GrpcFastPath):
                 await self._close()
 
     async def _handshake(self) -> bool:
-        """TLS if asked for, then the first bytes. False when the peer does not speak HTTP/2."""
+        """Makes the TLS handshake, if the port has TLS, and reads the preface.
+
+        Returns False if the client does not speak HTTP/2 or takes too long.
+        """
         with trio.move_on_after(TURNED_AWAY_SECONDS if self._turned_away else HANDSHAKE_S):
             if self._server.tls is not None:
                 transport = trio.SocketStream(trio.socket.from_stdlib_socket(self.sock))
@@ -354,11 +360,12 @@ class GrpcConnection(GrpcFastPath):
         self.loop_pass.end()
 
     def shed(self) -> None:
-        """All clients together hold too much of unfinished requests."""
+        """Called when incomplete requests of all connections hold too many bytes (rule 4)."""
         self._server.shed()
 
     async def _close(self) -> None:
-        """The last bytes leave; the peer's last are read, so that it sees ours and no reset."""
+        """Sends the last bytes and closes. Reads the client's last bytes for a moment: closing a socket with unread
+        input makes the kernel reset the connection, and the client might lose our last bytes."""
         if self._speaking and self.session.wants_output:
             self.writer.send(self.session.data_to_send())
         with trio.move_on_after(CLOSE_S):
@@ -391,7 +398,7 @@ class GrpcConnection(GrpcFastPath):
     def _start_timers(self) -> None:
         settings = self._settings
         if settings.grpc_max_connection_age_ms:
-            spread = random.uniform(0.9, 1.1)  # as gRPC does: clients do not all come back at once
+            spread = random.uniform(0.9, 1.1)  # so that clients do not all reconnect at once
             self._at("age", settings.grpc_max_connection_age_ms * spread, self._too_old)
         self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
         if settings.grpc_max_connection_idle_ms:
@@ -411,7 +418,7 @@ class GrpcConnection(GrpcFastPath):
             self._at("grace", self._settings.grpc_max_connection_age_grace_ms, self.close)
 
     def _idle(self) -> None:
-        """Ends the connection when it has had no call since it was asked last."""
+        """Called at an interval: ends the connection if it had no call since the last check."""
         last_stream = self.session.last_stream
         if not self.session.streams and last_stream == self._last_stream:
             self.start_drain()
@@ -420,7 +427,7 @@ class GrpcConnection(GrpcFastPath):
         self._at("idle", self._settings.grpc_max_connection_idle_ms, self._idle)
 
     def press(self, idle_ns: int) -> None:
-        """Others wait for its place: it ends if it has been idle for as long."""
+        """Called while new connections are being refused: ends this one if it was idle for `idle_ns`."""
         if self.now() - self.received_at > idle_ns and not self.session.streams:
             if self._speaking:
                 self.start_drain()
@@ -442,7 +449,7 @@ class GrpcConnection(GrpcFastPath):
             self._at("keepalive", settings.grpc_keepalive_time_ms, self._keep_alive)
 
     def _await_answer(self) -> None:
-        """Looks as often as PINGs are due whether anything came since the last one."""
+        """Checks whether anything came since the last PING; closes the connection when its time is over."""
         settings = self._settings
         if self.received_at >= self._pinged_at:
             self._keep_alive()
@@ -458,17 +465,17 @@ class GrpcConnection(GrpcFastPath):
     # ------------------------------------------------------------ end
 
     def start_drain(self) -> None:
-        """GOAWAY: no new calls, open ones finish, then the connection ends."""
+        """Sends GOAWAY: no new calls are taken, open ones finish, then the connection ends."""
         if self.draining or (self._drain_asked and not self._speaking):
             return
-        if not self._speaking:  # there is no session yet, and with TLS no socket writer for it
+        if not self._speaking:  # the session does not speak yet, and with TLS its writer is not made
             self._drain_asked = True
             self._at("drain", DRAIN_ROUND_TRIP_NS / 1e6, self._close_unless_it_speaks)
             return
         self.draining = True
         self.drain_acked = self.session.pings_acked
         self.session.start_drain()
-        self.session.ping()  # its answer says that the peer has seen the GOAWAY
+        self.session.ping()  # its answer shows that the client has seen the GOAWAY
         self._pending_timers["drain"] = self._timers.at(self.now() + DRAIN_ROUND_TRIP_NS, self.finish_drain)
         for call in self._calls():
             call.on_drain()
@@ -479,7 +486,7 @@ class GrpcConnection(GrpcFastPath):
             self.close()
 
     def finish_drain(self) -> None:
-        """The final GOAWAY: from here on the open calls are all there will be."""
+        """Sends the final GOAWAY: no calls are taken after it."""
         timer = self._pending_timers.pop("drain", None)
         if timer is not None:
             timer.cancel()
@@ -489,7 +496,8 @@ class GrpcConnection(GrpcFastPath):
             self.want_flush()
 
     def waiting_input(self) -> tuple[int, Any] | None:
-        """(when the peer was last heard, the call with most unfinished input), None when there is none."""
+        """When the client last sent something (monotonic ns), and the call that holds most bytes of an incomplete
+        request. None if there is no incomplete request."""
         if not self.session.account.in_bytes:
             return None
         return self.received_at, max(self.session.streams.values(), key=lambda call: call.input_held)
@@ -499,7 +507,7 @@ class GrpcConnection(GrpcFastPath):
         self._scope.cancel()
 
     def statistics(self) -> ConnectionStatistics:
-        """What is held now."""
+        """What the connection holds now."""
         account = self.session.account
         return ConnectionStatistics(
             open_calls=len(self.session.streams),
@@ -556,7 +564,7 @@ class GrpcServer:
             await trio.sleep_forever()
 
     async def _watch(self) -> None:
-        """Ends idle connections while others are turned away."""
+        """Each second, updates the server's budget of bytes, and ends idle connections while new ones are refused."""
         while True:
             await trio.sleep(1.0)
             self.services.held.look()
@@ -571,7 +579,7 @@ class GrpcServer:
                     _handlers, self.services, abandon_on_cancel=True
                 )
                 self.handlers_loaded.set()
-            except OSError as error:  # of the moment: no descriptor is left
+            except OSError as error:  # it may pass: all descriptors may be used up
                 log.warning("the control calls wait, their modules cannot be read: %s", error)
                 await trio.sleep(RETRY_S)
 
@@ -582,7 +590,7 @@ class GrpcServer:
             self._places.take(sock)
         try:
             connection = GrpcConnection(sock, self, self._nursery, turned_away)
-        except OSError:  # gone before it was looked at
+        except OSError:  # the client has left already
             self._leave(sock, address, turned_away)
             sock.close()
             return True
@@ -613,11 +621,11 @@ class GrpcServer:
                 self._one_gone.set()
 
     def shed(self) -> None:
-        """Refuses unfinished calls until the rest fits: those first whose clients were silent longest."""
+        """Refuses calls with incomplete requests until the rest is within the limit (rule 4)."""
         while input_bytes() > self.input_limit:
             waiting = [found for c in self._connections if (found := c.waiting_input()) is not None]
             if not waiting:
-                return  # what is too much belongs to another server in this process
+                return  # another server in this process holds these bytes (the count is the process's)
             call = min(waiting, key=lambda found: found[0])[1]
             call.refuse(Status.RESOURCE_EXHAUSTED.value, TOO_MUCH_INPUT.format(self.input_limit))
 
@@ -627,7 +635,7 @@ class GrpcServer:
         return len(self._connections)
 
     async def drain(self) -> None:
-        """Stops accepting, sends GOAWAY and lets open calls finish."""
+        """Stops accepting, sends GOAWAY, and returns when all connections have ended."""
         self._draining = True
         self._acceptor.stop()
         for connection in list(self._connections):
@@ -637,7 +645,7 @@ class GrpcServer:
             await self._one_gone.wait()
 
     def statistics(self) -> GrpcStatistics:
-        """What is held now."""
+        """What all connections hold now."""
         each = [connection.statistics() for connection in self._connections]
         return GrpcStatistics(
             connections=len(each),

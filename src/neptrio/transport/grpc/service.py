@@ -1,4 +1,4 @@
-"""The control RPCs: generated grpclib handlers that convert and call the services."""
+"""The calls of GRPCInferenceService other than inference: they convert messages and call the services."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
 
 
 class InferenceHandlers(SharedMemoryHandlers):
-    """GRPCInferenceService, all but ModelInfer and ModelStreamInfer (infer.py, stream_infer.py)."""
+    """All methods of GRPCInferenceService except ModelInfer (infer.py) and ModelStreamInfer (stream_infer.py)."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -166,5 +166,5 @@ def _model_statistics(plain: dict[str, Any]) -> ModelStatistics:
 
 
 def servicers(services: Services) -> list[Any]:
-    """Every servicer of the gRPC front."""
+    """The grpclib servicers of all services on the gRPC port."""
     return [InferenceHandlers(services), HealthHandlers(services), ReflectionV1(), ReflectionV1Alpha()]

@@ -1,4 +1,4 @@
-"""The shared-memory RPCs."""
+"""The shared memory calls of GRPCInferenceService."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neptrio.service import Services
 
 
 class SharedMemoryHandlers(GrpcInferenceServiceBase):
-    """Six of GRPCInferenceService's methods; the rest is transport.grpc.service's."""
+    """The base of InferenceHandlers (service.py), which has the other methods of GRPCInferenceService."""
 
     _services: Services
 

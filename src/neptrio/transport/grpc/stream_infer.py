@@ -1,12 +1,12 @@
-"""ModelStreamInfer, without a task per request: messages in, completion callbacks, messages out.
+"""ModelStreamInfer, the streaming inference call: submits each message as a request, and callbacks send the answers.
 
 Rules:
- 1. Answers of non-decoupled models leave a stream in request order; those of decoupled models
-    as they come.
- 2. A stream takes no more requests while its own are too many or its answers are not read:
-    messages wait undecoded and the peer's flow-control credit is withheld.
- 3. An error is the answer of its request (error_message); with the metadata `triton_grpc_error: true`
-    the first one ends the stream with its status instead.
+ 1. Answers of non-decoupled models are sent in the order of the requests. Answers of decoupled models are sent as they
+    come.
+ 2. A stream takes no more requests while it has too many unanswered ones, or its client does not read the answers.
+    Messages that came then wait undecoded, and flow control stops the client from sending more.
+ 3. An error is sent as the answer of its request (error_message). With the metadata `triton_grpc_error: true`, the
+    first error ends the whole stream with its status instead.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.grpc")
 
-LARGE_MESSAGE = 64 << 10  # worth a note to the loop's measure
+LARGE_MESSAGE = 64 << 10  # decoding more is noted for the log of what held up the loop (loop.lag)
 
 RECV_END = int(Timestamp.RECV_END)
 
-# A stream reads no further while it holds more than this. The counts are far above what a client
-# with a window of its own needs: a sequence's END must never wait behind other sequences' STARTs.
+# A stream takes no more requests while it holds more than this. The limits are far above what a client needs that
+# bounds its own unanswered requests. Lower ones could block: the request that ends a sequence might wait behind
+# requests that begin other sequences and need its slot.
 STREAM_REQUESTS = 16384
 STREAM_INPUT_BYTES = 256 << 20
 STREAM_HELD_BYTES = 256 << 20
@@ -57,7 +58,7 @@ STREAM_OUTPUT_BYTES = 16 << 20
 
 
 class StreamResponder(Responder):
-    """Sends responses to the stream that request.context names."""
+    """Passes responses to the stream of their request, which is request.context."""
 
     def __init__(self) -> None:
         self.protocol = Protocol.GRPC_PROTOCOL
@@ -77,7 +78,7 @@ RESPONDER = StreamResponder()
 
 
 class _Entry:
-    """A request of a stream and the responses that wait for earlier ones."""
+    """A request of a stream, and its responses that wait until those of earlier requests are sent."""
 
     __slots__ = ("done", "held", "inflated", "ordered", "request", "size")
 
@@ -91,7 +92,7 @@ class _Entry:
 
 
 class StreamInfer(Call):
-    """ModelStreamInfer: answers of non-decoupled models leave in request order."""
+    """A ModelStreamInfer call; see the module's rules."""
 
     def __init__(
         self, session: Http2Session, stream_id: int, headers: Headers, connection: GrpcConnection
@@ -100,9 +101,9 @@ class StreamInfer(Call):
         self._connection = connection
         self._order: deque[_Entry] = deque()
         self._open: dict[InferRequest, _Entry] = {}
-        # sequences that were started here and end with the stream: sequence -> its scheduler
+        # sequences that began on this stream and must end with it -> their schedulers
         self.sequences: dict[Any, Any] = {}
-        self._waiting: deque[tuple[bytes, bool]] = deque()  # messages not looked at yet
+        self._waiting: deque[tuple[bytes, bool]] = deque()  # messages that are not decoded yet
         self._input_bytes = 0
         self._inflating: trio.CancelScope | None = None
         self._draining = False
@@ -136,7 +137,7 @@ class StreamInfer(Call):
 
     @property
     def _unsent_bytes(self) -> int:
-        """Bytes of answers that the session has not taken; large ones before they are compressed."""
+        """Bytes of answers that are not sent yet. Answers that are not compressed yet count with their full size."""
         return self.out_bytes + self._deflating_bytes
 
     def on_message(self, message: bytes, compressed: bool) -> None:
@@ -198,7 +199,7 @@ class StreamInfer(Call):
             entry.ordered = not services.admission.find(request, None).decoupled
             request.context = request.stream = self
             request.responder = RESPONDER
-            # of a stream, waiting for a message begins when the one before it was complete
+            # in a trace, receiving a message begins when the previous message was complete
             services.admission.received(request, self._began_ns)
             self._began_ns = request.timestamp(RECV_END)
             if self.headers.has_custom and services.admission.tracer.trace_headers:
@@ -228,7 +229,7 @@ class StreamInfer(Call):
             self._connection.inflating.release(entry.inflated)
 
     def _advance(self) -> None:
-        """Takes waiting messages while there is room, then the peer's next ones, then ends."""
+        """Decodes waiting messages while there is room, then lets the client send more, then ends a finished stream."""
         while self._waiting and not self._inflating and not self._full and not self.refused:
             self._accept(*self._waiting.popleft())
         if self.paused and not self._waiting and not self._full:
@@ -236,7 +237,7 @@ class StreamInfer(Call):
         self._settle()
 
     def _settle(self) -> None:
-        """Ends the stream when every request has been answered and no more will, or may, come."""
+        """Ends the stream if all its requests are answered and no more will come, or the server drains."""
         if self._open or self._waiting or self._inflating or self._deflating or self.refused:
             return
         if self.input_ended:
@@ -248,7 +249,7 @@ class StreamInfer(Call):
         self._connection.want_flush()
 
     def _end_sequences(self) -> None:
-        """The stream is over: ends the sequences that it started, for models that ask for that."""
+        """Ends the sequences that began on this stream, for models whose configuration asks for that."""
         while self.sequences:
             sequence, scheduler = self.sequences.popitem()
             scheduler.disconnected(sequence)
@@ -264,11 +265,11 @@ class StreamInfer(Call):
 
     @property
     def congested(self) -> bool:
-        """True while the client does not read its answers; decoupled senders wait or are told."""
+        """True while too many answers are unsent, because the client does not read them; decoupled models then wait."""
         return self._unsent_bytes > STREAM_OUTPUT_BYTES or self._connection.overfull
 
     def when_writable(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once on the trio thread when the answers so far have left or the call is over."""
+        """Calls `callback` once, on the trio thread, when the answers so far are sent or the call has ended."""
         if self.ended or self.trailers is not None or not self._unsent_bytes:
             callback()
         else:
@@ -289,7 +290,7 @@ class StreamInfer(Call):
                 log.exception("a sender that waited for a stream failed")
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        """One response of a request; `final` is its last."""
+        """Takes one response of a request; `final` says that it is the last."""
         entry = self._open.get(request)
         if entry is None or self.ended:
             return
@@ -359,7 +360,7 @@ class StreamInfer(Call):
                 self._connection.nursery.start_soon(self._deflate)
 
     async def _deflate(self) -> None:
-        """Compresses large answers off the trio thread, in order."""
+        """Lets the workers compress the large answers, one after the other, and sends them in order."""
         level, encoding = compression.LEVELS[self._connection.compression], self._encoding
         assert encoding is not None
         while self._deflating and not self.ended:
