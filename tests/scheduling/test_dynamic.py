@@ -23,7 +23,7 @@ def test_requests_of_one_pass_leave_together() -> None:
     bench = batcher()
     for i in range(3):
         bench.send(f"{i}", loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1", "2"], "idle")]
 
 
@@ -40,7 +40,7 @@ def test_requests_are_whole() -> None:
     bench = batcher(8)
     for i, size in enumerate((3, 3, 3)):
         bench.send(f"{i}", size=size, loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1"], "full")]
     bench.finish()
     assert bench.batches()[1:] == [(["2"], "idle")]
@@ -50,7 +50,7 @@ def test_a_preferred_size_goes_at_once_and_the_largest_one() -> None:
     bench = batcher(16, (2, 4), delay_ns=100 * MS)
     for i in range(5):
         bench.send(f"{i}", loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1", "2", "3"], "preferred")]
 
 
@@ -86,7 +86,7 @@ def test_another_shape_closes_the_batch() -> None:
     bench.send("0", loop_pass=False)
     bench.send("1", loop_pass=False)
     bench.send("2", width=2, loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1"], "shape")]
 
 
@@ -94,7 +94,7 @@ def test_ragged_inputs_batch_whatever_their_shape() -> None:
     bench = Bench(BatchingPolicy(8, (8,)), specs=[InputSpec("INPUT0", 8, (-1,), False, True)])
     bench.send("0", loop_pass=False)
     bench.send("1", width=3, loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1"], "idle")]
 
 
@@ -106,7 +106,7 @@ def test_another_set_of_optional_inputs_closes_the_batch() -> None:
         if extra:  # the order of inputs in the request does not matter
             request.inputs.insert(i, Tensor("EXTRA", 8, (1, 1), bytes(4)))
         bench.enqueue(request, loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1"], "shape")]
 
 
@@ -116,7 +116,7 @@ def test_shape_tensors_batch_only_when_their_values_are_equal() -> None:
         request = bench.make(f"{i}")
         request.inputs = [Tensor("INPUT0", 8, (1, 1), value)]
         bench.enqueue(request, loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0", "1"], "shape")]
 
 
@@ -250,7 +250,7 @@ def test_a_request_cancelled_while_it_executes_ends_as_cancelled_its_mates_do_no
     bench = batcher(2)
     bench.send("0", loop_pass=False)
     bench.send("1", loop_pass=False)
-    bench.end_turn()
+    bench.end_pass()
     bench.cancel("0")
     assert bench.answers() == [] and bench.requests["0"].cancelled
     bench.finish()
@@ -287,7 +287,7 @@ def test_stopping_sends_what_waits() -> None:
     bench.send("0")
     assert bench.batches() == []
     bench.scheduler.stop()
-    bench.end_turn()
+    bench.end_pass()
     assert bench.batches() == [(["0"], "flush")]
 
 
@@ -320,7 +320,7 @@ def test_statistics_and_the_log_say_why_batches_closed(caplog: pytest.LogCapture
     with caplog.at_level(logging.DEBUG, "neptrio.batcher"):
         bench.send("0", loop_pass=False)
         bench.send("1", loop_pass=False)
-        bench.end_turn()
+        bench.end_pass()
         bench.finish()
         bench.send("2")
         bench.advance(3 * MS)

@@ -79,7 +79,7 @@ def test_a_large_request_can_ask_whether_there_is_room(levels: tuple[QueuePolicy
     assert b.scheduler.statistics().rejected_full == 1
     b.pool.instances[0].finish()
     b.scheduler.expect_room()  # an instance is free: what waits is about to leave
-    b.end_turn()
+    b.end_pass()
     b.scheduler.expect_room()
 
 
@@ -204,7 +204,7 @@ def test_when_the_decision_is_taken_at_once_and_when_after_the_pass() -> None:
     kinds.clear()
     for id in ("x", "y"):
         b.send(id, loop_pass=False)
-    b.end_turn()
+    b.end_pass()
     b.finish()
     kinds.clear()
     b.send("after two")
@@ -234,7 +234,7 @@ def test_a_flush_ends_the_hold_and_the_delay(monkeypatch: pytest.MonkeyPatch) ->
     b.send("0")
     assert b.batches() == []
     b.scheduler.flush()
-    b.end_turn()
+    b.end_pass()
     assert b.batches() == [(["0"], "idle")]
 
 
@@ -243,7 +243,7 @@ def test_the_hold_ends_once_so_later_requests_do_not_wait(monkeypatch: pytest.Mo
     b = bench(8)
     b.send("0", loop_pass=False)
     b.send("1", loop_pass=False)
-    b.end_turn()
+    b.end_pass()
     b.finish()
     b.send("2")
     b.finish()

@@ -207,7 +207,7 @@ class Bench:
             return False
         finally:
             if loop_pass:
-                self.end_turn()
+                self.end_pass()
         return True
 
     def cancel(self, id: str) -> None:
@@ -215,14 +215,14 @@ class Bench:
         if not request.cancelled:
             request.cancelled = True
             self.scheduler.cancel(request)
-        self.end_turn()
+        self.end_pass()
 
     def finish(self, instance: int = 0, error: TritonError | None = None) -> None:
         if self.pool.instances[instance].batches:
             self.pool.instances[instance].finish(error)
-            self.end_turn()
+            self.end_pass()
 
-    def end_turn(self) -> None:
+    def end_pass(self) -> None:
         while self.loop_pass.marked:
             marked, self.loop_pass.marked = self.loop_pass.marked, []
             for dispatcher in marked:
@@ -237,14 +237,14 @@ class Bench:
             assert stops < 100, f"the timer is set for {when - START} again and again"
             self.now = max(self.now, when)
             self.timers.fire(self.now)
-            self.end_turn()
+            self.end_pass()
         self.now = end
 
     def oversleep(self, ns: int) -> None:
         """Moves the clock in one step, like a busy loop: timers that were due on the way fire late, together."""
         self.now += ns
         self.timers.fire(self.now)
-        self.end_turn()
+        self.end_pass()
 
     def batches(self) -> list[tuple[list[str], str]]:
         """(request ids, close reason) of every batch so far."""
