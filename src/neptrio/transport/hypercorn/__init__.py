@@ -1,1 +1,1 @@
-"""The REST port on hypercorn: TLS, HTTP/2 and what the lean front leaves to it."""
+"""What hypercorn serves of the REST port: TLS, HTTP/2, and all of it with --http-lean=false."""

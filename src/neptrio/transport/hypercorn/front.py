@@ -29,7 +29,7 @@ log = logging.getLogger("neptrio.rest")
 
 
 class HypercornFront:
-    """Serves connections with hypercorn's protocols. Raises OSError for a bad certificate."""
+    """Configures hypercorn and serves connections with it. Raises OSError if the certificate cannot be used."""
 
     def __init__(self, services: Services, app: App) -> None:
         settings = services.settings
@@ -46,14 +46,14 @@ class HypercornFront:
         config.include_date_header = False
         config.keep_alive_timeout = settings.http_keep_alive_timeout_secs or float("inf")
         config.read_timeout = None
-        # models are shown forwarded headers in their own case, as on the lean connection
+        # forwarded headers keep the case of their names, as on our own HTTP/1.1 connection
         raw = config.h11_pass_raw_headers = bool(settings.http_header_forward_pattern)
         self._app = self._show_raw if raw else app
         config.accesslog = None
         config.errorlog = logging.getLogger("neptrio.hypercorn")
         self.tls: ServerTls | None = None
         if settings.http_tls_cert is not None and settings.http_tls_key is not None:
-            config.certfile = str(settings.http_tls_cert)  # for hypercorn, the scheme is https then
+            config.certfile = str(settings.http_tls_cert)  # tells hypercorn that the scheme is https
             config.keyfile = str(settings.http_tls_key)
             self.tls = ServerTls(
                 settings.http_tls_cert,
@@ -68,9 +68,10 @@ class HypercornFront:
     async def serve(
         self, sock: socket.socket, prefix: bytes, turned_away: str = "", address: str = ""
     ) -> None:
-        """Serves a connection to its end; `prefix` was read from it already.
+        """Serves a connection until it ends.
 
-        `turned_away`: why there is no room for it. `address`: the client's.
+        `prefix` are the bytes that were read from it already, `turned_away` says why it is beyond the limit on
+        connections ("" if it is not), `address` is the client's.
         """
         app, config, timeout = self._app, self._config, self._timeout
         if turned_away:
@@ -91,7 +92,7 @@ class HypercornFront:
         except BaseExceptionGroup as group:
             others = group.split(trio.Cancelled)[1]
             if others is None or others.split(Exception)[1] is not None:
-                raise  # KeyboardInterrupt and the like are not the connection's
+                raise  # KeyboardInterrupt and its like concern the whole server
             log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
         except Exception as error:
             log.info("an HTTP/2 or TLS connection ended: %r", error)
@@ -103,12 +104,12 @@ class HypercornFront:
         self._held += size
 
     async def _show_raw(self, scope: Any, receive: Any, send: Any) -> None:
-        """The app, with the headers' names in their own case beside the lower-case ones."""
+        """Calls the app with the headers' names in lower case, and as the client wrote them under RAW_HEADERS."""
         raw = scope["headers"]
         lower = [(name.lower(), value) for name, value in raw]
         await self._plain_app({**scope, "headers": lower, RAW_HEADERS: raw}, receive, send)
 
     async def drain(self) -> None:
-        """Every connection is told that the server stops, and ends by itself."""
+        """Tells every connection that the server stops; each then ends by itself."""
         self._config.keep_alive_max_requests = 0  # from now on every answer over HTTP/1.1 is the last
         await self._context.terminated.set()

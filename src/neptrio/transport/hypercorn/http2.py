@@ -1,4 +1,4 @@
-"""REST over HTTP/2: hypercorn's protocol with the parts replaced that a peer could hurt us through.
+"""REST over HTTP/2: hypercorn's protocol, with those parts replaced through which a client could harm the server.
 
 The problem: hypercorn 0.18's HTTP/2 raises (and ends the connection for everybody on it) when an
 answer overtakes its request or a client drops a stream; it pauses no sender whose client does not
@@ -8,19 +8,18 @@ streams (the ASGI side), its HTTP/1.1 and its life cycle, and replace what lies 
 and those streams: this class.
 
 Rules:
- 1. Frames are counted before h2 parses them. Those that cost the peer nothing are paid from a
-    budget (transport.http2.limits.Nuisance); an overdrawn one ends the connection with GOAWAY
-    ENHANCE_YOUR_CALM before anything of the chunk is looked at.
- 2. A frame longer than announced limits is refused by its nine-byte head.
- 3. What the protocol library refuses ends with the GOAWAY it wrote; anything else that is raised
-    ends with GOAWAY INTERNAL_ERROR. Other connections do not notice.
- 4. A stream holds at most HIGH_WATER bytes and one body event that its client has not taken; its
-    app waits in send() meanwhile. A connection that holds more than HELD_BYTES takes no new request.
- 5. A request that is opened and reset in one chunk never reaches the app. A chunk of many frames is handled
-    in slices, and everybody else has a pass between two of them.
- 6. A stream that was answered before its request was complete ends with RST_STREAM(NO_ERROR);
-    one whose answer breaks off, with INTERNAL_ERROR. What still comes for it is dropped and its
-    flow-control credit returned.
+ 1. Frames are counted before h2 parses them. Frames that cost the client less than the server are charged to a budget
+    (transport.http2.limits.Nuisance). When it is overdrawn, the connection ends with GOAWAY ENHANCE_YOUR_CALM, and
+    nothing of the received bytes is parsed.
+ 2. A frame longer than the announced limit is refused as soon as its nine-byte head has come.
+ 3. If h2 raises a protocol error, the connection ends with the GOAWAY that h2 wrote; after any other exception, with
+    GOAWAY INTERNAL_ERROR. Other connections are not affected.
+ 4. A stream holds at most HIGH_WATER bytes, and one more body event, that its client has not read; its app then waits
+    in send(). A connection that holds more than HELD_BYTES takes no new request.
+ 5. If the same received bytes open and reset a stream, its request never reaches the app. Bytes with many frames are
+    handled in slices, between which trio runs other tasks.
+ 6. If the answer is complete before the request, the stream ends with RST_STREAM(NO_ERROR); if the answer breaks off,
+    with INTERNAL_ERROR. Data that still comes for it is dropped, and its flow-control credit is returned.
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ MAX_FRAME_SIZE = 64 << 10
 STREAM_WINDOW = 512 << 10
 CONNECTION_WINDOW = 4 << 20
 MAX_HEADER_LIST = 64 << 10
-HIGH_WATER = 64 << 10  # bytes of an answer that wait for the client's window
+HIGH_WATER = 64 << 10  # bytes of an answer that may wait for the client's window
 HELD_BYTES = 32 << 20
 RESET_COST = 8  # an opened stream costs a task
-FIRST_BUDGET = 1.5 * RESET_COST * MAX_STREAMS  # of a new connection: it may cancel all it may have open
-SLICE = 32  # frames that are handled before everybody else has a pass; a request counts as several
+FIRST_BUDGET = 1.5 * RESET_COST * MAX_STREAMS  # a new connection may reset all streams that it may open
+SLICE = 32  # frames handled before other tasks run; a request counts as REQUEST_WEIGHT
 REQUEST_WEIGHT = 4
 SETTINGS_COST = 10
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 2, 3, 4, 6, 9
@@ -83,14 +82,14 @@ LAST_STREAM = 2**31 - 1
 
 
 class FrameTooLarge(Exception):
-    """A frame announces more than our SETTINGS allow."""
+    """A frame is longer than our SETTINGS allow."""
 
 
 class FrameTracker:
-    """Follows frame borders in the bytes of a connection, without keeping them."""
+    """Finds where frames begin and end in the bytes of a connection, and counts what they cost. Keeps no bytes."""
 
     def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
-        self.complete = 0  # frames and whole header blocks seen
+        self.complete = 0  # frames so far; a header block of several frames counts as one
         self._max = max_frame_size
         self._preface = PREFACE_BYTES
         self._head = bytearray()
@@ -98,8 +97,8 @@ class FrameTracker:
         self._block = False  # a header block has begun and not ended
         self._kind = self._flags = 0
         self._weight = 0  # of the frames since the last cut
-        self.cuts: list[int] = []  # where the last bytes should be cut: behind every SLICE
-        self.resets: set[int] = set()  # streams that the last bytes reset
+        self.cuts: list[int] = []  # where to cut the last fed bytes into slices
+        self.resets: set[int] = set()  # streams that the last fed bytes reset
 
     @property
     def partial(self) -> bool:
@@ -107,7 +106,7 @@ class FrameTracker:
         return bool(self._head) or self._left > 0 or self._block
 
     def feed(self, data: bytes) -> int:
-        """Takes the connection's next bytes; returns what their frames cost. Raises FrameTooLarge."""
+        """Takes the connection's next bytes; returns what their frames cost of the budget. Raises FrameTooLarge."""
         at = min(self._preface, len(data))
         self._preface -= at
         cost = 0
@@ -153,7 +152,7 @@ class FrameTracker:
 
 
 class Outbox:
-    """The body of an answer on its way to the client's window."""
+    """The part of an answer's body that waits until the client's flow-control window has room."""
 
     def __init__(self) -> None:
         self.size = 0  # bytes that wait
@@ -164,12 +163,12 @@ class Outbox:
         self._moved = trio.Event()
 
     def moved(self) -> None:
-        """Something left, or nothing ever will: who waits looks again."""
+        """Wakes push() and drained(), because bytes were sent or the stream has ended."""
         self._moved.set()
         self._moved = trio.Event()
 
     def close(self) -> None:
-        """The stream is over."""
+        """Ends the stream: drops what waits, and wakes push() and drained()."""
         self.closed = True
         self._parts.clear()
         self.size = 0
@@ -187,7 +186,7 @@ class Outbox:
         return part
 
     async def push(self, data: bytes) -> None:
-        """Adds to the body; waits while the client has too much to take."""
+        """Adds to the body; waits while more than HIGH_WATER bytes are unsent."""
         if not self.closed and data:
             self._parts.append(memoryview(data))
             self.size += len(data)
@@ -195,7 +194,7 @@ class Outbox:
             await self._moved.wait()
 
     async def drained(self) -> None:
-        """Returns when everything has left or the stream is over."""
+        """Returns when the whole answer is sent or the stream has ended."""
         while not self.closed:
             await self._moved.wait()
 
@@ -223,8 +222,8 @@ class Http2(H2Protocol):
         self._nuisance.budget = FIRST_BUDGET
         self._work = 0
         self._last_stream = 0
-        self._last_call = False  # no further stream is looked at
-        self._answered = trio.Event()  # a PING of ours
+        self._last_call = False  # the final GOAWAY is sent: no new stream is taken
+        self._answered = trio.Event()  # the client has answered our PING
 
     @property
     def idle(self) -> bool:
@@ -232,7 +231,7 @@ class Http2(H2Protocol):
 
     @property
     def partial_input(self) -> int | None:
-        """A number while a frame or header block is incomplete: the same as long as it is that one."""
+        """A number that identifies the frame or header block that is incomplete now; None if there is none."""
         return self.frames.complete if self.frames.partial else None
 
     def held_bytes(self) -> int:
@@ -247,15 +246,18 @@ class Http2(H2Protocol):
         await self._flush()
 
     async def goodbye(self) -> None:
-        """GOAWAY: the server ends an idle connection."""
+        """Sends GOAWAY before the server ends an idle connection."""
         if self._last_call:
-            return  # the peer knows
+            return  # drain() has sent it
         if self.connection.state_machine.state is not ConnectionState.CLOSED:
             self.connection.close_connection()
         await self._flush()
 
     async def drain(self, grace_s: float) -> None:
-        """GOAWAY twice: streams that were opened before the peer saw the first are served (RFC 9113, 6.8)."""
+        """Sends GOAWAY twice, so that streams which the client opened before it saw the first are served (RFC 9113, 6.8).
+
+        Returns after the second: when the client has answered a PING, or after `grace_s` seconds.
+        """
         if self.closed or self.connection.state_machine.state is ConnectionState.CLOSED:
             return
         self.connection.ping(b"draining")
@@ -266,7 +268,7 @@ class Http2(H2Protocol):
         await self._go_away(self._last_stream)
 
     async def _go_away(self, last_stream: int) -> None:
-        """A GOAWAY that h2 does not see: for h2 it would be the end."""
+        """Sends a GOAWAY past h2, which would otherwise take the connection for ended."""
         frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=ErrorCodes.NO_ERROR).serialize()
         await self.send(RawData(data=self.connection.data_to_send() + frame))
 
@@ -391,7 +393,7 @@ class Http2(H2Protocol):
     # ------------------------------------------------------------ output
 
     async def stream_send(self, event: Any) -> None:
-        """What a stream of hypercorn's has to say."""
+        """Called by hypercorn's stream with each event of its answer."""
         try:
             if isinstance(event, (InformationalResponse, Response)):
                 status = [(b":status", b"%d" % event.status_code)]
@@ -409,7 +411,7 @@ class Http2(H2Protocol):
             elif isinstance(event, StreamClosed):
                 await self._finish(event.stream_id)
         except (KeyError, h2.exceptions.ProtocolError):
-            pass  # the stream or the connection is gone; the app is told by a disconnect
+            pass  # the stream or the connection has ended; the app gets a disconnect event
 
     async def _finish(self, stream_id: int) -> None:
         if stream_id in self.outboxes and not self.closed:  # the answer broke off
@@ -423,7 +425,7 @@ class Http2(H2Protocol):
             await self.send(Updated(idle=self.idle))
 
     async def send_task(self) -> None:
-        """A frame of every stream in turn, as long as a window lets one go."""
+        """Sends one frame of each stream in turn, while flow control allows any."""
         while not self.closed:
             progress = False
             for stream_id, outbox in list(self.outboxes.items()):
@@ -441,7 +443,7 @@ class Http2(H2Protocol):
                 await self.has_data.clear()
 
     def _send_some(self, stream_id: int, outbox: Outbox) -> bool:
-        """A frame of one stream. False when there is nothing to send, or no window."""
+        """Sends one frame of a stream. False if it has nothing to send or its window is full."""
         if outbox.closed or not (outbox.size or outbox.complete):
             return False
         connection = self.connection

@@ -7,17 +7,17 @@ unread, which can cost the client the answer. The choice: its protocols and stre
 socket side, the task group and the HTTP/2 protocol (transport.hypercorn.http2) are ours.
 
 Rules:
- 1. The first request, every further head and every HTTP/2 frame must arrive whole within the
-    request timeout; what comes too late is answered with 408 where that is possible.
- 2. Every WRITE_BYTES of output must be taken within the same time, or the connection ends. A write
-    outlives the cancellation of the app that made it (half a frame would corrupt its neighbours),
-    never that of the connection.
- 3. A body waits for its app in at most QUEUE_BYTES; an app that has ended takes the rest for nothing.
- 4. Closing: our side first, then the peer's last bytes are read for LINGER_SECONDS, so that it
-    sees our last ones and no reset.
- 5. When the server stops, HTTP/2 gets GOAWAY twice: at once with the highest number a stream can have, and
-    with that of the last stream once the peer has answered a PING or the grace is over. HTTP/1.1 may
-    send one more request within the grace.
+ 1. The first request, every further head and every HTTP/2 frame must arrive whole within the request timeout. If not,
+    the answer is 408 where that is possible, and the connection ends.
+ 2. The client must read every WRITE_BYTES of output within the same time, or the connection ends. If the app that
+    writes is cancelled, its write still completes, because half a frame would corrupt those of other streams. It stops
+    only with the connection.
+ 3. At most QUEUE_BYTES of a body wait for its app. When the app has ended, the rest of the body is dropped.
+ 4. Closing: our side is closed first, then the client's last bytes are read for LINGER_SECONDS. Otherwise the kernel
+    could reset the connection before the client has read our last bytes.
+ 5. When the server stops, an HTTP/2 client gets GOAWAY twice: at once with the highest possible stream number, and with
+    the number of the last stream when it has answered a PING or the grace is over. An HTTP/1.1 client may send one more
+    request within the grace.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger("neptrio.rest")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 QUEUE_BYTES = 1 << 20  # of body events waiting for the app, per request
-EVENT_BYTES = 256  # what an event costs beyond its body
+EVENT_BYTES = 256  # what an event counts for, besides its body
 WRITE_BYTES = 64 << 10
 LINGER_SECONDS = 0.5
 REFUSALS = {
@@ -61,11 +61,11 @@ REFUSALS = {
     503: SHUTTING_DOWN,
     431: f"request headers exceed the limit of {MAX_HEAD_BYTES} bytes",
 }
-LEFT_BEHIND_SECONDS = 1.0  # for apps to end once their connection is closed
+LEFT_BEHIND_SECONDS = 1.0  # how long apps may still run after their connection has closed
 
 
 class PrefixedStream(trio.abc.Stream):
-    """A socket stream some of whose input was read already."""
+    """A socket stream that first returns `prefix`, which was read from the socket already."""
 
     def __init__(self, stream: trio.SocketStream, prefix: bytes) -> None:
         self._stream = stream
@@ -93,7 +93,7 @@ class PrefixedStream(trio.abc.Stream):
 
 
 class AppQueue:
-    """The events of one request on their way to its app."""
+    """A queue of a request's events (body, disconnect) between hypercorn's stream and the app."""
 
     def __init__(self) -> None:
         self._events: deque[dict[str, Any]] = deque()
@@ -103,7 +103,7 @@ class AppQueue:
         self._room = trio.Event()
 
     async def put(self, event: dict[str, Any]) -> None:
-        """Adds an event; waits while the app has too much of the body to take."""
+        """Adds an event; waits while more than QUEUE_BYTES wait for the app."""
         if self._over:
             return
         self._events.append(event)
@@ -114,10 +114,10 @@ class AppQueue:
                 self._room = trio.Event()
                 await self._room.wait()
         else:
-            self._room.set()  # a disconnect: nobody has to wait for the app any more
+            self._room.set()  # a disconnect: a put() that waits for the app may go on
 
     async def get(self) -> dict[str, Any]:
-        """The app's receive(); a disconnect is told as often as it asks."""
+        """The app's receive(). A disconnect stays in the queue and is returned each time."""
         while not self._events:
             self._news = trio.Event()
             await self._news.wait()
@@ -129,14 +129,14 @@ class AppQueue:
         return event
 
     def close(self) -> None:
-        """The app has ended."""
+        """Called when the app has ended: drops the events, and all that follow."""
         self._over = True
         self._events.clear()
         self._room.set()
 
 
 class AppTasks(TaskGroup):
-    """hypercorn's task group with AppQueue between a stream and its app."""
+    """hypercorn's task group, with an AppQueue between each stream and its app."""
 
     async def spawn_app(self, app: Any, config: Any, scope: Any, send: Any) -> Any:
         queue = AppQueue()
@@ -156,7 +156,7 @@ class AppTasks(TaskGroup):
 
 
 class _Parser(h11.Connection):
-    """h11's, which remembers what it refused a request for."""
+    """h11's connection, which also keeps the reason why it refused a request."""
 
     problem = ""
 
@@ -169,7 +169,7 @@ class _Parser(h11.Connection):
 
 
 class Http11(H11Protocol):
-    """hypercorn's HTTP/1.1; what it refuses itself is answered in JSON, as everything else is."""
+    """hypercorn's HTTP/1.1, but the requests that it refuses itself are answered in JSON, like all others."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -179,8 +179,8 @@ class Http11(H11Protocol):
         )
 
     async def _maybe_recycle(self) -> None:
-        """The answer is complete. One that began before the server was told to stop did not say that it
-        was the last, so that another request may follow it."""
+        """Called when an answer is complete: goes on with the next request or ends the connection. An answer that began
+        before the drain did not announce the end, so its client may send one more request."""
         await self._close_stream()
         await self.can_read.set()
         both = (self.connection.our_state, self.connection.their_state)
@@ -201,7 +201,7 @@ class Http11(H11Protocol):
             await self._refuse(problem.code.http, str(problem))
             await self.send(Closed())
             return
-        # an upgrade that a client offers is not taken up: to hypercorn it was never there
+        # upgrades (to WebSocket or h2c) are ignored: hypercorn does not see the header
         kept = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
         await super()._create_stream(
             h11.Request(
@@ -225,7 +225,7 @@ class Http11(H11Protocol):
 
 
 class Protocols(ProtocolWrapper):
-    """hypercorn's HTTP/1.1 and our HTTP/2."""
+    """Chooses between hypercorn's HTTP/1.1 and our HTTP/2: by ALPN, or by HTTP/2's preface."""
 
     def __init__(self, alpn: str, *args: Any) -> None:
         super().__init__(*args)
@@ -262,7 +262,7 @@ class Protocols(ProtocolWrapper):
             await self.protocol.handle(RawData(data=data))
 
     def partial_input(self) -> int | None:
-        """A number while a head or a frame is incomplete: the same as long as it is that one."""
+        """A number that identifies the head or frame that is incomplete now; None if there is none."""
         protocol = self.protocol
         if isinstance(protocol, Http2):
             return protocol.partial_input
@@ -270,7 +270,7 @@ class Protocols(ProtocolWrapper):
         return protocol.keep_alive_requests if waiting else None
 
     async def too_late(self) -> None:
-        """The head that came too late is answered."""
+        """Tells the client that its head or frame came too late: 408, or GOAWAY."""
         protocol = self.protocol
         if isinstance(protocol, Http2):
             await protocol.goodbye()
@@ -278,17 +278,17 @@ class Protocols(ProtocolWrapper):
             await protocol._send_error_response(408)
 
     async def goodbye(self) -> None:
-        """The server ends an idle connection."""
+        """Tells an HTTP/2 client that the server ends its idle connection."""
         if isinstance(self.protocol, Http2):
             await self.protocol.goodbye()
 
     async def drain(self, grace_s: float) -> bool:
-        """The server stops: tells the peer, and returns when it knows or the grace is over.
+        """Tells the client that the server stops. Returns when the client knows or after `grace_s` seconds.
 
-        True when nothing is owed then.
+        Returns True if no request waits for its answer then.
         """
         with trio.move_on_after(grace_s):
-            await self._is_http2.wait()  # what is HTTP/1.1 so far may turn out to be HTTP/2
+            await self._is_http2.wait()  # a connection counts as HTTP/1.1 until the preface comes
         if isinstance(self.protocol, Http2):
             await self.protocol.drain(grace_s)
             return self.protocol.idle
@@ -326,10 +326,10 @@ class HypercornConnection(TCPServer):
         self._turned_away = turned_away
         self._idle_since = trio.current_time()
         self._idle_too_long = trio.Event()
-        self._open = trio.Event()  # there is a protocol
+        self._open = trio.Event()  # `protocol` is set
         self._scope = trio.CancelScope()
         self._reading = trio.CancelScope(deadline=trio.current_time() + timeout_s)
-        self._partial: int | None = -1  # what the reading deadline is for; -1: the first request
+        self._partial: int | None = -1  # the partial_input() that has the deadline; -1: the first request
         self._writes: set[trio.CancelScope] = set()
         self._closing = False
         self._broken = False
@@ -356,7 +356,7 @@ class HypercornConnection(TCPServer):
                     nursery.cancel_scope.cancel()
 
     def press(self, idle_s: float) -> None:
-        """Others wait for its place: it ends if it has been idle for as long."""
+        """Called while new connections are being refused: ends this one if it was idle for `idle_s` seconds."""
         if trio.current_time() - self._idle_since > idle_s:
             if self._open.is_set():
                 self._idle_too_long.set()
@@ -364,7 +364,7 @@ class HypercornConnection(TCPServer):
                 self.cancel()  # in the middle of a TLS handshake
 
     async def _turn_away(self) -> None:
-        """Whoever has no room here is told, and goes soon."""
+        """Ends a connection beyond the limit within seconds."""
         await trio.sleep(TURNED_AWAY_SECONDS)
         if self._open.is_set() and await self.protocol.drain(0):
             await self._end_idle()
@@ -377,7 +377,7 @@ class HypercornConnection(TCPServer):
             await self._end_idle()
 
     async def _end_writes(self) -> None:
-        """Shielded writes end with the connection."""
+        """Ends shielded writes when the connection is cancelled (rule 2)."""
         try:
             await trio.sleep_forever()
         finally:
@@ -454,7 +454,7 @@ class HypercornConnection(TCPServer):
             pass
 
     def _look(self) -> None:
-        """Times the head or the frame that has begun and not ended."""
+        """Starts the deadline of a head or frame that has begun, and clears it when none is incomplete (rule 1)."""
         partial = self.protocol.partial_input()
         if self._closing or self._partial == -1:
             return
@@ -465,7 +465,7 @@ class HypercornConnection(TCPServer):
             self._reading.deadline = trio.current_time() + self._timeout
 
     def _on_time(self) -> None:
-        """The request, or the frame, that was waited for has come."""
+        """Clears the deadline: the request or frame has come in time."""
         self._partial = None
         if not self._closing:
             self._reading.deadline = math.inf
@@ -476,7 +476,7 @@ class HypercornConnection(TCPServer):
         if isinstance(event, RawData):
             if event.data and not await self._write(event.data):
                 await self.protocol.handle(Closed())
-            # the write was shielded: an app that never waits elsewhere hears of its cancellation here
+            # the write was shielded, so an app that waits nowhere else must notice here that it is cancelled
             await trio.lowlevel.checkpoint_if_cancelled()
         elif isinstance(event, Closed):
             await self._say_end()
@@ -489,7 +489,7 @@ class HypercornConnection(TCPServer):
                 await self.idle_task.stop()
 
     async def _write(self, data: bytes) -> bool:
-        """Sends all of it; False when the connection is over."""
+        """Sends all of `data`; False if the connection has ended, or ends because the client does not read."""
         with trio.CancelScope(shield=True) as scope:
             self._writes.add(scope)
             try:
@@ -512,14 +512,14 @@ class HypercornConnection(TCPServer):
         return False
 
     async def _say_end(self) -> None:
-        """Ends our side of the connection; the peer has a moment to end its own."""
+        """Closes our side of the connection; the client has LINGER_SECONDS to close its own."""
         if self._closing:
             return
         self._closing = True
         try:
-            async with self.send_lock:  # what another task is about to send comes first
+            async with self.send_lock:  # other tasks complete their writes first
                 self._reading.deadline = trio.current_time() + LINGER_SECONDS
-                # TLS cannot say its own end and be read behind that: the connection's says it
+                # ending TLS itself would also end reading, so the end of the TCP stream tells the client
                 await (self.stream.transport_stream if self._tls else self.stream).send_eof()
         except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
             pass
