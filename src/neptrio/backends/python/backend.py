@@ -32,18 +32,18 @@ log = logging.getLogger("neptrio.python")
 
 
 def apart(context: LoadContext) -> bool:
-    """isolated(), with the server's settings. Raises InvalidArgument."""
+    """Whether the model runs in processes of its own, by its configuration and the settings. Raises InvalidArgument."""
     return isolated(context.config, context.settings.backend_settings("python"))
 
 
 def resources(context: LoadContext) -> tuple[dict[str, str], dict[str, Any]]:
-    """The environment and the limits of the model's processes. Raises InvalidArgument."""
+    """The environment variables and the limits of the model's processes. Raises InvalidArgument."""
     settings = context.settings.backend_settings("python")
     return limits.environment(context.config, settings), limits.limits(context.config)
 
 
 def python_of(context: LoadContext) -> str | None:
-    """The interpreter of the model's own environment, None for the server's."""
+    """The path of the Python interpreter in the model's EXECUTION_ENV_PATH, None if it uses the server's."""
     path = parameter(context.config, "EXECUTION_ENV_PATH")
     if not path:
         return None
@@ -52,7 +52,10 @@ def python_of(context: LoadContext) -> str | None:
 
 
 def initialize_seconds(context: LoadContext) -> float:
-    """How long a model may take to be imported, to complete its configuration, and to initialize. Raises InvalidArgument."""
+    """How long a model may take to import, complete its configuration and initialize, in seconds.
+
+    Raises InvalidArgument.
+    """
     key = "INITIALIZE_TIMEOUT_SECONDS"
     text = parameter(context.config, key) or context.settings.backend_settings("python").get(
         "initialize-timeout-seconds", "300"
@@ -69,7 +72,7 @@ def initialize_seconds(context: LoadContext) -> float:
 
 
 def execute_seconds(context: LoadContext) -> float | None:
-    """How long an execute() may take before its process is killed, None for ever. Raises InvalidArgument."""
+    """After how many seconds an execute() is late and its process is killed; None for no limit. Raises InvalidArgument."""
     key = "EXECUTE_TIMEOUT_SECONDS"
     text = parameter(context.config, key)
     if not text:
@@ -91,7 +94,7 @@ def execute_seconds(context: LoadContext) -> float | None:
 
 
 def ready_seconds(context: LoadContext) -> float:
-    """How long a model's is_ready() may take. Raises InvalidArgument."""
+    """How many seconds a model's is_ready() may take. Raises InvalidArgument."""
     text = context.settings.backend_settings("python").get("is-ready-timeout-seconds", str(READY_SECONDS))
     try:
         value = float(text)
@@ -107,8 +110,8 @@ def ready_seconds(context: LoadContext) -> float:
 class PythonBackend(Backend):
     """Serves `backend: "python"`, and with `shared_file` set, a Python-based backend.
 
-    A Python-based backend is a model.py in the backend directory that serves every model which
-    names it; such models need no file of their own.
+    A Python-based backend is a model.py in the backend directory. It runs all models that name it as their backend, so
+    those need no file of their own.
     """
 
     shared_file: Path | None = None
@@ -118,7 +121,7 @@ class PythonBackend(Backend):
 
     @classmethod
     def based_on(cls, file: Path) -> type[PythonBackend]:
-        """The Python-based backend that lives in `file`."""
+        """Makes the class of a Python-based backend, whose code is in `file`."""
         return type("PythonBasedBackend", (cls,), {"shared_file": file})
 
     @classmethod
@@ -168,7 +171,8 @@ class PythonBackend(Backend):
 
     @classmethod
     def time_limit(cls, context: LoadContext) -> float | None:
-        """In-process models cannot be ended, only left behind; the others' processes are killed."""
+        """The limit in seconds for a load in the server's process. Its thread cannot be killed, so the server stops
+        waiting for it. None for a model in processes of its own, which are killed when they are late."""
         seconds = initialize_seconds(context)
         return None if apart(context) else seconds
 
@@ -245,7 +249,7 @@ class PythonBackend(Backend):
         return InProcessInstance(runner, device_id if kind == "GPU" and sees_devices(config) else None)
 
     def _origin(self) -> Template:
-        """What the instances' processes are forked from: a template of this model if it has a preload()."""
+        """The template that instances' processes are forked from: one of this model if it has a preload()."""
         if self._template is None:
             context = self.context
             if not self._preloads:
@@ -261,11 +265,11 @@ class PythonBackend(Backend):
         return self._template
 
     def unload(self) -> None:
-        if self._template is not None:  # on the trio thread, which shall not wait for its memory to go
+        if self._template is not None:  # closing waits for the process to end, the trio thread must not
             threading.Thread(target=self._template.close, daemon=True).start()
 
     def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
-        """What initialize(args) is given; all values are strings, as in Triton."""
+        """The `args` of the model's initialize(); all values are strings, as in Triton."""
         context = self.context
         return {
             "model_config": json.dumps(to_dict(context.config)),

@@ -1,17 +1,15 @@
 """Business logic scripting: a model's requests to other models.
 
-A call may come from any thread. It travels to the trio thread as a work item, is submitted there
-like any client's request, and its responses come back through a responder that hands them to the
-waiting thread or event loop.
+A model may call from any thread. The call is posted to the trio thread as a work item and submitted there like a
+client's request. A responder passes its responses to the thread or event loop that waits.
 
 Rules:
- 1. The request's inputs alias the caller's arrays; the other model gets copies where it may
-    write, so the caller's arrays stay what they were. The caller must leave them alone until the
-    answer is there.
- 2. A call belongs to the request on whose behalf it is made, if that is known: the one whose trace
-    it carries, else the only request of the batch. When that request is cancelled, so is the call.
- 3. A call that could only wait for itself (every instance of its model is blocked on a call that
-    waits for this one) is refused at once instead of hanging.
+ 1. The request's inputs use the memory of the caller's arrays. If the other model may write to them, it gets copies, so
+    the arrays do not change. The caller must not change them until the answer has come.
+ 2. A call is made for a request that the model executes, if that is known: the one whose trace the call carries, or
+    else the only request of the batch. If that request is cancelled, the call is cancelled too.
+ 3. A call that would wait for itself is refused at once. That is the case when each instance that could execute it
+    waits, directly or through other calls, for the instance that makes it.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from triton_python_backend_utils._host import Host
 
 log = logging.getLogger("neptrio.python")
 LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
-AHEAD_BYTES = 1 << 20  # responses of a decoupled model that wait for the model that asked
+AHEAD_BYTES = 1 << 20  # bytes of responses not yet taken by the calling model; above it the called one waits
 
 # instance -> the call that its thread waits for; on the trio thread
 waits: dict[Any, Call] = {}
@@ -58,7 +56,7 @@ class OnLoop(WorkItem):
 class Call(Responder):
     """One request to another model, from submission to its last response.
 
-    `instance` is the one whose thread waits for it, if one does.
+    `instance` is the instance whose thread is blocked until the response comes, None if none is.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Call(Responder):
         request.responder = self
 
     def submit(self) -> None:
-        """On the trio thread: accepts the request, or delivers the refusal."""
+        """Submits the request; if it is refused, delivers the error as its response. Trio thread."""
         request = self._request
         try:
             parent = request.parent
@@ -110,11 +108,11 @@ class Call(Responder):
             self._deliver(self.receive(InferResponse(None, error)), True)
 
     def receive(self, response: InferResponse) -> Any:
-        """The form in which responses are delivered."""
+        """Converts a response to the form that `deliver` expects."""
         return convert.received(response)
 
     def _never_ends(self, seen: set[Call]) -> bool:
-        """True when only instances that wait themselves, in a circle, could execute the request."""
+        """True if every instance that could execute the request waits, in a circle, for this call (rule 3)."""
         request = self._request
         if request.batch is not None:
             instances = [request.batch.instance]
@@ -175,13 +173,13 @@ class Call(Responder):
         return bool(self._request.cancelled and not self._request.still_read)
 
     def took(self, response: Any) -> None:
-        """The model has taken the oldest response that waits. Any thread."""
+        """Called when the model has taken the oldest waiting response. Any thread."""
         size = self._sizes.popleft() if self._sizes else 0
         if self._decoupled:
             self._services.completions.post(OnLoop(lambda: self._less(size)))
 
     def took_here(self) -> None:
-        """took() of a decoupled model's response, on the trio thread."""
+        """The same as took(), for a decoupled model's response and on the trio thread."""
         self._less(self._sizes.popleft() if self._sizes else 0)
 
     def _less(self, size: int) -> None:
@@ -192,11 +190,11 @@ class Call(Responder):
                 callback()
 
     def cancel(self) -> None:
-        """Cancels the request; a model that asked for all its responses goes on reading them. Any thread."""
+        """Cancels the request. With `decoupled`, the calling model goes on reading its responses. Any thread."""
         self._services.completions.post(OnLoop(self._cancel))
 
     def drop(self) -> None:
-        """Cancels the request, of which nobody reads anything any more. Any thread."""
+        """Cancels the request, when the calling model reads no more of its responses. Any thread."""
         self._services.completions.post(OnLoop(self._drop))
 
     def _cancel(self) -> None:
@@ -228,11 +226,11 @@ async def _logged(operation: Callable[[], Any]) -> None:
 
 
 class InProcessHost(Host):
-    """What a model in this process may ask of the server."""
+    """What a model in the server's process may ask of the server."""
 
     def __init__(self, name: str, model: str, services: ModelHost) -> None:
-        self.batch: Batch | None = None  # what the instance's thread executes
-        self.thread = 0  # that thread
+        self.batch: Batch | None = None  # the batch that the instance's thread executes
+        self.thread = 0  # the id of that thread
         self._model = model
         self._services = services
         self._log = logging.getLogger("neptrio.model." + name)
@@ -313,7 +311,7 @@ class InProcessHost(Host):
         def unload() -> Any:
             return self._services.repository.unload(name, unload_dependents)
 
-        if name == self._model:  # it would wait for the request that asks for it
+        if name == self._model:  # the unload waits for the request that asks for it, so do not wait here
             self._services.completions.post(
                 OnLoop(lambda: (trio.lowlevel.spawn_system_task(_logged, unload), None)[1])
             )

@@ -1,4 +1,4 @@
-"""Requests and responses between the server's types and those that models see."""
+"""Converts requests and responses between the server's types and those that Python models see."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
 }
 GPU = int(MemoryKind.GPU_MEMORY)
 log = logging.getLogger("neptrio.python")
-_telling = threading.Lock()  # the instances of a model tell of it once
+_telling = threading.Lock()  # so that a model's instances together log a warning once
 new_request = utils.InferenceRequest.__new__
 over = utils.Tensor._over
 
 
 class Reader:
-    """Makes what execute() is given, for one model."""
+    """Makes the requests that a model's execute() gets. With `read_only`, models may not write to inputs."""
 
     def __init__(self, model_name: str, model_version: int, output_names: list[str], read_only: bool) -> None:
         self._model_name = model_name
@@ -50,7 +50,7 @@ class Reader:
         self._read_only = read_only
 
     def request(self, request: InferRequest, channel: Any) -> utils.InferenceRequest:
-        """`request` as the model sees it."""
+        """`request` in the model's type; `channel` is the way back for its responses."""
         made: utils.InferenceRequest = new_request(utils.InferenceRequest)
         inputs = []
         for tensor in request.inputs:
@@ -85,14 +85,14 @@ class Reader:
 
 
 def wanted_names(request: InferRequest) -> list[str] | None:
-    """The outputs that the client asked for and those that are implicit state, None for all."""
+    """The names of the outputs that the client wants and of the implicit state, None if it wants all outputs."""
     if request.outputs is None:
         return None
     return [*(o.name for o in request.outputs), *request.model.state_outputs]
 
 
 def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -> InferResponse:
-    """A model's response as the server's; see backends.python.tensors rule 2 for `sole`."""
+    """A model's response in the server's type; for `sole`, see rule 2 of backends.python.tensors."""
     error = made._error
     if error is not None:
         return InferResponse(
@@ -108,7 +108,7 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
 
 
 def known(request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
-    """A model's outputs without those that nobody asked for and the configuration does not have."""
+    """A model's outputs without those that its configuration lacks; all of them if the client named outputs."""
     if request.outputs is not None:
         return tensors
     names = request.model.known_outputs
@@ -132,7 +132,7 @@ def _tell_of(model: Any, made: Iterable[str]) -> None:
 
 
 def received(response: InferResponse) -> utils.InferenceResponse:
-    """A response of another model, as the model that asked sees it."""
+    """The response of a called model, in the type that the calling model sees."""
     made = utils.InferenceResponse.__new__(utils.InferenceResponse)
     made._parameters = response.parameters
     error = response.error

@@ -22,11 +22,11 @@ from triton_python_backend_utils import _tensor
 
 GPU = int(MemoryKind.GPU_MEMORY)
 CUDA = dlpack.CUDA
-LEGACY_STREAM = 1  # the stream that DLPack's producers are told; it is waited for at once
+LEGACY_STREAM = 1  # CUDA's default stream: the other library orders its work before it, then we wait for it
 
 
 def given(tensor: Tensor) -> utils.Tensor:
-    """A tensor in device memory as the model sees it."""
+    """A tensor in device memory, in the type that models see."""
     device = (CUDA, int(tensor.memory_id))
     made: utils.Tensor = utils.Tensor._over(
         tensor.name, tensor.dtype, tensor.shape, tensor, dlpack.export, False, device
@@ -35,9 +35,9 @@ def given(tensor: Tensor) -> utils.Tensor:
 
 
 def taken(name: str, source: Any) -> utils.Tensor | None:
-    """A tensor over device memory of another library, None when it is not on a GPU that is open here.
+    """A tensor over the device memory of another library's tensor. None if it is not on a GPU that the server uses.
 
-    Raises TritonModelException for a layout or type that is not taken.
+    Raises TritonModelException for a layout or data type that is not supported.
     """
     if not device_memory.in_use():
         return None
@@ -56,7 +56,7 @@ def taken(name: str, source: Any) -> utils.Tensor | None:
 
 
 def settle(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
-    """A response's outputs with everything on the host that has no reader on the device."""
+    """A response's outputs, where those that nothing reads on the device are copied to the host."""
     settled = []
     for tensor in outputs:
         if tensor.memory_kind == GPU and not _stays(request, tensor.name):

@@ -1,12 +1,12 @@
 """The interpreter of a model's own environment: a folder, or an archive that is unpacked once.
 
 Rules of archives:
- 1. An archive is unpacked into the cache folder under the digest of its content: once, whatever
-    model, instance or server asks first; the others wait for it (a lock file). A folder without
-    its COMPLETE mark is what an interruption left behind: it is removed and unpacked again.
- 2. No member leads out of that folder: no absolute name, no `..`, no device, no link to something
-    outside, no name that passes through a link or writes over one. The exception is bin/python*,
-    which in a plain virtual environment links to the interpreter it was made with.
+ 1. An archive is unpacked once, into a folder of the cache that is named by the digest of its content. Models and
+    servers that need it at the same time wait for the first, by a lock file. A folder without the file COMPLETE was
+    left by an interrupted unpacking; it is removed and unpacked again.
+ 2. No member may lead out of that folder: no absolute name, no `..`, no device, no link to something outside, no name
+    that passes through a link or replaces one. The exception is bin/python*, which in a virtual environment is a link
+    to the interpreter that made it.
  3. Members belong to this process's user, without set-user-id bits, writable by nobody else.
  4. An archive that needs more space than the disk has is refused while it is unpacked.
 """
@@ -51,8 +51,8 @@ def cache_directory(settings: dict[str, str]) -> Path:
 
 
 def variables(python: str, given: dict[str, str]) -> dict[str, str]:
-    """The variables `given` for an interpreter of another environment: those that
-    speak of ours are gone, and its programs come first in PATH, as its bin/activate has it."""
+    """The variables `given`, changed for the interpreter of another environment: without those of the server's own
+    environment, and with that environment's programs first in PATH, as its bin/activate does."""
     kept = {k: v for k, v in given.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     kept["PATH"] = os.pathsep.join((os.path.dirname(python), kept.get("PATH", os.defpath)))
     return kept
@@ -128,7 +128,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     folder.mkdir(mode=0o700)
     options: dict[str, Any] = {}
     if hasattr(tarfile, "fully_trusted_filter"):
-        options["filter"] = "fully_trusted"  # each member is judged here; its rules refuse bin/python
+        options["filter"] = "fully_trusted"  # _problem() checks members; tarfile's filters refuse bin/python
     links: set[str] = set()
     with tarfile.open(archive, "r:*") as tar:
         for member in tar:

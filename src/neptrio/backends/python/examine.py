@@ -1,4 +1,4 @@
-"""What a model.py says of itself without being run: for a check of a repository."""
+"""Reads a model.py without running it: for the check of a repository, and to see which methods the model has."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Outline:
 
     tree: ast.Module | None
     error: str = ""  # why it cannot be compiled
-    found: bool = False  # there is a TritonPythonModel, or it may come with an import
+    found: bool = False  # it has a TritonPythonModel, or may import one
     executes: bool = True  # it has execute(), or may inherit it
     completes: bool = False  # it has auto_complete_config(), or may inherit it
-    line: int = 0  # of the class
+    line: int = 0  # where the class begins
 
 
 def read(path: Path) -> Outline:
@@ -65,7 +65,7 @@ def _names(node: ast.AST) -> bool:
 
 
 def preloads(path: Path) -> bool:
-    """The file has a preload(args), of its own or of its TritonPythonModel."""
+    """Whether the file has a function preload(args), at top level or in its TritonPythonModel."""
     tree = read(path).tree
     if tree is None:
         return False
@@ -74,7 +74,7 @@ def preloads(path: Path) -> bool:
 
 
 def problems(path: Path, imports: bool = True) -> Iterator[str]:
-    """What would keep the file from being loaded; `imports`: also modules that are not installed."""
+    """Why the file could not be loaded. With `imports`, modules that are not installed are reported, too."""
     outline = read(path)
     if outline.tree is None:
         yield outline.error
@@ -90,7 +90,7 @@ def problems(path: Path, imports: bool = True) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Top-level packages that the file needs as soon as it is executed."""
+    """The top-level packages that the file imports when it is executed, with their line numbers."""
     seen: set[str] = set()
     for node in tree.body:
         names: list[str] = []
@@ -111,4 +111,4 @@ def _exists(name: str, folder: Path) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
-        return True  # cannot be told without running it
+        return True  # only running it would tell

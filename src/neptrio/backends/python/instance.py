@@ -1,4 +1,4 @@
-"""A Python model in this process.
+"""A Python model in the server's process.
 
 A model with a plain execute() runs on its instance's thread. A model with `async def execute`
 runs on an event loop of its own: initialize(), every execute() and finalize() are called there,
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.python")
 
-OWN_FILES = ("cext/", str(Path(__file__).parents[2]))  # they say nothing to a model's author
+OWN_FILES = ("cext/", str(Path(__file__).parents[2]))  # left out of tracebacks for a model's author
 DONE = int(RequestState.DONE)
 RESCHEDULE = utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-ASYNC_CAPACITY = 64  # batches of an async model that may be under way at once
+ASYNC_CAPACITY = 64  # batches that an async model may execute at once
 
 
 def dropped(request: InferRequest) -> TritonError:
-    """The error of a request whose sender was dropped while it was open."""
+    """The error of a request whose model dropped its response sender before the final response."""
     if request.cancelled:
         return Cancelled()
     return Internal(
@@ -63,7 +63,7 @@ def dropped(request: InferRequest) -> TritonError:
 
 
 class Post(WorkItem):
-    """A response from a sender on its way to the trio thread, and its acknowledgement."""
+    """Carries a sender's response to the trio thread. Calls `done` there when the client has room for more."""
 
     def __init__(
         self, request: InferRequest, response: InferResponse, final: bool, done: Callable[[], None] | None
@@ -84,7 +84,7 @@ class Post(WorkItem):
 
 
 class Reschedule(WorkItem):
-    """A request that the model wants to see again (iterative sequences)."""
+    """Carries a request to the trio thread that the model wants to execute again (iterative sequences)."""
 
     def __init__(self, request: InferRequest) -> None:
         self._request = request
@@ -102,7 +102,7 @@ class Reschedule(WorkItem):
 
 
 class Back:
-    """The way back of a received request: whether it is cancelled, and its sender if one is taken."""
+    """What a request in execute() needs from the server: whether it is cancelled, and a sender for its responses."""
 
     __slots__ = ("_channel", "_completions", "_request")
 
@@ -131,16 +131,16 @@ class Back:
 
     @property
     def taken(self) -> bool:
-        """A sender exists."""
+        """Whether the model has taken a response sender."""
         return self._channel is not None and self._channel.taken
 
     @property
     def sent(self) -> bool:
-        """The one response of a request to a model that is not decoupled was sent."""
+        """Whether the only response was sent by a sender (models that are not decoupled)."""
         return self._channel is not None and self._channel.sent
 
     def close(self) -> None:
-        """The request is answered in another way; nothing can be sent any more."""
+        """Closes the sender, because the request is answered in another way."""
         if self._channel is not None:
             self._channel.closed = True
 
@@ -172,7 +172,7 @@ class Back:
 
 
 class ModelRunner:
-    """Calls a TritonPythonModel for a backend instance: the parts that both kinds share."""
+    """Calls a TritonPythonModel: what models with a plain and with an asynchronous execute() have in common."""
 
     def __init__(
         self,
@@ -198,13 +198,13 @@ class ModelRunner:
         self.model = check_class(module, str(self._source.path))()
 
     def initialize(self) -> Any:
-        """Calls the model's initialize(args), if it has one; an async one's coroutine is returned."""
+        """Calls the model's initialize(args), if it has one. Returns the coroutine if it is async."""
         if hasattr(self.model, "initialize"):
             return self.model.initialize(dict(self._args))
         return None
 
     def finalize(self) -> Any:
-        """Calls the model's finalize(), if it has one; an async one's coroutine is returned."""
+        """Calls the model's finalize(), if it has one. Returns the coroutine if it is async."""
         return self.model.finalize() if hasattr(self.model, "finalize") else None
 
     def forget(self) -> None:
@@ -214,11 +214,11 @@ class ModelRunner:
 
     @property
     def wants_sequence_end(self) -> bool:
-        """The model has on_sequence_end(id, reason)."""
+        """Whether the model has on_sequence_end(id, reason)."""
         return callable(getattr(self.model, "on_sequence_end", None))
 
     def requests(self, batch: Batch) -> list[utils.InferenceRequest]:
-        """What execute() is called with."""
+        """The requests of a batch, in the type that execute() gets."""
         completions, decoupled, reader = self.completions, self.decoupled, self.reader
         made = []
         for request in batch.requests:
@@ -273,7 +273,7 @@ class ModelRunner:
         batch.responses = answers
 
     def close(self, given: list[utils.InferenceRequest]) -> None:
-        """The batch failed: what its requests' senders have not sent is not sent any more."""
+        """Closes the senders of a failed batch's requests."""
         for request in given:
             request._channel.close()
 
@@ -293,10 +293,10 @@ async def _awaited(answer: Any) -> Any:
 
 
 class InProcessInstance(BackendInstance):
-    """See the module's text."""
+    """A backend instance whose model runs in the server's process."""
 
     def __init__(self, runner: ModelRunner, gpu: int | None = None) -> None:
-        """`gpu`: the device whose memory the model is to see; None: its inputs are in host memory."""
+        """`gpu` is the number of the device whose memory the model may get; None gives it host memory only."""
         self._runner = runner
         self.takes_device_memory = gpu is not None
         self._gpu = gpu
@@ -473,7 +473,7 @@ class InProcessInstance(BackendInstance):
 
     def _end_loop(self) -> None:
         assert self._loop is not None and self._thread is not None
-        if self._checking is not None:  # who waits for it would wait for ever
+        if self._checking is not None:  # otherwise its caller would wait for ever
             self._checking.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -495,7 +495,7 @@ class InProcessInstance(BackendInstance):
         current_batch.set(batch)
         given: list[utils.InferenceRequest] = []
         if current_span.active:
-            current_span.enter(batch.requests)  # of this task; it ends with it
+            current_span.enter(batch.requests)  # set for this task only
         try:
             given = runner.requests(batch)
             batch.mark_input_end()

@@ -5,12 +5,12 @@ server with it. The choice: one child process per instance, supervised from here
 responses cross as described in triton_python_backend_utils._process.wire.
 
 Rules:
- 1. The end of the child fails everything that was under way with the cause, makes the model not
-    ready at once, and starts a new child after a pause that doubles up to MAX_PAUSE.
- 2. A batch or request that is sent is in a table; whoever takes it out answers it. The child's end
-    takes everything out.
- 3. The trio thread never touches the socket: begin() and acknowledgements go through the writer.
- 4. initialize() of a model has a time limit; after it the child is killed.
+ 1. When the child ends, everything that it was executing fails with the cause, the model is not ready at once, and a
+    new child is started after a pause, which doubles each time up to MAX_PAUSE seconds.
+ 2. Batches and requests that were sent are kept in a table. Only the code that removes one from the table answers it,
+    so each is answered once. When the child ends, all are removed.
+ 3. The trio thread never writes to the socket: begin() and acknowledgements are posted to the writer thread.
+ 4. A model's initialize() has a time limit, after which the child is killed.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ log = logging.getLogger("neptrio.python")
 
 FIRST_PAUSE = 0.1
 MAX_PAUSE = 30.0
-STEADY_SECONDS = 60.0  # a child that lived this long starts over with the first pause
-MOST_ANSWERS = 64  # of a process that wait to be looked at: it is asked one thing at a time
+STEADY_SECONDS = 60.0  # after a child lived this long, the next pause is the first again
+MOST_ANSWERS = 64  # that may wait unread; a correct process gives one per question
 FINALIZE_SECONDS = 30.0
-LOOKS = 8  # at a running batch, within its time limit
+LOOKS = 8  # how often a running batch is checked within its time limit
 
 
 class IsolatedInstance(BackendInstance):
-    """See the module's text."""
+    """A backend instance whose model runs in a child process; requests cross on a socket."""
 
     overlapping = True
 
@@ -75,8 +75,8 @@ class IsolatedInstance(BackendInstance):
         self.name = name
         self._execute_seconds = execute_seconds
         self._timer: Any = None
-        self._oldest: tuple[Batch | None, int] = (None, 0)  # and since when it is that
-        self._late: Batch | None = None  # the process was killed because of it
+        self._oldest: tuple[Batch | None, int] = (None, 0)  # the oldest running batch, and since when (ns)
+        self._late: Batch | None = None  # the batch that was late, for which the process was killed
         self._environ = environ
         self._resources = limits
         self._python = python
@@ -116,7 +116,7 @@ class IsolatedInstance(BackendInstance):
         process = self._spawn()
         self._starting = process
         try:
-            if self._stopping.is_set():  # aborted meanwhile
+            if self._stopping.is_set():  # abort() was called
                 raise Internal(f"the start of '{self.name}' was given up")
             self._send_initialize(
                 process,
@@ -147,7 +147,7 @@ class IsolatedInstance(BackendInstance):
         if not self.healthy:  # it died between its answer and here
             self._ended(process)
 
-    # what an instance with rings does otherwise (ring_instance.py)
+    # ring_instance.py overrides these methods
 
     def _spawn(self) -> Process:
         return Process(
@@ -160,10 +160,10 @@ class IsolatedInstance(BackendInstance):
         process.send(message, [])
 
     def _started(self, process: Process) -> None:
-        """initialize() has returned; batches may come."""
+        """Called when the model's initialize() has returned, before batches come."""
 
     def _not_restarted(self) -> None:
-        """The process could not be started again, this time or for good."""
+        """Called when a restart failed; it may be tried again later."""
 
     def _send_finalize(self, process: Process) -> None:
         process.post_message({"t": "finalize"})
@@ -179,7 +179,7 @@ class IsolatedInstance(BackendInstance):
             process.kill()
 
     def _ended(self, process: Process) -> None:
-        """The child is gone (reader thread): rule 1."""
+        """Called when the child has ended (rule 1). Reader thread."""
         self._answers.put(None)
         with self._lock:
             if self._process is not process:
@@ -236,7 +236,7 @@ class IsolatedInstance(BackendInstance):
         self._not_restarted()
 
     def finalize(self) -> None:
-        self.abort()  # also a restart that hangs
+        self.abort()  # ends a restart, too
         process = self._process
         if process is None:
             if self._supervisor is not None:
@@ -259,7 +259,7 @@ class IsolatedInstance(BackendInstance):
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
         id = next(self._numbers)
         with self._lock:
-            if self._process is not process:  # it has ended: nobody would answer
+            if self._process is not process:  # it has ended, so no answer would come
                 return False
             self._asked[id] = answer.put
         process.send({"t": "is_ready", "k": id}, [])
@@ -283,7 +283,7 @@ class IsolatedInstance(BackendInstance):
     # ------------------------------------------------------------ EXECUTE_TIMEOUT_SECONDS
 
     def _first(self) -> tuple[Batch, int, Process] | None:
-        """The batch that began first of those under way, when that was in ns, and who executes it."""
+        """The running batch that began first, when it began (monotonic ns), and its process; None if none runs."""
         with self._lock:
             process = self._process
             for batch, _ in self._batches.values():
@@ -291,12 +291,12 @@ class IsolatedInstance(BackendInstance):
         return None
 
     def _watch_from_now(self) -> None:
-        """A batch has begun. Trio thread."""
+        """Called when a batch begins: starts the checks for late batches. Trio thread."""
         if self._execute_seconds is not None and self._timer is None:
             self._watch()
 
     def _watch(self) -> None:
-        """Looks now and then whether the batch that began first is still the same."""
+        """Checks at an interval whether the oldest batch is late, and kills the process if so."""
         self._timer = None
         found, limit = self._first(), self._execute_seconds
         if found is None or limit is None:
@@ -305,7 +305,7 @@ class IsolatedInstance(BackendInstance):
         batch, begun, process = found
         now = monotonic_ns()
         if batch is not self._oldest[0]:
-            # an asynchronous model works on all of them at once, another on one after the other
+            # an async model executes its batches at once, another one after the other: the next begins only now
             self._oldest = (batch, begun if self.capacity > 1 or self._oldest[0] is None else now)
         if now - self._oldest[1] >= limit * 1e9:
             self._late = batch
@@ -323,7 +323,7 @@ class IsolatedInstance(BackendInstance):
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         process = self._process
-        if process is not None:  # a child that is gone has taken what it kept with it
+        if process is not None:  # the state of a child that has ended is gone anyway
             process.post_message({"t": "sequence_end", "c": sequence_id, "reason": reason})
 
     def _fail(self, batch: Batch, error: TritonError) -> None:
@@ -409,7 +409,7 @@ class IsolatedInstance(BackendInstance):
             if answer is not None:
                 answer(bool(message["ready"]))
         elif not self._host.message(process, message):
-            for descriptor in message.pop("descriptors", ()):  # nothing that is awaited brings any
+            for descriptor in message.pop("descriptors", ()):  # no expected answer has any
                 os.close(descriptor)
             if self._answers.qsize() >= MOST_ANSWERS:
                 raise Violation("answers to what nobody asked")
@@ -425,7 +425,7 @@ class IsolatedInstance(BackendInstance):
         return InferResponse(made, None, row["p"])
 
     def _result(self, process: Process, message: dict[str, Any]) -> None:
-        """A batch's answers. All of them are read before the first is used: one that cannot be fails the whole."""
+        """Takes the answers of a batch. Reads all before it uses any, so that a malformed one fails the whole batch."""
         with self._lock:
             batch, ids = self._batches.get(message["batch"], (None, []))
         if batch is None:
@@ -513,7 +513,8 @@ def auto_complete(
     environ: dict[str, str] | None = None,
     limits: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """auto_complete_config in a process of its own: the configuration, None when it has none."""
+    """Runs the model's auto_complete_config() in a process of its own. Returns the configuration, None if the model has
+    no such method."""
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     process = Process(
         *(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None)),
@@ -535,7 +536,7 @@ def auto_complete(
 def _awaited(
     process: Process, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str
 ) -> dict[str, Any]:
-    """The answer of that kind. Raises Internal for a failure, the child's end, or the time limit."""
+    """Waits for the process's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds."""
     end = time.monotonic() + limit
     while True:
         try:

@@ -1,12 +1,12 @@
 """What an isolated model may ask of the server: inferences, loads and unloads, metrics, its log.
 
-The child's questions come over its wire and are answered on it; neptrio.backends.python.bls answers the
-same ones to a model in the server's own process.
+The child asks over its socket and gets the answer there. For a model in the server's process,
+neptrio.backends.python.bls does the same.
 
 Rules:
- 1. A call is in the table until its last response; the child's end cancels every one that is left.
- 2. What waits for the trio thread (load, unload, readiness) waits in a thread of its own, never in
-    the reader.
+ 1. A call is kept in a table until its last response. When the child ends, all calls in the table are cancelled.
+ 2. Questions that must wait for the trio thread (load, unload, readiness) are answered by threads of their own, so that
+    the reader thread never waits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CHANGES = ("increment", "set", "observe", "value")
 
 
 class IsolatedCall(Call):
-    """A call of an isolated model: responses go on over its wire."""
+    """A call of an isolated model, whose responses are sent over its socket without conversion."""
 
     def receive(self, response: InferResponse) -> Any:
         return response
 
 
 class IsolatedHost:
-    """Answers one child after the other; see the module's text."""
+    """Answers what an instance's child asks; it outlives a child and then serves the next."""
 
     def __init__(self, name: str, model_name: str, services: ModelHost) -> None:
         self._services = services
@@ -48,7 +48,7 @@ class IsolatedHost:
         self._metrics: dict[int, Any] = {}
 
     def message(self, process: Process, message: dict[str, Any]) -> bool:
-        """Handles what needs nothing but the host (reader thread); False when it is not for it."""
+        """Handles a message that asks the server for something; returns False for another. Reader thread."""
         kind = message["t"]
         if kind == "log":
             self._host.log(message["level"], message["text"], message["file"], message["line"])
@@ -71,7 +71,7 @@ class IsolatedHost:
         return True
 
     def take(self) -> list[Call]:
-        """The calls under way; the child that made them is gone, and so are its metrics."""
+        """Removes and returns the open calls of a child that has ended, and forgets its metrics."""
         calls, self._calls = self._calls, {}
         self._metrics.clear()
         return list(calls.values())
@@ -79,8 +79,8 @@ class IsolatedHost:
     def call(
         self, process: Process, message: dict[str, Any], parent: InferRequest | None, waiting: Any
     ) -> None:
-        """An inference of another model: `parent` is the request that it is made for, `waiting` the
-        instance that does nothing else until it is answered, if they are known."""
+        """Starts an inference on another model. `parent` is the request for which it is made, and `waiting` the instance
+        that is blocked until it is answered; each is None if unknown."""
         made = InferRequest()
         made.model_name = message["model"]
         made.model_version = "" if message["version"] < 0 else str(message["version"])
@@ -153,7 +153,7 @@ class IsolatedHost:
 
 
 def row_of(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tensor that is to be sent: its description, its bytes in `rows` (see wire.tensor_row)."""
+    """The description of a tensor that is sent; adds its bytes to `rows` (see wire.tensor_row)."""
     data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""  # type: ignore[call-overload]  # it is a buffer
     return tensor_row(tensor.name, tensor.dtype, tensor.shape, data, rows)
 

@@ -1,4 +1,4 @@
-"""What a model's process is given and how much it may take: parameters of its configuration.
+"""The environment variables and resource limits of a model's process, from parameters of its configuration.
 
 | parameter | what | default |
 |---|---|---|
@@ -18,7 +18,7 @@ from typing import Any
 
 from neptrio.errors import InvalidArgument
 
-# what a program needs to find its files, its language and its devices; nothing that is a key to something
+# variables by which programs find their files, language and devices; none of them holds a secret
 PASSED = (
     *(
         "PATH",
@@ -82,7 +82,7 @@ THREADS = (
 
 
 def inherited(patterns: Iterable[str] = ()) -> dict[str, str]:
-    """The server's variables that PASSED or `patterns` name."""
+    """Those of the server's environment variables that PASSED or `patterns` name."""
     wanted = (*PASSED, *patterns)
     return {
         name: value
@@ -96,7 +96,7 @@ def parameter(config: Any, key: str) -> str:
 
 
 def number(config: Any, key: str, least: int) -> int | None:
-    """A whole number of at least `least`, None when it is not set. Raises InvalidArgument."""
+    """A parameter's whole number, None if it is not set. Raises InvalidArgument if it is below `least` or no number."""
     text = parameter(config, key)
     if not text:
         return None
@@ -110,7 +110,7 @@ def number(config: Any, key: str, least: int) -> int | None:
 
 
 def environment(config: Any, settings: dict[str, str]) -> dict[str, str]:
-    """The variables of a model's process. Raises InvalidArgument."""
+    """The environment variables of a model's process. Raises InvalidArgument."""
     patterns, given = [], {}
     both = f"{settings.get('environment', '')},{parameter(config, 'ENVIRONMENT')}"
     for item in filter(None, (part.strip() for part in both.split(","))):
@@ -139,7 +139,7 @@ def _threads(config: Any) -> int:
 
 
 def limits(config: Any) -> dict[str, Any]:
-    """What the process applies to itself. Raises InvalidArgument."""
+    """The limits that a model's process sets for itself when it starts. Raises InvalidArgument."""
     uid, gid = number(config, "RUN_AS_UID", 0), number(config, "RUN_AS_GID", 0)
     if gid is not None and uid is None:
         raise InvalidArgument("parameter 'RUN_AS_GID' needs RUN_AS_UID")
