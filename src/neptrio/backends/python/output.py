@@ -1,8 +1,8 @@
-"""What a model's process prints, as records of the log: one per line, but one per traceback.
+"""Turns what a model's process prints into records of the log: one per line, but only one per traceback.
 
-The process writes a traceback line by line, and nothing marks its end: the line of the exception may be
-the last one, or the next exception follows ("During handling of the above exception ..."). So a block is
-kept open after it until a line comes that cannot belong to it, or the process is silent for a moment.
+The process writes a traceback line by line, and nothing marks its end: after the line of the exception another one may
+follow ("During handling of the above exception ..."). So a traceback is complete when a line comes that cannot belong
+to it, or when the process prints nothing for a moment.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ FATAL = "Fatal Python error: "
 CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 GOES_ON = (" ", "\t", *CHAINS, "Current thread 0x", "Thread 0x", "Extension modules: ")
 SILENCE_MS = 50  # after a line that may be the last of a traceback
-PAUSE_MS = 1000  # within one: the process may wait for a processor
+PAUSE_MS = 1000  # within a traceback: the process may wait for a free core
 MOST_LINES = 1000
 CHUNK = 65536
 
 
 class Records:
-    """Lines in, records out."""
+    """Takes lines and returns records."""
 
     def __init__(self) -> None:
-        self._block: list[str] = []  # of a traceback that may go on
+        self._block: list[str] = []  # lines of a traceback that may go on
         self._told = False  # its exception has come
 
     @property
     def patience_ms(self) -> int | None:
-        """How long to wait for the next line before end(); None: for ever."""
+        """How many milliseconds to wait for the next line before end() is called; None for no limit."""
         if not self._block:
             return None
         return SILENCE_MS if self._told else PAUSE_MS
 
     def line(self, line: str) -> Iterator[str]:
-        """The records that are complete with the next line."""
+        """Takes the next line; returns the records that are complete now."""
         if self._block and len(self._block) < MOST_LINES and self._belongs(line):
             self._block.append(line)
             return
@@ -61,14 +61,14 @@ class Records:
         return self._told
 
     def end(self) -> Iterator[str]:
-        """The traceback that was open, if one was."""
+        """Returns the incomplete traceback, if there is one."""
         block, self._block, self._told = self._block, [], False
         if block:
             yield "\n".join(block).rstrip("\n")
 
 
 def records(descriptor: int) -> Iterator[tuple[str, list[str]]]:
-    """(record, its lines) of what comes out of a pipe, until its other end is closed."""
+    """Yields each record with its lines of what a pipe brings, until its other end is closed."""
     found = Records()
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -81,7 +81,7 @@ def records(descriptor: int) -> Iterator[tuple[str, list[str]]]:
             chunk = os.read(descriptor, CHUNK)
             lines = (left + chunk).split(b"\n")
             left = lines.pop()
-            if len(left) > CHUNK or (left and not chunk):  # a line without end, and the last one of all
+            if len(left) > CHUNK or (left and not chunk):  # a very long line, or the last one
                 lines.append(left)
                 left = b""
             made = [one for raw in lines for one in found.line(raw.decode("utf-8", "replace"))]

@@ -1,11 +1,11 @@
-"""One life of an isolated model's process: spawning it, talking to it, and its end.
+"""One process of an isolated model, from its start to its end. After a crash the next process is another Process.
 
 Rules:
- 1. Every Process is closed exactly once, by whoever made it; close() leaves no child, thread or
-    descriptor behind, whatever state the child is in.
- 2. send() may block for as long as the child does not read, so the trio thread never calls it:
-    it uses post(), whose functions run in order on the writer thread.
- 3. `on_end` is called once, on the reader thread, after the child has ended and been waited for.
+ 1. The code that makes a Process calls close() exactly once. That leaves no child, thread or descriptor behind,
+    whatever state the child is in.
+ 2. send() blocks while the child does not read. So the trio thread never calls it; it uses post(), whose functions are
+    called in order on the writer thread.
+ 3. `on_end` is called once, on the reader thread, after the child has ended and its exit status was read.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ import json
 apply(json.loads(sys.argv[4]))
 main(int(sys.argv[2]))
 """
-LAST_LINES = 12  # of the child's output, told with its end
+LAST_LINES = 12  # of the child's output that are part of the error when it ends
 KILL_SECONDS = 2.0
 _alive: weakref.WeakSet[Process] = weakref.WeakSet()
 
 
 def kill_all() -> None:
-    """Ends every child: the server is about to leave without waiting for threads that are stuck."""
+    """Kills every child. Called before the server exits without waiting for threads that are stuck."""
     for process in list(_alive):
         process.kill()
 
@@ -74,11 +74,12 @@ class Process:
         limits: dict[str, Any] | None = None,
         origin: template.Template = template.template,
     ) -> None:
-        """`python`: another interpreter than the server's. `environ` and `limits` are neptrio.backends.python.limits';
-        `origin` is what it is forked from, where it is."""
+        """`python` is the path of the interpreter, None for the server's. `environ` and `limits` are made by
+        neptrio.backends.python.limits. `origin` is the template that the process is forked from, if forking is
+        possible. `rings` says that requests cross in shared memory."""
         self.name = name
         self.ended = threading.Event()
-        self.killed_for = ""  # why the server has ended it, where it has
+        self.killed_for = ""  # why the server has killed it, "" if it has not
         self._on_message = on_message
         self._on_end = on_end
         self._log = logging.getLogger("neptrio.model." + name)
@@ -114,7 +115,7 @@ class Process:
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     env=given if python is None else variables(python, given),
-                    start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
+                    start_new_session=True,  # Ctrl-C in the terminal is for the server only
                 )
         except OSError:
             ours.close()
@@ -132,14 +133,14 @@ class Process:
             thread.start()
 
     def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Sends now; a child that is gone is noticed by the reader."""
+        """Sends a message now. If the child has ended, does nothing: the reader notices that."""
         try:
             self.wire.send(message, rows)
         except OSError:
             pass
 
     def post(self, function: Callable[[], None]) -> None:
-        """Has `function` called on the writer thread. Any thread."""
+        """Lets the writer thread call `function`. Any thread."""
         self._work.put(function)
 
     def post_message(self, message: dict[str, Any]) -> None:
@@ -161,7 +162,7 @@ class Process:
             while (message := self.wire.receive()) is not None:
                 self._on_message(self, message)
         except Exception as error:
-            # no correct process sends such a message, and what it was about would wait for ever
+            # a correct process sends no such message; without its end, whoever waits for an answer waits for ever
             self._log.error("its process sent what cannot be used: %s: %s", type(error).__name__, error)
             self.killed_for = (
                 self.killed_for or f"it sent what cannot be used: {type(error).__name__}: {error}"
@@ -172,7 +173,7 @@ class Process:
         except subprocess.TimeoutExpired:  # it closed the socket but lives
             self.kill()
             self._child.wait()
-        self._threads[0].join(1)  # its last words; a grandchild may hold the pipe open
+        self._threads[0].join(1)  # for its last output; a child of its own may keep the pipe open
         if self._template:
             self._origin.release()
         self.ended.set()
@@ -205,7 +206,7 @@ class Process:
         return text
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kills the child with SIGKILL if it runs."""
         if self._child.poll() is None:
             self._child.kill()
 

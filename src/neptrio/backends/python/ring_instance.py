@@ -1,15 +1,15 @@
-"""A Python model in a process of its own whose requests cross through shared memory.
+"""A Python model in a process of its own, whose requests cross in shared memory.
 
-What is supervised, restarted and asked is as in neptrio.backends.python.isolated; batches, responses
-and calls to other models take the rings (cext/backends/python/ring_server). docs/isolation.md has the whole picture.
+Supervision, restarts and questions work as in neptrio.backends.python.isolated. Batches, responses and calls to other
+models cross on rings (cext/backends/python/ring_server.pyx). docs/isolation.md describes all of it.
 
 Rules:
- 1. Everything about a ring happens on the trio thread. Other threads post to it.
- 2. An end of a process is told on the reader thread, and dealt with on the trio thread: what the process
-    had answered before it ended still counts.
- 3. One life of a process has its own shared memory. The next one starts with new pages.
- 4. What a process had not begun when it ended waits for the next one, and so does what comes until that
-    runs; where it does not start, they fail. A sequence's requests do not: its state ended with the process.
+ 1. Only the trio thread uses a ring. Other threads post functions to the trio thread.
+ 2. The reader thread notices that a process has ended, but the trio thread handles it: answers that the process wrote
+    to its ring before it ended are still used.
+ 3. Each process has its own shared memory. The next process gets new memory.
+ 4. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
+    that does not start, they fail. Requests of a sequence fail at once, because its state ended with the process.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from neptrio.rings.ring import SUPPORTED, Segment, is_sealed, sealed_memory
 
 log = logging.getLogger("neptrio.python")
 
-AREA_BYTES = 64 << 20  # for messages each way; pages that were never touched take no memory
+AREA_BYTES = 64 << 20  # for messages in each direction; pages that are never written take no memory
 SPIN_NS = 0
-FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two looks at a ring that was full
+FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two checks of a ring that was full
 
 __all__ = ["SUPPORTED", "RingInstance"]
 
 
 class Life:
-    """One life of the process, as the rings see it: what ServerEnd tells."""
+    """One process of an instance and its rings, from start to end. ServerEnd calls its methods for what arrives."""
 
     def __init__(self, instance: RingInstance, process: Process, services: Any, decoupled: bool) -> None:
         self.instance = instance
@@ -61,12 +61,12 @@ class Life:
         self._pause_ns = FIRST_LOOK_NS
 
     def register(self) -> None:
-        """The bell is heard from now on."""
+        """Begins to listen for the process's doorbell."""
         self.registered = True
         self._services.doorbells.register(self.bell, self.end.drain)
 
     def close(self) -> None:
-        """Nothing of the process is heard any more."""
+        """Stops listening to the process."""
         self.over = True
         if self.registered:
             self.registered = False
@@ -78,8 +78,8 @@ class Life:
     # ------------------------------------------------------------ a ring that was full
 
     def lag(self) -> None:
-        """Something waits for room in a ring. The process rings no bell for taking, so it is looked at
-        again after a while, for as long as that lasts."""
+        """Called when something waits for room in a ring. The process does not ring when it takes messages, so a timer
+        checks the ring again and again until there is room."""
         if not self._lagging:
             self._lagging = True
             self._completions.post(OnLoop(self._wait_for_room))
@@ -94,12 +94,12 @@ class Life:
         if not self._lagging:
             self._pause_ns = FIRST_LOOK_NS
 
-    # ------------------------------------------------------------ what the ring's end tells
+    # ------------------------------------------------------------ called by ServerEnd
 
     def called(
         self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None
     ) -> None:
-        """The model asks another model."""
+        """The model calls another model; `key` is the process's number of the call."""
         if key in self.calls:
             self.violated(f"a second call with number {key}")
             return
@@ -115,13 +115,13 @@ class Life:
         call.submit()
 
     def took(self, key: int) -> None:
-        """It has taken a response of a decoupled model."""
+        """The model has taken a response of a decoupled model that it called."""
         call = self.calls.get(key)
         if call is not None:
             call.took_here()
 
     def call_cancelled(self, key: int, dropped: bool) -> None:
-        """It cancels a call; `dropped`: and reads no more of its responses."""
+        """The model cancels a call. `dropped` says that it reads no more of the call's responses."""
         call = self.calls.get(key)
         if call is not None:
             if dropped:
@@ -130,27 +130,27 @@ class Life:
                 call.cancel()
 
     def dropped(self, request: InferRequest) -> Any:
-        """The error of a request whose sender was dropped."""
+        """The error of a request whose model dropped its response sender before the final response."""
         return dropped(request)
 
     def reschedule(self, request: InferRequest) -> None:
-        """The model wants to see a request again. Said before its batch is delivered, which would end its
-        sequence otherwise."""
+        """The model wants to execute a request again. Called before its batch is delivered, because that would
+        otherwise end its sequence."""
         Reschedule(request).deliver()
 
     def send_segment(self, segment: Segment, number: int) -> None:
-        """A message that does not fit takes a segment of its own: its descriptor goes over the socket."""
+        """Sends the descriptor of a segment over the socket: shared memory for one message too large for the ring."""
 
         def send() -> None:
             try:
                 self.process.wire.send_descriptors({"t": "message_segment", "k": number}, [segment.fd])
             except OSError:
-                pass  # the process is gone, which its reader notices
+                pass  # the process has ended; its reader notices that
 
         self.process.post(send)
 
     def segment_came(self, message: dict[str, Any]) -> None:
-        """The same from the process (reader thread)."""
+        """Takes the descriptor of a segment that the process sent. Reader thread."""
         descriptors = message["descriptors"]
         segment: Segment | None = None
         size = message["size"]
@@ -171,14 +171,14 @@ class Life:
         self._completions.post(OnLoop(came))
 
     def violated(self, text: str) -> None:
-        """The process is not what it should be: it ends."""
+        """Kills the process, because it wrote to a ring what no correct process writes."""
         log.error("%s: its process wrote %s", self.instance.name, text)
         self.process.killed_for = f"it wrote {text}"
         self.process.kill()
 
 
 class RingInstance(IsolatedInstance):
-    """See the module's text."""
+    """A backend instance whose model runs in a child process; requests cross in shared memory."""
 
     deep = True
 
@@ -190,10 +190,10 @@ class RingInstance(IsolatedInstance):
         self._origin = origin
         self._version = version
         self._read_only = read_only
-        self._life: Life | None = None  # what serves; trio thread
-        self._latest: Life | None = None  # the last that was started, serving or not
-        self._between = False  # a process has ended, and the next one is being started
-        self._waiting: list[Batch] = []  # for it, in order
+        self._life: Life | None = None  # the process that serves; trio thread
+        self._latest: Life | None = None  # the last process that was started
+        self._between = False  # a process has ended and the next is starting
+        self._waiting: list[Batch] = []  # batches for the next process, in order
 
     def _spawn(self) -> Process:
         return Process(
@@ -225,8 +225,8 @@ class RingInstance(IsolatedInstance):
         self._completions.post(OnLoop(lambda: self._begins(life)))
 
     def _begins(self, life: Life) -> None:
-        """On the trio thread: a process serves, first what waits for it."""
-        if life.over:  # it has ended meanwhile
+        """Lets a started process serve, beginning with the batches that wait for it. Trio thread."""
+        if life.over:  # it has ended already
             return
         life.register()
         self._life = life
@@ -251,7 +251,7 @@ class RingInstance(IsolatedInstance):
             self._completions.post(OnLoop(lambda: self._life_over(life)))
 
     def _life_over(self, life: Life) -> None:
-        """On the trio thread: what the process answered counts, the rest fails with the cause."""
+        """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 4). Trio thread."""
         life.end.drain()
         if self._life is life:
             self._life = None

@@ -1,12 +1,11 @@
-"""Loading a model's file: every instance has its own module, and no two models share one.
+"""Loads a model's file, so that each instance has its own module and models do not see each other's.
 
-The problem: models are files called model.py with helper modules beside them; two models may
-both have a helper.py, a reload must see new code, and nothing may leak into sys.path. The
-choice: a model's file is executed as a module with a unique name, and the imports in it (and in
-its helpers) go through an `__import__` of its own that looks beside the file first.
+The problem: models are files called model.py with helper modules beside them. Two models may both have a helper.py, a
+reload must use the new code, and sys.path must not change. The choice: a model's file is executed as a module with a
+unique name. Imports in it and in its helpers use an `__import__` of the model's own, which looks beside the file first.
 
 Rules:
- 1. Names beside the model file win over installed packages, for this model only.
+ 1. A module beside the model file has precedence over an installed package of that name, for this model only.
  2. Code is compiled from source at each load; cached bytecode is neither read nor written.
  3. Modules of a model are in sys.modules under "<unique>.<name>", so that pickling, dataclasses
     and debuggers work; unload() removes them.
@@ -31,7 +30,7 @@ _numbers = itertools.count(1)
 
 
 class _Loader(SourceFileLoader):
-    """Compiles from source every time and gives the module its model's imports."""
+    """Compiles a module from its source each time, and makes the model's `__import__` its own."""
 
     def __init__(self, fullname: str, path: str, source: ModelSource) -> None:
         super().__init__(fullname, path)
@@ -68,7 +67,7 @@ class ModelSource:
             raise
 
     def unload(self) -> None:
-        """Forgets the model's modules."""
+        """Removes the model's modules from sys.modules."""
         prefix = self.package + "."
         for name in [n for n in list(sys.modules) if n == self.package or n.startswith(prefix)]:
             del sys.modules[name]
@@ -92,7 +91,7 @@ class ModelSource:
         return module
 
     def _find(self, name: str) -> types.ModuleType | None:
-        """The module `name` (dotted) beside the model file, loaded; None when there is none."""
+        """Loads the module `name` (with dots for packages) beside the model file; None if there is none."""
         fullname = f"{self.package}.{name}"
         module = sys.modules.get(fullname)
         if module is not None:

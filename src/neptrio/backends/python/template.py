@@ -1,12 +1,12 @@
 """The server's side of the template process (triton_python_backend_utils._process.template).
 
 Rules:
- 1. The template is started by the first model that needs it and ends LINGER seconds after the last process
-    that came from it.
- 2. It is started by a thread that never ends: the kernel ends a template, and what was forked from it, with
-    the thread that started it (PR_SET_PDEATHSIG), and the processes outlive a template that is killed.
- 3. A template that is gone is started again by the next request. Where that fails, the caller starts a
-    process of its own.
+ 1. The first model that needs the template starts it. It ends LINGER seconds after the last process that was forked
+    from it.
+ 2. A thread that never ends starts it. The kernel kills a template, and the processes forked from it, when the thread
+    that started it ends (PR_SET_PDEATHSIG). They do outlive a template that is killed.
+ 3. If the template has ended, the next request for a process starts it again. If that fails, the caller starts a
+    process in the ordinary way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ SUPPORTED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch6
 
 
 class Forked:
-    """A process that was forked from a template: a child of ours. Like subprocess.Popen, as far as it is used."""
+    """A process forked from a template; it is a child of the server. Has those parts of subprocess.Popen that are used
+    here."""
 
     def __init__(self, pid: int, output: int) -> None:
         self.pid = pid
@@ -55,12 +56,12 @@ class Forked:
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """The exit status as of subprocess, None while it runs."""
+        """The exit status as subprocess gives it, None while the process runs."""
         with self._lock:
             if self.returncode is None:
                 try:
                     pid, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # somebody else has waited for it
+                except ChildProcessError:  # other code has waited for it
                     pid, status = self.pid, 0
                 if pid:
                     self.returncode = os.waitstatus_to_exitcode(status)
@@ -68,7 +69,7 @@ class Forked:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end. Raises subprocess.TimeoutExpired."""
+        """Waits up to `timeout` seconds for its end; returns its status. Raises subprocess.TimeoutExpired."""
         with self._lock:
             if self.returncode is not None:
                 return self.returncode
@@ -108,7 +109,10 @@ class Template:
     def fork(
         self, title: str, sock: int, environ: dict[str, str], limits: dict[str, Any], preload: Any = None
     ) -> Forked:
-        """A new process on the other end of `sock`, a template of one model with `preload`. Raises OSError."""
+        """Forks a process that gets the socket `sock`. With `preload`, it becomes the template of one model.
+
+        Raises OSError.
+        """
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -124,7 +128,7 @@ class Template:
             return made
 
     def release(self) -> None:
-        """A process that came from here has ended."""
+        """Called when a process that was forked here has ended."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -215,9 +219,9 @@ template = Template()
 
 
 class ModelTemplate(Template):
-    """A process that has imported one model's file and run its preload(); the model's instances are forked from it.
+    """A template that has imported one model's file and called its preload(); the model's instances are forked from it.
 
-    It lives until close(). Killed, it is made anew by the next instance.
+    It lives until close(). If it was killed, the next instance starts it again.
     """
 
     def __init__(
@@ -241,13 +245,13 @@ class ModelTemplate(Template):
         pass  # it does not linger
 
     def kill(self) -> None:
-        """Nobody waits for it any longer. Any thread."""
+        """Kills it, because the load that waits for it was given up. Any thread."""
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the template."""
         with self._lock:
             self._stop()
 
