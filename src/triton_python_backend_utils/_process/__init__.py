@@ -1,5 +1,4 @@
-"""Isolated models: the wire between the server and a model's own process, and that process.
+"""Isolated models: the code of a model's own process, and the socket between it and the server.
 
-Nothing here imports the server: the process may run another Python (3.9 or newer) whose only
-package is numpy.
+Nothing here imports the server, because the process may run another Python (3.9 or newer) that has only numpy.
 """

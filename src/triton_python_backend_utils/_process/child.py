@@ -1,8 +1,7 @@
 """The process of an isolated model.
 
-The main thread runs the model: initialize, execute one batch after the other, finalize; or an
-event loop for `async def execute`. A second thread receives. When the server is gone the process
-ends at once.
+The main thread runs the model: initialize, execute one batch after the other, finalize; or an event loop for
+`async def execute`. A second thread receives messages. When the server has ended, the process ends at once.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def contexts(requests: list[InferenceRequest]) -> list[Any]:
 
 
 class _Back:
-    """A received request's way back (see _sender.Channel)."""
+    """What a received request needs from the server: whether it is cancelled, and a sender (see _sender.Channel)."""
 
     def __init__(self, child: Child, row: dict[str, Any]) -> None:
         self.id = row["r"]
@@ -110,7 +109,7 @@ class _Back:
 
 
 class Child:
-    """The process: its wire, its model and everything under way."""
+    """The process: its socket, its model, and the requests and calls that are not finished."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.wire = Wire(sock)
@@ -120,8 +119,8 @@ class Child:
         self.backs: weakref.WeakValueDictionary[int, _Back] = weakref.WeakValueDictionary()
         self.channels: weakref.WeakValueDictionary[int, Channel] = weakref.WeakValueDictionary()
         self.cancelled: set[int] = set()
-        self.still_read: set[int] = set()  # of the cancelled ones, those whose responses still have a reader
-        self._checking = threading.Lock()  # held while the model is asked is_ready
+        self.still_read: set[int] = set()  # those of the cancelled requests whose responses are still read
+        self._checking = threading.Lock()  # held while the model's is_ready() runs
         self.calls: dict[int, Any] = {}
         self.asked: dict[int, Any] = {}
         self.batch: int | None = None
@@ -131,14 +130,14 @@ class Child:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Sends; without a server there is nothing left to do."""
+        """Sends a message. If the server has ended, the process has nothing left to do."""
         try:
             self.wire.send(message, rows)
         except OSError:
             os._exit(1)
 
     def ask(self, message: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Any:
-        """A question to the server. Raises TritonModelException with its error."""
+        """Asks the server and waits for its answer. Raises TritonModelException if that is an error."""
         id = next(self.numbers)
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.asked[id] = answer.put
@@ -151,7 +150,7 @@ class Child:
     # ------------------------------------------------------------ the receiving thread
 
     def receive(self) -> None:
-        """Until the server is gone."""
+        """Receives and handles messages until the server has ended."""
         while True:
             message = self.wire.receive()
             if message is None:
@@ -175,7 +174,7 @@ class Child:
                 self.inbox.put(message)
 
     def _acknowledge(self, message: dict[str, Any]) -> None:
-        # a function of its own: a channel must not outlive its sender in the loop's variables
+        # a function of its own, so that no variable of receive()'s loop keeps the channel alive
         channel = self.channels.get(message["r"])
         if channel is not None:
             channel.acknowledge(message["size"])
@@ -231,7 +230,7 @@ class Child:
         self.send({"t": "is_ready", "k": id, "ready": ready}, [])
 
     def finish(self) -> None:
-        """Sends what finalizers report; they must not block themselves."""
+        """Sends what finalizers (__del__) report, which must not block. Runs on a thread of its own."""
         while True:
             id = self.finished.get()
             if id < 0:
@@ -239,17 +238,17 @@ class Child:
             else:
                 self.send({"t": "dropped", "r": id}, [])
 
-    # ------------------------------------------------------------ what a child with rings does otherwise
+    # ------------------------------------------------------------ RingChild overrides these
 
     def host(self) -> ChildHost:
-        """What answers the model's questions."""
+        """Makes the Host through which the model asks the server."""
         return ChildHost(self)
 
     def prepare(self, message: dict[str, Any]) -> None:
-        """Before initialize(), with its message."""
+        """Called before the model's initialize() with the message that asks for it."""
 
     def serve(self) -> None:
-        """After initialize()."""
+        """Called after initialize(): executes batches until the process ends."""
         if inspect.iscoroutinefunction(self.model.execute):
             self._run_loop()
 
@@ -386,7 +385,7 @@ class Child:
         return made
 
     def _answer(self, given: list[InferenceRequest], responses: Any) -> tuple[list[Any], list[Any]]:
-        """The batch's answers and the tensors in them, as they are sent."""
+        """The answers of a batch, as messages, and the rows of the tensors in them."""
         rows: list[dict[str, Any]] = []
         if self.decoupled:
             check_none(responses, self.name)
@@ -465,7 +464,7 @@ class Child:
 
     def _run_loop(self) -> None:
         assert self.loop is not None
-        while not self.inbox.empty():  # what came before the loop was known
+        while not self.inbox.empty():  # messages that came before the loop was set
             self.loop.call_soon(self._dispatch, self.inbox.get())
         self.loop.run_forever()
 

@@ -1,4 +1,4 @@
-"""What a model's process may take: applied in the process itself, before the model is imported."""
+"""Resource limits of a model's process. The process sets them itself before it imports the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import numpy as np
 
 
 def apply(limits: dict[str, Any]) -> None:
-    """`memory` in bytes of data, `nice`, `user` as [uid, gid], `threads` of numerical libraries. Raises OSError."""
+    """Sets the limits: `memory` (bytes of data), `nice`, `user` ([uid, gid]), `threads` (of numerical libraries).
+
+    Raises OSError.
+    """
     memory = limits.get("memory")
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -29,7 +32,8 @@ def apply(limits: dict[str, Any]) -> None:
 
 
 def _blas_threads(count: int) -> None:
-    """numpy's OpenBLAS was loaded with one thread by the template; the environment comes too late for it."""
+    """Sets the threads of numpy's OpenBLAS. The template has loaded it, with one thread, so that environment variables
+    no longer have an effect on it."""
     place = os.path.join(os.path.dirname(os.path.dirname(np.__file__)), "numpy.libs", "*openblas*")
     for file in glob.glob(place):
         library = ctypes.CDLL(file)

@@ -1,11 +1,11 @@
 """The process of an isolated model whose requests come over rings in shared memory.
 
-The socket stays for what is rare: initialize, finalize, logs, metrics, loading, and the descriptors of
-segments. Batches, responses and calls of other models take the rings (neptrio.rings.child).
+Batches, responses and calls to other models cross on the rings (neptrio.rings.child). Rare messages use the socket:
+initialize, finalize, logs, metrics, loading, and the descriptors of segments.
 
-The main thread waits for batches; while it waits for a call's answer it waits on the same ring, and puts
-aside what else comes. A second thread hears cancellations, acknowledgements and other calls' answers.
-With `async def execute` the main thread runs the event loop and a third thread feeds it.
+The main thread waits for batches. The answer to a call that it makes comes on the same ring; batches that come before
+the answer are kept for later. A second thread takes cancellations, acknowledgements and the answers to other calls.
+With `async def execute` the main thread runs the event loop, and a third thread passes batches to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ hidden += ["cext/", str(PACKAGE)]
 
 
 def _model_source() -> Any:
-    """neptrio's loader of model files, without the rest of the server (its package imports it all)."""
+    """Loads the server's loader of model files by its path, because importing its package would import the server."""
     spec = importlib.util.spec_from_file_location(
         "neptrio_model_source", PACKAGE / "backends" / "python" / "source.py"
     )
@@ -69,7 +69,7 @@ class _Back:
         child = self.child
         if not self.cancelled:
             child.hear()
-            # its batch may be over, and only its sender open
+            # the batch may have ended while the request's sender is still open
             self.cancelled = self.cancelled or self.id in child.cancelled
         return self.cancelled
 
@@ -172,7 +172,7 @@ class RingHost(ChildHost):
 
 
 class RingChild(Child):
-    """See the module's text."""
+    """The process of a model whose requests cross in shared memory."""
 
     end: Any = None
 
@@ -180,14 +180,14 @@ class RingChild(Child):
         return RingHost(self)
 
     def _load(self, path: str) -> Any:
-        """The model's file, with the imports that it has in the server's process as well."""
+        """Loads the model's file with the same import rules as in the server's process (ModelSource)."""
         return preloaded.get(path) or ModelSource(Path(path), Path(path).parent.parent.name).load()
 
     def prepare(self, message: dict[str, Any]) -> None:
         rings = message["rings"]
         memory, bell = message["descriptors"]
         self.main = threading.get_ident()
-        self.aside: deque[Any] = deque()  # what came while the main thread waited for a call's answer
+        self.aside: deque[Any] = deque()  # batches that came while the main thread waited for a call's answer
         self.under_way: dict[int, list[_Back]] = {}
         self.taken = 0  # the number of the last batch that was taken; they come in order
         self.open_ids: set[int] = set()
@@ -208,10 +208,10 @@ class RingChild(Child):
             rings["spin_ns"],
         )
 
-    # ------------------------------------------------------------ what the ring asks of the process
+    # ------------------------------------------------------------ called by the ring's end
 
     def segment(self, number: int) -> int:
-        """The descriptor of a segment of the server; waits until it has come."""
+        """Waits for the descriptor of a segment that the server sends, and returns it."""
         with self.coming:
             while number not in self.came:
                 self.coming.wait()
@@ -223,18 +223,19 @@ class RingChild(Child):
             self.coming.notify_all()
 
     def send_segment(self, descriptor: int, number: int, size: int) -> None:
-        """Sends the descriptor of a segment of ours."""
+        """Sends the server the descriptor of a segment that this process made."""
         self.wire.send_descriptors({"t": "message_segment", "k": number, "size": size}, [descriptor])
 
     def catch_up(self) -> None:
-        """Memory may have been given back. The caller may hold a channel's lock, so nothing else is handled here."""
+        """Takes back memory that the server has returned. The caller may hold a channel's lock, so other messages are
+        left to another thread."""
         if self.end.take_returns():
             threading.Thread(target=self.hear, daemon=True).start()
 
     # ------------------------------------------------------------ the second thread's ring
 
     def hear(self) -> None:
-        """Takes what waits on the second thread's ring. Any thread."""
+        """Handles the messages that wait on the second thread's ring. Any thread."""
         end = self.end
         while end.has_control:
             taken = end.take_control()
@@ -249,7 +250,7 @@ class RingChild(Child):
                 self._ring_response(id, message)
 
     def hear_for_ever(self) -> None:
-        """The second thread."""
+        """Waits for and handles messages; the second thread runs it."""
         while True:
             self.end.wait_control()
             self.hear()
@@ -279,14 +280,14 @@ class RingChild(Child):
             deliver(response, final)
 
     def took(self, key: int) -> None:
-        """A response of a call was taken; only those of decoupled models are counted."""
+        """Tells the server that the model took a response of a call to a decoupled model."""
         if key in self.decoupled_calls:
             if key not in self.calls:
                 self.decoupled_calls.discard(key)
             self.end.post(ends.K_TOOK, key)
 
     def finish(self) -> None:
-        """Says what finalizers report; they must not block themselves."""
+        """Sends what finalizers (__del__) report, which must not block. Runs on a thread of its own."""
         while True:
             id = self.finished.get()
             if id < 0:
@@ -297,7 +298,7 @@ class RingChild(Child):
     # ------------------------------------------------------------ the main thread
 
     def pump(self) -> None:
-        """Waits for the answer to a call of the main thread, putting aside what else comes."""
+        """Waits for the answer to a call that the main thread made; keeps batches that come before it for later."""
         while True:
             self.end.wait()
             taken = self.end.take()
@@ -337,7 +338,7 @@ class RingChild(Child):
             message = None
 
     def _feed(self) -> None:
-        """The third thread: hands what comes to the event loop."""
+        """Passes batches from the ring to the event loop; the third thread runs it."""
         end, loop = self.end, self.loop
         assert loop is not None
         while True:
@@ -366,7 +367,7 @@ class RingChild(Child):
     def _taken(self, number: int, message: Any) -> list[InferenceRequest]:
         given: list[InferenceRequest] = self.end.requests(number, message)
         self.under_way[number] = [request._channel for request in given]
-        self.taken = number  # after that: _ring_cancel() looks in the other order
+        self.taken = number  # must come second: _ring_cancel() reads the two in the other order
         if self.end.has_control:
             self.hear()
         return given
@@ -437,7 +438,7 @@ class RingChild(Child):
         return f"Failed to process the request(s) for model '{self.name}', message: {reason}"
 
     def _ring_answers(self, given: list[InferenceRequest], responses: Any) -> list[Any]:
-        """What the ring's end sends for each request."""
+        """The answers of a batch, in the form that the ring's end sends."""
         if self.decoupled:
             check_none(responses, self.name)
             responses = [None] * len(given)
@@ -468,7 +469,7 @@ class RingChild(Child):
 
 
 def preload(asked: dict[str, Any]) -> None:
-    """Imports a model's file and runs its preload(args), for the processes that are forked from this one."""
+    """Imports a model's file and calls its preload(args); processes forked from this one then have both."""
     module = ModelSource(Path(asked["path"]), Path(asked["path"]).parent.parent.name).load()
     function = getattr(check_class(module, asked["path"]), "preload", None) or getattr(
         module, "preload", None

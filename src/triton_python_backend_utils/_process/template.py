@@ -10,10 +10,10 @@ answer is {"pid": N}, or {"error": TEXT}.
 
 Rules:
  1. The template stays single-threaded: a fork copies one thread.
- 2. What it forks is a child of the server (CLONE_PARENT), which waits for it, and dies with it
-    (PR_SET_PDEATHSIG). The template itself ends when its socket does.
- 3. A template of one model has imported that model's file and run its preload(); its instances come from
-    there. It is forked from the template like an instance and then asked like it.
+ 2. The processes that it forks are children of the server (CLONE_PARENT), which reads their exit status. The kernel
+    kills them when the server ends (PR_SET_PDEATHSIG). The template ends when its socket is closed.
+ 3. A template of one model has imported the model's file and called its preload(), and the model's instances are forked
+    from it. It is itself forked from the general template, and answers the same requests.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def entitle(name: str) -> None:
 
 
 def _become(asked: dict[str, Any], descriptors: list[int], template: socket.socket) -> None:
-    """The child: what a fresh process would have been given."""
+    """Runs in the forked process: sets up what a newly started process would have had from its start."""
     template.close()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != asked["server"]:
-        os._exit(1)  # the server has gone meanwhile
-    os.setsid()  # a Ctrl-C in the terminal is the server's to handle
+        os._exit(1)  # the server has already ended
+    os.setsid()  # Ctrl-C in the terminal is for the server only
     entitle(asked["title"])
     sock, output = descriptors
     null = os.open(os.devnull, os.O_RDONLY)
@@ -89,7 +89,7 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
 
 
 def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
-    """Forks on request until the socket ends."""
+    """Forks a process for each request, until the socket is closed."""
     if preload is not None:
         from .ring import preload as run
 
@@ -102,7 +102,7 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
             answer = {"error": failure_text(preload["name"], error)}
         sock.send(json.dumps(answer).encode())
         gc.collect()
-    gc.freeze()  # what is there now is shared: the collector shall not write to it
+    gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
     while True:
         data, descriptors, _, _ = socket.recv_fds(sock, PACKET, 4)
         if not data:

@@ -1,4 +1,4 @@
-"""Tensors and responses as rows of a message, on the child's side of the wire.
+"""Converts tensors and responses to and from rows of a message, in the model's process.
 
 A received tensor is a view of the message's memory or of shared memory; it becomes an array when
 somebody asks for one.
@@ -29,7 +29,7 @@ def _array(source: Any) -> np.ndarray:
 
 
 def tensors_in(wire: Wire, rows: Any, blob: bytearray) -> list[Tensor]:
-    """Received tensors."""
+    """The tensors that a message's rows describe."""
     made = []
     for row in rows:
         shape = tuple(row["s"])
@@ -40,7 +40,7 @@ def tensors_in(wire: Wire, rows: Any, blob: bytearray) -> list[Tensor]:
 
 
 def tensor_out(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tensor that is to be sent."""
+    """The description of a tensor that is sent; adds its bytes to `rows`."""
     array = tensor.as_numpy()
     if tensor.triton_dtype() == BYTES:
         data: Any = np.frombuffer(join_strings(array), dtype=np.uint8)
@@ -51,7 +51,7 @@ def tensor_out(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def response_out(response: InferenceResponse, names: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A response that is to be sent; only the outputs in `names` (None: all)."""
+    """The message of a response that is sent, with only the outputs in `names` (None: all)."""
     error = response.error()
     if error is not None:
         return {"e": [error.message(), error.code()], "p": response._parameters}

@@ -1,8 +1,8 @@
 """OpenTelemetry in the process of an isolated model.
 
-The request's span is the server's: here it is a remote one, under which the model's own spans are
-made and, where the SDK and the OTLP exporter are installed in this process's environment, exported
-as the server's are. Without the packages there is no current span, and nothing else changes.
+The server makes the span of a request. Here it is a remote span, and spans that the model makes are its children. If
+this process's environment has OpenTelemetry's SDK and OTLP exporter, they are exported like those of the server.
+Without these packages there is no current span, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _provider: Any = None
 
 
 def start(options: dict[str, Any] | None) -> None:
-    """Has the model's spans exported; `options` are the server's, None outside of mode opentelemetry."""
+    """Begins to export the model's spans. `options` come from the server; None unless its trace mode is opentelemetry."""
     global _provider
     if options is None:
         return
@@ -43,13 +43,13 @@ def start(options: dict[str, Any] | None) -> None:
 
 
 def stop() -> None:
-    """Sends what waits."""
+    """Exports the spans that still wait."""
     if _provider is not None:
         _provider.shutdown()
 
 
 def enter(contexts: list[str | None]) -> Any:
-    """Makes the span of the first traced request the current one; returns what leave() wants."""
+    """Makes the span of the first traced request the current one; returns the token for leave()."""
     found = next((context for context in contexts if context is not None), None)
     if found is None:
         return None
@@ -67,7 +67,7 @@ def enter(contexts: list[str | None]) -> Any:
 
 
 def leave(token: Any) -> None:
-    """The model has executed."""
+    """Undoes enter() when the model has executed."""
     if token is not None:
         from opentelemetry import context
 

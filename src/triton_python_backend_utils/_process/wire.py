@@ -1,20 +1,20 @@
-"""The wire between the server and the process of an isolated model.
+"""The socket protocol between the server and the process of an isolated model.
 
-The problem: requests and responses cross a process border; large tensors must not be pushed
-through a socket, and memory must neither leak nor be reused while an array still looks at it. The
-choice: a Unix socket carries framed JSON with small tensors behind it; large tensors lie in
-anonymous shared memory whose descriptors travel over the same socket.
+The problem: requests and responses cross between processes. Large tensors must not be copied through a socket, and
+shared memory must neither leak nor be reused while an array still uses it. The choice: a Unix socket carries frames of
+JSON followed by small tensors. Large tensors lie in anonymous shared memory, whose descriptors are sent on the socket.
 
 Rules:
  1. A frame is two little-endian 32-bit lengths (JSON, blob), the JSON object, the blob.
- 2. A segment belongs to the side that made it. The other side maps it and says "free" when the
-    last array over it is gone; only then is it used again.
- 3. Segments have no names: when both processes are gone, so is the memory, whatever happened.
- 4. Freed segments are kept for reuse up to IDLE_BYTES; beyond that they are dropped on both sides.
- 5. send() may be called from any thread; receive() by one. Finalizers never block: what they free
-    is announced by whoever holds the lock.
- 6. The other side is believed in nothing: a segment must have the size that is said and be sealed against
-    shrinking, or whoever reads it dies of it; a tensor lies in its segment. What cannot be raises Broken.
+ 2. A segment (a piece of shared memory) belongs to the side that made it. The other side maps it, and sends "free" when
+    the last array in it is deleted; only then may the owner use it again.
+ 3. Segments have no names, so the kernel frees their memory when both processes have ended, whatever happened.
+ 4. Freed segments are kept for reuse up to IDLE_BYTES; beyond that both sides drop them.
+ 5. send() may be called from any thread, receive() from one. Finalizers (__del__) never block: the thread that holds
+    the lock sends what they freed.
+ 6. Nothing that the other side sends is trusted. A segment must have the announced size and be sealed against
+    shrinking, because reading beyond its end kills the reader. A tensor must lie within its segment. Otherwise Broken
+    is raised.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SEALED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
 class Broken(ValueError):
-    """The other side has sent what cannot be."""
+    """The other side sent something that the protocol does not allow."""
 
 
 def _memory(size: int) -> int:
-    """A descriptor of `size` bytes of anonymous shared memory."""
+    """Makes `size` bytes of anonymous shared memory; returns its descriptor."""
     if SEALED:
         fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
@@ -63,7 +63,7 @@ def _memory(size: int) -> int:
 
 
 def _check(fd: int, size: int) -> None:
-    """Raises Broken for memory of the other side that may be shorter than `size`, now or later."""
+    """Raises Broken if the other side's memory is shorter than `size` bytes or could be shortened."""
     try:
         kept = not SEALED or bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
@@ -85,7 +85,7 @@ class Segment:
 
 
 class Lease:
-    """The right to look at a received tensor's memory; when it is gone the owner may reuse it."""
+    """Keeps the memory of a received tensor. When it is deleted, the owner may reuse the memory."""
 
     def __init__(self, wire: Wire, segment: Segment, size: int) -> None:
         self._wire = wire
@@ -186,7 +186,7 @@ class Wire:
         self._announce()
 
     def free(self, id: int) -> None:
-        """The last array over a received segment is gone. Never blocks on the lock."""
+        """Called when the last array in a received segment is deleted. Does not wait for the lock."""
         self._freed.append(id)
         self._announce()
 
