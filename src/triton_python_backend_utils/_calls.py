@@ -1,8 +1,8 @@
 """Requests that a model makes to other models: waiting for their responses.
 
-A call collects responses that come from another thread. `exec` waits on a condition, `async_exec`
-on a future of the running event loop. Responses of a decoupled model are taken by iterating; the
-call tells the host of each one taken, so that a producer far ahead is held back.
+Responses come from another thread, and a call collects them. `exec` waits for them on a condition, `async_exec` on a
+future of the running event loop. Responses of a decoupled model are taken by iterating. The call tells the host of each
+one that was taken, so that a model which sends faster than the caller reads has to wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """One inference under way: deliver() from any thread, take() or take_async() by the model."""
+    """One inference. The host calls deliver() from any thread; the model calls take() or take_async()."""
 
     def __init__(self, decoupled: bool) -> None:
         self._decoupled = decoupled
@@ -34,7 +34,7 @@ class _Call:
         if response is None and final and self._decoupled:
             response = InferenceResponse(
                 []
-            )  # the end that came alone is a response too, as on a Triton server
+            )  # like on a Triton server, a final flag without data is a response, too
         with self._ready:
             if response is not None:
                 self._responses.append(response)
@@ -44,12 +44,12 @@ class _Call:
         if waiter is not None:
             try:
                 waiter[0].call_soon_threadsafe(_resolve, waiter[1])
-            except RuntimeError:  # the loop that waited is gone
+            except RuntimeError:  # the waiting event loop has ended
                 pass
 
     def take(self) -> InferenceResponse | None:
-        """The next response; None when the final one was taken."""
-        wait = getattr(self.handle, "wait", None)  # a host that has the waiting thread receive
+        """Waits for the next response; None after the final one."""
+        wait = getattr(self.handle, "wait", None)  # some hosts let the waiting thread receive
         while wait is not None and not self._responses and not self._final:
             wait()
         with self._ready:
@@ -70,7 +70,7 @@ class _Call:
         return response
 
     async def arrival(self) -> None:
-        """Waits until take() would not wait; cancelling it cancels the inference."""
+        """Waits until a response or the end has come; cancelling it cancels the inference."""
         import asyncio
 
         while True:
@@ -117,7 +117,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Cancels the request. What its model still sends can be taken, to the end."""
+        """Cancels the request. Responses that its model still sends can be read to the end."""
         self._call.handle.cancel()
 
     def __del__(self) -> None:
@@ -153,8 +153,8 @@ async def execute_async(host: Any, request: InferenceRequest, decoupled: bool) -
     try:
         if not decoupled:
             return _single(await call.take_async())
-        # Whoever awaits several calls together iterates over their responses afterwards, often with a plain
-        # `for`, which blocks the event loop: so the first response is waited for here, as on a Triton server.
+        # Models often await several calls together and then iterate over the responses with a plain `for`, which
+        # blocks the event loop. So the first response is awaited here, as on a Triton server.
         await call.arrival()
     except asyncio.CancelledError:
         call.handle.drop()

@@ -92,9 +92,9 @@ def _checked(kind: str, row: Any, allowed: tuple[str, ...], model: str) -> list[
 
 
 class ModelConfig:
-    """What auto_complete_config is given and returns: the configuration, to be completed.
+    """The configuration that auto_complete_config gets, completes and returns.
 
-    What the configuration file states stays; a model that states something else is an error.
+    The configuration file's values stay; it is an error if the model sets a different one.
     """
 
     def __init__(self, model_config: str | dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Loading, unloading and asking after other models."""
+"""Functions to load and unload models, and to ask whether one is ready."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def load_model(model_name: str, files: dict[str, bytes] | None = None, config: s
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Takes a model out of service (model control mode "explicit"). Raises TritonModelException.
+    """Unloads a model and waits until that is done (model control mode "explicit"). Raises TritonModelException.
 
-    A model may unload itself; the call then returns before that is done.
+    A model may unload itself; the call then returns before it is unloaded.
     """
     _host.require("unload_model").unload_model(model_name, unload_dependents)
 

@@ -1,7 +1,7 @@
-"""DLPack for tensors in host memory: numpy does it, but for BF16, of which numpy knows nothing.
+"""DLPack for tensors in host memory. numpy implements it, except for BF16, which numpy does not know.
 
-A capsule of BF16 is a capsule of 16-bit integers that says another type code. So it is changed on the way:
-before numpy reads a producer's fresh capsule, and after numpy has made one for a consumer.
+A capsule of BF16 differs from one of 16-bit integers only in its type code. So the code is changed: to integers before
+numpy reads another library's capsule, and to BF16 after numpy has made one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class Capsule:
-    """A bare capsule, in the form numpy.from_dlpack wants."""
+    """Wraps a capsule in an object that numpy.from_dlpack accepts."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -49,7 +49,7 @@ class Capsule:
 
 
 def _inside(capsule: Any) -> _ManagedTensor | None:
-    """None for a capsule that was consumed or is of another form."""
+    """The structure in a capsule; None if the capsule was already used or has another form."""
     try:
         return _ManagedTensor.from_address(_pointer(capsule, b"dltensor"))
     except ValueError:
@@ -71,10 +71,10 @@ def array_of(source: Any) -> np.ndarray:
 
 
 def capsule_of(array: np.ndarray, dtype: int, options: dict[str, Any]) -> Any:
-    """A capsule over an array's memory, which is of the configuration's `dtype`."""
+    """A capsule over an array's memory; `dtype` is the number of its data type in the model configuration."""
     if dtype != BF16:
         return array.__dlpack__(**options)
-    options.pop("max_version", None)  # with a version the structure is another one
+    options.pop("max_version", None)  # capsules with a version have another structure
     capsule = array.view(np.uint16).__dlpack__(**options)
     inside = _inside(capsule)
     assert inside is not None, "numpy makes a capsule without a version where none is asked for"

@@ -1,4 +1,4 @@
-"""TritonError, what a response carries, and TritonModelException, what models raise."""
+"""TritonError, the error in a response, and TritonModelException, which models and this module raise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TritonError:
         self._code = int(code)
 
     def message(self) -> str:
-        """The text that the client is told."""
+        """The text that the client gets."""
         return self._message
 
     def code(self) -> int:

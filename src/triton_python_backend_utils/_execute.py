@@ -1,4 +1,4 @@
-"""What every runner of a model does around its methods: checking their answers, wording their failures."""
+"""Checks what a model's methods return and words its failures; shared by all code that runs models."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ._errors import TritonModelException
 
 _OWN = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
-    # what runs an async model, and is above it in every traceback
+    # these run async models, so they are in each traceback above the model's own frames
     *(os.path.join(os.path.dirname(os.__file__), name, "") for name in ("asyncio", "concurrent")),
 )
-hidden: list[str] = []  # prefixes of more files that say nothing to a model's author
+hidden: list[str] = []  # prefixes of more files that are left out of tracebacks
 
 
 class AnswerError(TritonModelException):
-    """What a model's function returned cannot be used. Its text is told as it stands."""
+    """A model's method returned something unusable. Clients get its text without a traceback."""
 
 
 def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
-    """What is told of an exception in a model: its type, its text and the model's own frames.
+    """The description of a model's exception: its type, its text and the model's own frames.
 
-    `own` are prefixes of files that say nothing to a model's author.
+    `own` are prefixes of the server's files, whose frames are left out.
     """
     if isinstance(error, AnswerError):
         return str(error)
@@ -36,13 +36,13 @@ def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
 
 
 def failure_text(instance: str, error: BaseException, own: tuple[str, ...] = ()) -> str:
-    """What the clients are told when execute() raised, or returned what cannot be used."""
+    """The error for clients when execute() raised or returned something unusable."""
     text = str(error) if isinstance(error, AnswerError) else described(error, own)
     return f"Failed to process the request(s) for model '{instance}', message: {text}"
 
 
 def check_count(responses: Any, expected: int) -> list[Any]:
-    """execute()'s answer as a list of `expected` responses. Raises AnswerError."""
+    """What execute() returned, as a list. Raises AnswerError if it is not a list of `expected` responses."""
     if not isinstance(responses, (list, tuple)):
         raise AnswerError(
             f"execute() must return a list of {expected} InferenceResponse objects, one per request, "
@@ -57,7 +57,7 @@ def check_count(responses: Any, expected: int) -> list[Any]:
 
 
 def check_none(responses: Any, instance: str) -> None:
-    """What execute() of a decoupled model returned. Raises AnswerError."""
+    """Raises AnswerError if execute() of a decoupled model returned anything but None."""
     if responses is not None:
         raise AnswerError(
             f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
@@ -75,7 +75,7 @@ def check_completed(returned: Any, model: str) -> dict[str, Any]:
 
 
 def said_ready(answer: Any) -> bool:
-    """What a model's is_ready() returned, of which only True is a yes. Raises AnswerError for what is no bool."""
+    """What a model's is_ready() returned. Raises AnswerError if it is not a bool."""
     if not isinstance(answer, bool):
         raise AnswerError(f"is_ready() must return a bool, got {type(answer).__name__}")
     return answer

@@ -1,9 +1,8 @@
-"""The seam between this module and whatever runs the model.
+"""The interface between this package and the program that runs the model.
 
-Inside the server, and inside the child process of an isolated model, a Host answers for
-everything that goes beyond plain data: inference on other models, logging, loading models,
-metrics. Outside (a debugger, a unit test) there is none: logging goes to stderr and the rest
-raises TritonModelException saying so.
+Inside the server, and inside the process of an isolated model, a Host does everything that goes beyond plain data:
+inference on other models, logging, loading models, metrics. In a debugger or a unit test there is no Host: logging goes
+to stderr, metrics are kept here, and the rest raises TritonModelException.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from ._errors import TritonModelException
 
 
 class Host:
-    """What a runner of models offers. Every method may be called from any thread."""
+    """What a program that runs models implements. Every method may be called from any thread."""
 
     def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
-        """Starts an inference, for which the calling thread waits if `blocking`; returns an object with cancel() and took(response).
+        """Starts an inference; returns an object with cancel(), drop() and took(response).
 
+        `blocking` says that the calling thread will wait for the responses.
         `deliver(response, final)` is called from any thread, once per response; a final without
         data comes as (None, True).
         """

@@ -1,7 +1,6 @@
-"""Parameters as JSON, to the character what a Triton server gives: models compare and hash the text.
+"""Parameters as JSON, in exactly the characters that a Triton server gives, because models compare and hash the text.
 
-No blanks, no escapes beyond those that JSON demands, and of numbers with an exponent those from 1e-6 to
-1e20 written out.
+There are no blanks and no escapes that JSON does not require. Numbers from 1e-6 to 1e20 are written without an exponent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Custom metrics: families of counters, gauges and histograms, shown by the metrics endpoint.
 
-Families with the same name, and metrics of a family with the same labels, share one value, also
-between instances and models. An entry lives as long as somebody holds an object of it. Without a
-server the values are kept here, so that models can be debugged.
+Families with the same name are one family, and metrics of a family with the same labels share one value, also between
+instances and models. A metric exists as long as some model holds its object. Without a server the values are kept here,
+so that models can be debugged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One metric; made by MetricFamily.Metric(). What its kind cannot do raises TritonModelException."""
+    """One metric, made by MetricFamily.Metric(). A method that its kind lacks raises TritonModelException."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -52,7 +52,7 @@ class Metric:
         _call(self._metric.set, float(value))
 
     def observe(self, value: float) -> None:
-        """Counts a value into a histogram."""
+        """Adds a value to a histogram."""
         _call(self._metric.observe, float(value))
 
     def value(self) -> float:

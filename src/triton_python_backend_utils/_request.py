@@ -27,7 +27,7 @@ TRITONSERVER_MEMORY_GPU = 2
 class OutputNames(set[str]):
     """The outputs that a request asks for: a set of str, iterated in the order in which they were asked for."""
 
-    _order: tuple[str, ...] = ()  # of a copy too, which no __init__ has made
+    _order: tuple[str, ...] = ()  # the default is for copies, which are made without __init__
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._order = tuple(names)
@@ -44,7 +44,7 @@ class OutputNames(set[str]):
 
 
 class PreferredMemory:
-    """Where the outputs of a request to another model should lie. Only the CPU is served."""
+    """Where a model wants the outputs of its request to another model: in host memory or on a GPU."""
 
     __slots__ = ("_device", "_kind")
 
@@ -59,12 +59,12 @@ class PreferredMemory:
         return self._kind
 
     def device_id(self) -> int:
-        """The device asked for."""
+        """The number of the device."""
         return self._device
 
 
 class InferenceTrace:
-    """A request's trace: give it to requests for other models so that they are traced under it."""
+    """A request's trace. Requests to other models that get it become part of the same trace."""
 
     __slots__ = ("_context", "_key")
 
@@ -215,7 +215,7 @@ class InferenceRequest:
         return self._timeout
 
     def preferred_memory(self) -> PreferredMemory | None:
-        """Where the outputs should lie."""
+        """Where the outputs are wanted, None for no preference."""
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace | None:
@@ -227,7 +227,7 @@ class InferenceRequest:
         return parameters_text(self._parameters)
 
     def is_cancelled(self) -> bool:
-        """True once the client has cancelled the request or is gone."""
+        """True when the client has cancelled the request or disconnected."""
         channel = self._channel
         return channel is not None and channel.is_cancelled()
 

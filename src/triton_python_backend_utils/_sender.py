@@ -2,11 +2,11 @@
 
 Rules:
  1. After the response with TRITONSERVER_RESPONSE_COMPLETE_FINAL nothing may be sent.
- 2. send() blocks while the client is far behind, so that a slow reader costs the model's thread
-    and not the server's memory; coroutines await async_send() instead.
- 3. Once the request is cancelled and nobody will read it, sending data raises; errors and the final
-    flag may still be sent. A model that cancels a call and goes on reading is sent everything.
- 4. A request whose sender is dropped without the final flag is failed: it never stays open.
+ 2. send() blocks while the client has too much unread, so that a slow client stops the model's thread instead of
+    filling the server's memory. Coroutines await async_send() instead.
+ 3. When the request is cancelled and its responses are not read, sending data raises; errors and the final flag may
+    still be sent. A model that cancels a call and goes on reading gets all responses.
+ 4. If a sender is deleted before it has sent the final flag, its request fails, so that it does not stay open.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ._errors import TritonModelException
 from ._request import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
 
 WINDOW_BYTES = 1 << 20  # of responses that the server has not passed on to the client yet
-RESPONSE_OVERHEAD = 1024  # what a response counts beside its tensors
+RESPONSE_OVERHEAD = 1024  # bytes that a response counts for, besides its tensors
 
 if TYPE_CHECKING:
-    import asyncio  # coroutines import it: a model without any does without
+    import asyncio  # only coroutines import it, because it takes time
 
 
 def _size(array: Any) -> int:
-    """Bytes of a tensor; an array of objects says only how large its references are."""
+    """The size of a tensor in bytes; nbytes of an object array would count only its references."""
     if array.dtype.kind != "O":
         return int(array.nbytes)
     return sum(4 + len(element) for element in array.flat if isinstance(element, (str, bytes)))
 
 
 class Channel:
-    """A received request's way back. One per request; shared by the request and its senders."""
+    """Sends a received request's responses to the server. One per request, shared by the request and its senders."""
 
     __slots__ = (
         "__weakref__",
@@ -60,7 +60,7 @@ class Channel:
     ) -> None:
         self._post = post  # post(response, final, size) hands it on; acknowledge(size) answers
         self._cancelled = cancelled
-        self._unread = unread  # it is cancelled, and nobody takes what is sent
+        self._unread = unread  # cancelled, and its responses are not read
         self._finish = finish  # called when the channel is dropped while open
         self._single = single  # exactly one response (the model is not decoupled)
         self._lock = threading.Lock()
@@ -154,14 +154,14 @@ class Channel:
         self._post(response, final, size)
 
     def acknowledge(self, size: int) -> None:
-        """The server has passed `size` on: there is room for more. Any thread."""
+        """Called when the server has passed on `size` bytes, so that there is room for more. Any thread."""
         with self._room:
             if not self._single:
                 self._outstanding -= size
             self._wake()
 
     def wake(self) -> None:
-        """The request was cancelled: senders that wait look again. Any thread."""
+        """Called when the request was cancelled: wakes senders that wait for room. Any thread."""
         with self._room:
             self._wake()
 
@@ -198,7 +198,7 @@ class InferenceResponseSender:
         self._channel = channel
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Sends a response; waits while the client is far behind.
+        """Sends a response; waits while the client has too much unread.
 
         `flags` is TRITONSERVER_RESPONSE_COMPLETE_FINAL for the last one, which may be None.
         Raises TritonModelException after the final one, and for data once the request is cancelled.
@@ -210,5 +210,5 @@ class InferenceResponseSender:
         await self._channel.async_send(response, flags)
 
     def is_cancelled(self) -> bool:
-        """True once the client has cancelled the request or is gone."""
+        """True when the client has cancelled the request or disconnected."""
         return self._channel.is_cancelled()

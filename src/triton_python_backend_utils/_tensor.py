@@ -1,8 +1,8 @@
 """Tensor: a name and an array, or a name and memory on a GPU.
 
-Input tensors are made by the server over memory that it owns; as_numpy() makes the array when it
-is asked for. Tensors in device memory have no array: they come and go through DLPack.
-Tensors that a model makes hold the array it gave. Writing to an input is allowed: the memory is the request's own, or as_numpy() makes a copy once and keeps it.
+The server makes input tensors over memory that it owns; as_numpy() makes the array when it is first needed. A model may
+write to an input: the memory belongs to the request alone, or as_numpy() makes a copy and keeps it. Tensors that a
+model makes hold the array that it gave. Tensors in device memory have no array and are exchanged by DLPack.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ devices: Callable[[str, Any], Any] | None = None
 
 
 def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray:
-    """An array for an output, its elements not set: a large one of a model in a process of its own need not be copied.
+    """An array for an output, with elements that are not set, like numpy.empty(); `dtype` is numpy's.
 
-    `dtype` is numpy's. Anywhere else it is numpy.empty().
+    In a model with a process of its own, a large one lies in shared memory, so that sending it needs no copy.
     """
     host = _host.find()
     shape = (shape,) if isinstance(shape, int) else tuple(shape)

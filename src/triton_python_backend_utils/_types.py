@@ -1,4 +1,4 @@
-"""Datatypes: configuration names and numbers <-> numpy types, and the wire form of strings."""
+"""Converts data types between the model configuration and numpy, and strings to and from the form in messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ try:
     import ml_dtypes
 
     _TABLE[BF16] = ("TYPE_BF16", ml_dtypes.bfloat16)
-except ImportError:  # an execution environment without it: BF16 tensors are refused when looked at
+except ImportError:  # an environment may lack it; as_numpy() then refuses BF16 tensors
     pass
 
 DATA_TYPES = (*(row[0] for number, row in _TABLE.items() if number != BF16), "TYPE_BF16")
