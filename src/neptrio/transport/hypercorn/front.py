@@ -1,8 +1,8 @@
 """What hypercorn serves of REST: its configuration and the connections it has.
 
-HTTP/2, TLS and, with --http-lean=false, plain HTTP/1.1. A module of its own because it alone needs
-hypercorn, which takes as long to import as a tenth of the rest of the server: transport.rest
-imports it at the start where the settings ask for it, and else with the first connection that does.
+These are HTTP/2, TLS and, with --http-lean=false, plain HTTP/1.1. It is a module of its own because importing hypercorn
+takes long and only this needs it. transport.rest_server imports it at the start if the settings need it, otherwise with
+the first connection that does.
 """
 
 from __future__ import annotations
