@@ -150,7 +150,7 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
 
         def samples_fail() -> bool:
-            take_all_descriptors(pid)  # again and again: what was in use for a moment is free in the next
+            take_a_free_one(pid)  # again and again: what was in use for a moment is free in the next
             return server.log().count("sampling the machine failed, its gauges stay as they are") >= 3
 
         until(samples_fail, "no sample can be taken")
@@ -164,23 +164,27 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         until(lambda: value(scrape(server), "nv_cpu_utilization") != first, "samples are taken again")
 
 
-def take_all_descriptors(pid: int) -> None:
-    """Lets the process have no descriptor more than it has: its limit is the first number that is free."""
-    used = descriptors(pid)
+def take_a_free_one(pid: int) -> bool:
+    """Makes the first free descriptor of the process its limit. Returns whether that was not so before."""
+    used, before = descriptors(pid), resource.prlimit(pid, resource.RLIMIT_NOFILE)
     free = next(number for number in range(len(used) + 1) if number not in used)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    if free >= before[0]:
+        return False
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
+    return True
 
 
 def closed_at_once(pid: int, address: str) -> bool:
     """Whether the server closes a new connection. One is served where a descriptor that was in use when the
-    limit was set is free again, a sampler's file perhaps: then there is one number less from now on."""
+    limit was set is free again, a sampler's file perhaps: from then on there is none where that one was."""
     with Http1(address) as client:
         client.sock.settimeout(2)
         try:
             return client.closed()
         except TimeoutError:
-            take_all_descriptors(pid)
-            return False
+            pass
+    until(lambda: take_a_free_one(pid), "the descriptor of the served connection is free")
+    return False
 
 
 def descriptors(pid: int) -> set[int]:

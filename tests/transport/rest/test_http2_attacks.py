@@ -90,7 +90,8 @@ def attacker(process: ServerProcess) -> Iterator[RawClient]:
         assert neighbour.request("POST", INFER, GOOD).status == 200
         assert lean.request("POST", INFER, GOOD).status == 200
         assert not neighbour.terminated
-        assert resident(process.process.pid) - before < 64 << 20
+        # a body of the largest size may have been taken: what it needed goes when its stream has ended
+        until(lambda: resident(process.process.pid) - before < 64 << 20, "memory comes back")
     until(
         lambda: not in_flight(process), "nothing is under way"
     )  # what was cancelled while it executed leaves when its execution ends
