@@ -98,6 +98,9 @@ class RestApp:
             answer = 500, JSON, error_body(refusal)
         if self._services.audit is not None:
             self._record(self._services.audit, scope, refusal)
+        refusal = (
+            None  # its traceback holds this call, which would hold it: the body would stay until a collection
+        )
         if answer is None:
             return
         trace = scope.pop(TRACE, None)
