@@ -197,6 +197,9 @@ cdef const unsigned char* parse_number(
         return p
     out.kind = NUMBER_HUGE if whole else NUMBER_REAL
     if w == 0 and not cut:
+        if scale > 308:         # rapidjson looks at the exponent alone
+            out.error = NUMBER_TOO_BIG
+            return start
         value = 0.0
     elif not cut and w <= (<uint64_t>1 << 53) and -22 <= scale <= 22:
         value = <double>w / exact_power[-scale] if scale < 0 else <double>w * exact_power[scale]
@@ -285,6 +288,8 @@ cdef const unsigned char* quick_double(
     if p >= limit:
         return NULL
     if w == 0:
+        if scale > 308:
+            return NULL      # parse_number says what is wrong with it
         value = 0.0
     elif scale == 0 and w <= (<uint64_t>1 << 53):
         value = <double>w

@@ -100,6 +100,18 @@ def test_long_numbers() -> None:
     assert load(b"1" + b"0" * 5000 + b"e-5000") == 1.0
 
 
+@pytest.mark.parametrize("text", ["0e309", "0e1111111110", "0.00e311", "-0E+400"])
+def test_an_exponent_that_is_too_large_is_refused_of_zero_as_well(text: str) -> None:
+    """As rapidjson does, which looks at the exponent alone."""
+    with pytest.raises(InvalidArgument, match=r"Number too big to be stored in double\. at 1"):
+        load(f"[{text}]".encode())
+
+
+@pytest.mark.parametrize("text", ["0e308", "0.00e310", "0e-99999", "0.0"])
+def test_zero_with_an_exponent(text: str) -> None:
+    assert load(f"[{text}]".encode()) == [0.0]
+
+
 def test_dump() -> None:
     value = {"a": [1, -2.5, None, True, False, "x\n\x1f\x00/é"], "b": {}, "c": (1,), "d": b"\xff"}
     assert dump(value) == (

@@ -203,6 +203,12 @@ def test_integers_of_every_length_go_both_ways(bits: int, signed: bool) -> None:
 
 
 @settings(max_examples=150, deadline=None)
+def shift(text: str) -> int:
+    """A number's exponent less the digits of its fraction; rapidjson refuses zeros for it."""
+    mantissa, _, exponent = text.lower().partition("e")
+    return int(exponent or 0) - len(mantissa.partition(".")[2])
+
+
 @given(
     st.one_of(
         st.floats(allow_nan=False, allow_infinity=False).map(repr),
@@ -218,7 +224,7 @@ def test_doubles_are_read_to_the_nearest(tail: str, text: str) -> None:
         text.encode(),
         tail.encode(),
     )
-    if math.isinf(float(text)):
+    if math.isinf(float(text)) or (float(text) == 0 and shift(text) > 308):
         with pytest.raises(TritonError, match="Number too big to be stored in double"):
             decoded(body)
     else:

@@ -156,7 +156,10 @@ def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
         connection = Http1Connection(ours, services, None, tasks)  # type: ignore[arg-type]
         connection.fast_path = fast_path
         for piece in pieces:
-            theirs.send(piece)
+            try:
+                theirs.send(piece)
+            except BlockingIOError:
+                break  # it reads no more, and what waits fills the socket
             more = True
             while more and not connection.closing and not connection.ended:
                 more = connection.take()

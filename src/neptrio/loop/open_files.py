@@ -1,8 +1,13 @@
-"""The process's limit of open file descriptors."""
+"""The process's limit of open file descriptors, and who may take the last one."""
 
 from __future__ import annotations
 
 import resource
+import threading
+
+# Held by a thread of the server's own while it opens files again and again, and by who gives a descriptor up for a
+# moment to have it back at once: between the two system calls, the other would take it.
+taking = threading.Lock()
 
 MOST = 1 << 20  # more than the ports of a machine; some systems set no limit at all
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 
 import trio
 
+from neptrio.loop import open_files
+
 log = logging.getLogger("neptrio.connections")
 
 AT_ONCE = 64  # connections accepted before other tasks run
@@ -90,14 +92,19 @@ class Acceptor:
         return AT_ONCE
 
     def _close_some(self) -> None:
-        """Accepts and closes connections with the kept descriptor (rule 3)."""
-        self._give_up_spare()
+        """Does what rule 3 says, unless a thread opens files at this moment: then the next try does it."""
+        if not open_files.taking.acquire(blocking=False):
+            return
         try:
-            for _ in range(AT_ONCE):
-                self._listener.accept()[0].close()
-        except OSError:
-            pass  # no connection waits any more, or another thread took the descriptor
-        self._spare = _spare()
+            self._give_up_spare()
+            try:
+                for _ in range(AT_ONCE):
+                    self._listener.accept()[0].close()
+            except OSError:
+                pass  # nobody is left, or somebody else took the descriptor
+            self._spare = _spare()
+        finally:
+            open_files.taking.release()
 
     def _give_up_spare(self) -> None:
         if self._spare >= 0:

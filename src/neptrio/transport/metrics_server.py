@@ -24,7 +24,7 @@ import trio
 from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
 from neptrio.loop import open_files
-from neptrio.observe.host import HostSampler
+from neptrio.observe.host import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
@@ -102,11 +102,15 @@ class MetricsServer:
     async def _sample(self) -> None:
         """Takes one sample. A failure is only logged, because the next sample may work (descriptors may be used up)."""
         try:
-            self._metrics.host = await trio.to_thread.run_sync(self._sampler.sample, abandon_on_cancel=True)
+            self._metrics.host = await trio.to_thread.run_sync(self._take_sample, abandon_on_cancel=True)
         except OSError as error:
             log.warning("sampling the machine failed, its gauges stay as they are: %s", error.strerror)
         except Exception:
             log.exception("sampling the machine failed, its gauges stay as they are")
+
+    def _take_sample(self) -> HostSample:
+        with open_files.taking:
+            return self._sampler.sample()
 
     async def _watch(self) -> None:
         """Closes connections that send no request, or do not read their answer, for IDLE_SECONDS (rule 1)."""
