@@ -198,9 +198,11 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
             if wire_type == 2:
                 read_slice(&c, &part)
                 read_shape(dims, part)
-            else:
+            elif wire_type == 0:
                 read_varint(&c, &v)
                 dims.append(<int64_t>v)
+            else:
+                skip_field(&c, wire_type)    # as protobuf does with a field of another type
         elif 1 <= field <= 5:
             expect_bytes(wire_type)
             read_slice(&c, &part)
