@@ -143,19 +143,16 @@ def test_a_flood_while_the_server_starts(tmp_path: Path) -> None:
 
 def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
     """Somebody else in the process took them all: connections are closed, samples fail, then all is well."""
-    with ServerProcess(repository, "--metrics-interval-ms=20") as server:
+    with ServerProcess(repository, "--metrics-interval-ms=20") as server, ExitStack() as stack:
         pid = server.process.pid
         with RawClient(server.grpc) as raw:  # its call needs modules: they are imported when it is answered
             assert raw.call(1, b"", LIVE).status == 0
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-
-        def samples_fail() -> bool:
-            take_a_free_one(pid)  # again and again: what was in use for a moment is free in the next
-            return server.log().count("sampling the machine failed, its gauges stay as they are") >= 3
-
-        until(samples_fail, "no sample can be taken")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (without_gaps(server, stack), before[1]))
+        server.until_logged("sampling the machine failed, its gauges stay as they are", 3)
         for address in (server.http, server.grpc, server.metrics):
-            until(lambda address=address: closed_at_once(pid, address), "a connection is closed as it comes")
+            with Http1(address) as client:
+                assert client.closed()
         server.until_logged("connections are closed as they come")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         until(lambda: infer_or_refused(server) == 200, "connections are taken again")
@@ -164,27 +161,18 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         until(lambda: value(scrape(server), "nv_cpu_utilization") != first, "samples are taken again")
 
 
-def take_a_free_one(pid: int) -> bool:
-    """Makes the first free descriptor of the process its limit. Returns whether that was not so before."""
-    used, before = descriptors(pid), resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    free = next(number for number in range(len(used) + 1) if number not in used)
-    if free >= before[0]:
-        return False
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
-    return True
+def without_gaps(server: ServerProcess, stack: ExitStack) -> int:
+    """How many descriptors the server has, once they are the lowest numbers: connections fill what is free between.
 
-
-def closed_at_once(pid: int, address: str) -> bool:
-    """Whether the server closes a new connection. One is served where a descriptor that was in use when the
-    limit was set is free again, a sampler's file perhaps: from then on there is none where that one was."""
-    with Http1(address) as client:
-        client.sock.settimeout(2)
-        try:
-            return client.closed()
-        except TimeoutError:
-            pass
-    until(lambda: take_a_free_one(pid), "the descriptor of the served connection is free")
-    return False
+    A limit below a descriptor that is in use would forbid its number for ever once it is closed.
+    """
+    while True:
+        # what is open all the time, without the files of the sampler
+        used = set.intersection(*(descriptors(server.process.pid) for _ in range(100)))
+        if used == set(range(len(used))):
+            return len(used)
+        client = stack.enter_context(Http1(server.http))
+        assert client.request("GET", "/v2/health/live").status == 200
 
 
 def descriptors(pid: int) -> set[int]:
