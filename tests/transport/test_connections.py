@@ -6,6 +6,7 @@ import json
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -167,8 +168,12 @@ def without_gaps(server: ServerProcess, stack: ExitStack) -> int:
     A limit below a descriptor that is in use would forbid its number for ever once it is closed.
     """
     while True:
-        # what is open all the time, without the files of the sampler
-        used = set.intersection(*(descriptors(server.process.pid) for _ in range(100)))
+        used = descriptors(server.process.pid)
+        end = (
+            time.monotonic() + 0.5
+        )  # many samples long: what is open all the time, without the sampler's files
+        while time.monotonic() < end:
+            used &= descriptors(server.process.pid)
         if used == set(range(len(used))):
             return len(used)
         client = stack.enter_context(Http1(server.http))
