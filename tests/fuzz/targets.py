@@ -234,10 +234,10 @@ def json_document(data: bytes) -> None:
         return
     except RecursionError:
         return
+    if error.startswith("Number too big") and "inf" in repr(theirs):  # it takes 11e308, but not 1e309
+        return
     assert not error, error
-    if (
-        not error and text.count('"') <= 2 and "N" not in text
-    ):  # of equal keys ours takes the first; NaN != NaN
+    if text.count('"') <= 2 and "N" not in text:  # of equal keys ours takes the first; NaN != NaN
         assert ours == theirs, (ours, theirs)
 
 
