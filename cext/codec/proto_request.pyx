@@ -173,6 +173,19 @@ cdef bytes read_contents(Slice contents, int dtype, str name, str model):
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+cdef bytes joined_contents(list before, bytes last, int dtype, str name, str model):
+    """The elements of several InferTensorContents of one input, in order; `last` are those of the last one."""
+    cdef list parts = []
+    cdef bytes one
+    cdef Slice s
+    for one in before:
+        s.p = <const uint8_t*>PyBytes_AS_STRING(one)
+        s.n = len(one)
+        parts.append(read_contents(s, dtype, name, model) or b"")
+    parts.append(last or b"")
+    return b"".join(parts)
+
+
 cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssize_t raw_count,
                        Py_ssize_t* raw_at, object shared_memory):
     cdef Cursor c = cursor_of(s)
@@ -187,6 +200,7 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     cdef Tensor t
     cdef bytes data
     cdef list parameters = None
+    cdef list before = None  # contents of which more came: protobuf puts their elements together
     region.name.n = 0
     region.offset = region.byte_size = 0
     contents.n = 0
@@ -213,6 +227,10 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
             elif field == 4:
                 read_region(part, &region, NULL, f"input '{name}'")
             else:
+                if has_contents:
+                    if before is None:
+                        before = []
+                    before.append((<const char*>contents.p)[: contents.n])
                 contents = part
                 has_contents = True
         else:
@@ -240,6 +258,8 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
         raise InvalidArgument(
             f"unable to find data for input tensor '{name}' for model '{r.model_name}' in request.")
     data = read_contents(contents, t.dtype, name, r.model_name)
+    if before is not None:
+        data = joined_contents(before, data, t.dtype, name, r.model_name)
     t.hold(data if data is not None else b"", False)
     return t
 

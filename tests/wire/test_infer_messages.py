@@ -205,6 +205,34 @@ def test_typed_contents(datatype: str, field: str, values: Any, dtype: Any) -> N
     assert empty.nbytes == 0
 
 
+@pytest.mark.parametrize(("datatype", "field", "values", "dtype"), TYPED, ids=[t[0] for t in TYPED])
+def test_contents_that_come_in_parts_are_put_together(
+    datatype: str, field: str, values: Any, dtype: Any
+) -> None:
+    whole = service_pb2.ModelInferRequest(model_name="m")
+    tensor = whole.inputs.add(name="IN", datatype=datatype, shape=[len(values)])
+    parts = [bytes(tensor.SerializeToString())]
+    for value in values:
+        part = service_pb2.ModelInferRequest.InferInputTensor()
+        getattr(part.contents, field).append(value)
+        parts.append(bytes(part.SerializeToString()))
+    message = b"".join(parts)
+    data = b"\x0a\x01m" + b"\x2a" + bytes([len(message)]) + message
+    (read,) = decode(data).inputs
+    assert np.frombuffer(read, dtype).tolist() == values
+    with pytest.raises(
+        TritonError, match="malformed"
+    ):  # its first part is cut off, in a field that nobody knows
+        decode(
+            b"\x0a\x01m"
+            + b"\x2a"
+            + bytes([len(message) + 4])
+            + parts[0]
+            + b"\x2a\x02\x49N"
+            + b"".join(parts[1:])
+        )
+
+
 def test_bytes_contents() -> None:
     (tensor,) = decode(typed("BYTES", "bytes_contents", [b"ab", b"", b"\xff"])).inputs
     assert tensor.tobytes() == b"\2\0\0\0ab" + bytes(4) + b"\1\0\0\0\xff"
