@@ -31,13 +31,14 @@ repository
 service
 transport
 transport.tls transport.header_policy transport.host transport.origin_policy
-transport.accept
+transport.accept transport.admin_only transport.unix_socket
 transport.http2
 transport.grpc
 transport.rest
 transport.http1
 transport.hypercorn
 transport.metrics_server transport.rest_server
+transport.admin_server
 client
 traces
 commands

@@ -113,6 +113,13 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--pinned-memory-pool-byte-size", type=flags.not_negative, default=256 << 20,
         help="page-locked memory for outputs of kernel models, at most, per GPU; what is above uses ordinary memory")  # fmt: skip
 
+    add = p.add_argument_group("admin listener").add_argument
+    add("--admin-address", type=flags.admin_address, default=None, metavar="HOST:PORT|unix:PATH",
+        help="serve control verbs (loading, traces, logging, shared memory, ends of sequences) here and not at the "
+        "public ports: everything over REST and gRPC, and /metrics")  # fmt: skip
+    add("--admin-socket-mode", type=flags.file_mode, default=0o600, metavar="MODE",
+        help="who may connect to unix:PATH, in octal digits (default: 600)")  # fmt: skip
+
     add = p.add_argument_group("connections").add_argument
     add("--max-connections", type=flags.not_negative, default=0,
         help="REST and gRPC connections together, 0 = as many as there are descriptors")  # fmt: skip

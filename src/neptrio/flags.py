@@ -164,6 +164,38 @@ def resource(text: str) -> tuple[str, int | None, int]:
     return name, int(device) if device.isdigit() else where, int(count)
 
 
+@dataclass(frozen=True)
+class AdminAddress:
+    """Where the admin listener listens: a TCP host and port, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def admin_address(text: str) -> AdminAddress:
+    """`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`; port 0 is any free one."""
+    scheme, colon, path = text.partition(":")
+    if scheme == "unix" and colon and path:
+        return AdminAddress(path=Path(path))
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^:/\s]+)):([0-9]{1,5})", text)
+    if found is None or int(found[3]) > 65535:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, [IPV6]:PORT or unix:PATH, got '{text}'")
+    return AdminAddress(found[1] or found[2], int(found[3]))
+
+
+def file_mode(text: str) -> int:
+    """The mode of a file in octal digits, like 600."""
+    if not re.fullmatch(r"[0-7]{3,4}", text) or int(text, 8) > 0o777:
+        raise argparse.ArgumentTypeError(f"expected a mode in octal digits like 600 or 660, got '{text}'")
+    return int(text, 8)
+
+
 RESTRICTED_CATEGORIES = (
     "health",
     "metadata",

@@ -2,7 +2,7 @@
 
     loop pass, timers, completions        the loop's own tasks
       models                              loaded before the listeners accept
-        REST, gRPC, metrics               the listeners
+        REST, gRPC, metrics, admin        the listeners
 
 Shutdown goes the other way: readiness is false at once; new sequences are refused, and live ones end by their clients
 or their idle time; no new connections; open requests are answered; models are unloaded; the loop's own tasks end. A second
@@ -61,6 +61,7 @@ from neptrio.service.statistics import StatisticsService
 from neptrio.service.tokens import LOOK_SECONDS, Tokens
 from neptrio.service.trace import TraceService
 from neptrio.settings import Settings
+from neptrio.transport.admin_server import AdminServer
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.http2.session import implementation
 from neptrio.transport.metrics_server import MetricsServer
@@ -130,6 +131,7 @@ class Server:
         self.http_listener: socket.socket | None = None
         self.grpc_listener: socket.socket | None = None
         self.metrics_listener: socket.socket | None = None
+        self.admin: AdminServer | None = None
         self._metrics_config = MetricsConfig.parse(settings.metrics_config)
         self.timed_out = False  # the exit timeout has expired before everything had ended
         self.abandoned = False  # stopped while models were loading, whose threads may still run
@@ -214,6 +216,8 @@ class Server:
                 for listener in (self.http_listener, self.grpc_listener, self.metrics_listener):
                     if listener is not None:
                         listener.close()  # usually closed by their servers, but not if the start fails
+                if self.admin is not None:
+                    self.admin.close()
                 with trio.CancelScope(shield=True) as scope:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
@@ -234,6 +238,7 @@ class Server:
 
     def _listen(self) -> None:
         settings = self.settings
+        metrics_server: MetricsServer | None = None
         if settings.allow_http:
             self.http_listener = listen(
                 settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
@@ -255,9 +260,11 @@ class Server:
             address = settings.metrics_address or settings.http_address
             self.metrics_listener = listen(address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
-            self.fronts.append(
-                MetricsServer(self.services, metrics, self.metrics_listener, sampler, interval)
-            )
+            metrics_server = MetricsServer(self.services, metrics, self.metrics_listener, sampler, interval)
+            self.fronts.append(metrics_server)
+        if settings.admin_address is not None:
+            self.admin = AdminServer(self.services, metrics_server)
+            self.fronts.append(self.admin)
 
     def stop(self) -> None:
         """Begins the shutdown. Trio thread only."""
@@ -309,6 +316,10 @@ class Server:
         ):
             if listener is not None:
                 lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))
+        if self.admin is not None:
+            scheme = "https://" if self.admin.secure else ""
+            place = startup.address(self.admin.listener.getsockname())
+            lines.append(f"admin    on {scheme}{place} (REST, gRPC, /metrics; control verbs only here)")
         lines.append(f"sockets are waited for: {self.loop.poller.way}")
         lines.append(f"accelerators: {accelerators.describe()}")
         return "\n".join(lines)

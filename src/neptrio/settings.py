@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neptrio.addresses import is_loopback
 from neptrio.errors import Denied
-from neptrio.flags import Restriction, check_restrictions, compile_pattern
+from neptrio.flags import AdminAddress, Restriction, check_restrictions, compile_pattern
 from neptrio.observe.trace_options import TraceOptions, start_values
 from neptrio.scheduling.response_cache import parse_config
 
@@ -46,6 +46,10 @@ class Settings:
 
     allow_client_shm: bool = False
     pinned_memory_pool_byte_size: int = 256 << 20  # of each GPU that models use
+
+    # None: control verbs are served at the public ports
+    admin_address: AdminAddress | None = None
+    admin_socket_mode: int = 0o600  # of a Unix socket
 
     max_connections: int = 0  # REST and gRPC together; 0 = as many as there are descriptors
     max_connections_per_address: int = 0  # 0 = no limit of its own
@@ -175,7 +179,10 @@ class Settings:
 
     @property
     def exposed(self) -> tuple[str, ...]:
-        """The addresses of REST and gRPC that other machines can reach."""
+        """The addresses that serve control verbs and that other machines can reach."""
+        admin = self.admin_address
+        if admin is not None:
+            return () if admin.path is not None or is_loopback(admin.host) else (str(admin),)
         used = (
             (self.allow_http, self.http_address, self.http_port),
             (self.allow_grpc, self.grpc_address, self.grpc_port),

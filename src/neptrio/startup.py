@@ -66,9 +66,10 @@ def open_controls(settings: Settings) -> str:
         ("shared-memory", settings.allow_client_shm),
     ]
     closed = []
-    if settings.allow_http:
+    admin = settings.admin_address is not None  # it serves both protocols
+    if settings.allow_http or admin:
         closed.append({name for group in settings.http_restricted_api for name in group.categories})
-    if settings.allow_grpc:
+    if settings.allow_grpc or admin:
         closed.append({name for group in settings.grpc_restricted_protocol for name in group.categories})
     names = [name for name, on in found if on and not all(name in group for group in closed)]
     if not names:
@@ -81,6 +82,8 @@ def open_controls(settings: Settings) -> str:
 
 
 def address(sock_name: Sequence[object]) -> str:
-    """host:port, with brackets around an IPv6 host."""
+    """host:port, with brackets around an IPv6 host; unix:PATH of a Unix socket."""
+    if isinstance(sock_name, str):
+        return f"unix:{sock_name}"
     host, port = sock_name[:2]
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

@@ -30,8 +30,15 @@ class Http1:
     """One HTTP/1.1 connection: sends any bytes as they are, reads whole responses."""
 
     def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
+        """`address` is HOST:PORT or unix:PATH."""
         host, port = address.rsplit(":", 1)
-        self.sock: Any = socket.create_connection((host, int(port)), timeout=TIMEOUT)
+        self.sock: Any
+        if host == "unix":
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(TIMEOUT)
+            self.sock.connect(port)
+        else:
+            self.sock = socket.create_connection((host, int(port)), timeout=TIMEOUT)
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
         self._file = self.sock.makefile("rb")

@@ -24,7 +24,7 @@ def tracebacks(log: str) -> list[str]:
 class ServerProcess:
     """Starts `neptrio` on free ports, waits for its start-up text, stops it with SIGTERM.
 
-    `http` and `grpc` are "127.0.0.1:PORT"; `log()` is everything written to stderr so far. `stop()` fails when the
+    `http` and `grpc` are "127.0.0.1:PORT", `admin` too or "unix:PATH", "" without --admin-address; `log()` is everything written to stderr so far. `stop()` fails when the
     log contains a traceback that does not match the regular expression `failures`: a test names the failures that
     it causes, all others are defects. `limits` is a shell command that is run first in the process, such as
     `ulimit -n 128`.
@@ -74,6 +74,7 @@ class ServerProcess:
         self.http = self._address(r"REST +on https?://(\S+)")
         self.grpc = self._address(r"gRPC +on (\S+)")
         self.metrics = self._address(r"metrics +on http://(\S+)/metrics")
+        self.admin = self._address(r"admin +on (?:https://)?(\S+)")
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -124,9 +124,7 @@ class MetricsServer:
     async def _serve(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             self._places.take(sock)
-            host = next((value for name, value in scope["headers"] if name == b"host"), None)
-            refusal = self._origins.problem("GET", host, None, None) or self._not_allowed(scope["headers"])
-            await self._answer(scope["method"], scope["raw_path"], refusal, send)
+            await self.answer(scope, self._origins, send)
 
         connection = Http1Connection(sock, self._services, app, nursery, only_app=True)
         connection.max_body = MAX_BODY
@@ -141,6 +139,12 @@ class MetricsServer:
             self._connections.discard(connection)
             self._places.free(sock)
             sock.close()
+
+    async def answer(self, scope: Any, origins: OriginPolicy, send: Any) -> None:
+        """Answers a request, given and sent as ASGI does; `origins` decides about its Host."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), None)
+        refusal = origins.problem("GET", host, None, None) or self._not_allowed(scope["headers"])
+        await self._answer(scope["method"], scope["raw_path"], refusal, send)
 
     def _not_allowed(self, headers: list[tuple[bytes, bytes]]) -> TritonError | None:
         """Why the client may not read metrics; None if it may."""

@@ -191,9 +191,7 @@ class HandlerCall(Call):
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
         self._request = parsed
-        policy = self._connection.forward
-        if policy is not None:
-            policy.message(self._path.decode("latin-1"), self.headers(), parsed)
+        self._connection.check_message(self._path.decode("latin-1"), self.headers, parsed)
         return parsed
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:

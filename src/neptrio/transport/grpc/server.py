@@ -28,6 +28,7 @@ import logging
 import os
 import random
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ from neptrio.service.connections import (
     TURNED_AWAY_SECONDS,
     Places,
 )
+from neptrio.transport import admin_only
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.grpc.calls import Call, no_grpc_call, restricted, too_many_connections, unknown_method
 from neptrio.transport.grpc.fast_path import GrpcFastPath
@@ -135,14 +137,23 @@ class GrpcConnection(GrpcFastPath):
     writer: Writer
 
     def __init__(
-        self, sock: socket.socket, server: GrpcServer, nursery: trio.Nursery, turned_away: str = ""
+        self,
+        sock: socket.socket,
+        server: GrpcServer,
+        nursery: trio.Nursery,
+        turned_away: str = "",
+        address: str = "",
+        prefix: bytes = b"",
+        stream: trio.SSLStream[trio.SocketStream] | None = None,
     ) -> None:
+        """`address` is the client's. `prefix` was read from the socket already; `stream` has made its handshake."""
         super().__init__(sock, SocketWriter(sock, nursery), server.services)
         self.nursery = nursery
         self.peer = sock.getpeername()
-        self._address = str(self.peer[0]) if self.peer else ""
+        self._address = address
+        self._prefix = prefix
         limits = server.services.request_limits
-        self._limits = limits if limits.on else None
+        self._limits = limits if limits.on and not server.admin else None
         self._held = server.services.held
         self.inflating = server.inflating
         policy = server.policy
@@ -156,7 +167,7 @@ class GrpcConnection(GrpcFastPath):
         self._settings = server.services.settings
         self._handlers = server.handlers
         self._timers = server.services.loop.timers
-        self._stream: trio.SSLStream[trio.SocketStream] | None = None
+        self._stream = stream
         self.session = server.new_session(self.open_stream)
         self._scope = trio.CancelScope()
         self._pending_timers: dict[str, Timer] = {}
@@ -178,13 +189,19 @@ class GrpcConnection(GrpcFastPath):
         if self._turned_away and path not in PROBES:
             self._at("turned away", 0, self.start_drain)
             return too_many_connections(session, stream_id, headers, self._turned_away)
-        if (self._limits is not None or self._held.full) and path not in PROBES:
+        if (self._limits is not None or self._held.full) and path not in PROBES and not self._server.admin:
             problem = self._over_limits()
             if problem is not None:
                 return restricted(session, stream_id, headers, problem)
         if self._policy is not None:
             try:
                 self._policy.check_call(path.decode("latin-1"), headers())
+            except TritonError as error:
+                self.record(path, headers, None, error)
+                return restricted(session, stream_id, headers, error)
+        if self._server.admin_elsewhere:
+            try:
+                admin_only.check_call(path.decode("latin-1"))
             except TritonError as error:
                 self.record(path, headers, None, error)
                 return restricted(session, stream_id, headers, error)
@@ -200,6 +217,13 @@ class GrpcConnection(GrpcFastPath):
         if headers.has_timeout:
             call.set_deadline(headers.get(b"grpc-timeout") or b"")
         return call
+
+    def check_message(self, path: str, headers: Headers, message: Any) -> None:
+        """Checks the request message of a call other than inference. Raises TritonError."""
+        if self.forward is not None:
+            self.forward.message(path, headers(), message)
+        if self._server.admin_elsewhere:
+            admin_only.check_call(path, message)
 
     def _over_limits(self) -> TritonError | None:
         """Why a new call is refused now, None if it is not."""
@@ -309,15 +333,16 @@ class GrpcConnection(GrpcFastPath):
         Returns False if the client does not speak HTTP/2 or takes too long.
         """
         with trio.move_on_after(TURNED_AWAY_SECONDS if self._turned_away else HANDSHAKE_S):
-            if self._server.tls is not None:
+            if self._server.tls is not None and self._stream is None:
                 transport = trio.SocketStream(trio.socket.from_stdlib_socket(self.sock))
                 self._stream = trio.SSLStream(
                     transport, self._server.tls.context, server_side=True, https_compatible=True
                 )
+            if self._stream is not None:
                 self.writer = SecureSocketWriter(self._stream, self.nursery)
                 await self._stream.do_handshake()
             self.writer.on_drained = self.flush_soon
-            first = bytearray()
+            first = bytearray(self._prefix)
             while len(first) < len(PREFACE) and first == PREFACE[: len(first)]:
                 data = await self._receive_some()
                 if not data:
@@ -520,8 +545,12 @@ class GrpcConnection(GrpcFastPath):
 class GrpcServer:
     """Accepts gRPC connections and drains them."""
 
-    def __init__(self, services: Services, listener: socket.socket) -> None:
+    def __init__(self, services: Services, listener: socket.socket | None) -> None:
+        """Without a listener it serves the connections of the admin listener, which adopt() is given: they are encrypted
+        already where they are to be, and the public port's limits on clients do not hold for them."""
         settings = services.settings
+        self.admin = listener is None
+        self.admin_elsewhere = settings.admin_address is not None and not self.admin
         self.services = services
         self.handlers: dict[bytes, Any] = {}
         self.handlers_loaded = trio.Event()
@@ -529,9 +558,10 @@ class GrpcServer:
         self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
         self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
         self.inflating = services.inflating
-        services.held.add(lambda: input_bytes() + output_bytes())
         self.tls: ServerTls | None = None
-        if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
+        if self.admin:
+            self.input_limit = self.output_limit = sys.maxsize
+        elif settings.grpc_use_ssl or settings.grpc_use_ssl_mutual:
             assert settings.grpc_server_cert is not None and settings.grpc_server_key is not None
             roots = settings.grpc_root_cert if settings.grpc_use_ssl_mutual else None
             self.tls = ServerTls(settings.grpc_server_cert, settings.grpc_server_key, roots, ["h2"], settings)
@@ -540,7 +570,11 @@ class GrpcServer:
             min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
             max_strikes=settings.grpc_http2_max_ping_strikes,
         )
-        self._acceptor = Acceptor(listener, self._start)
+        self._acceptor = None if listener is None else Acceptor(listener, self._start)
+        if (
+            not self.admin or not settings.allow_grpc
+        ):  # the count is of the process: one source of it is enough
+            services.held.add(lambda: input_bytes() + output_bytes())
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
         self._connections: set[GrpcConnection] = set()
@@ -560,7 +594,8 @@ class GrpcServer:
             if self.tls is not None:
                 self._nursery.start_soon(self.tls.watch)
             task_status.started()
-            await self._acceptor.run()
+            if self._acceptor is not None:
+                await self._acceptor.run()
             await trio.sleep_forever()
 
     async def _watch(self) -> None:
@@ -568,7 +603,7 @@ class GrpcServer:
         while True:
             await trio.sleep(1.0)
             self.services.held.look()
-            if self.services.connections.pressed:
+            if self.services.connections.pressed and not self.admin:
                 for connection in list(self._connections):
                     connection.press(int(PRESSED_IDLE_SECONDS * 1e9))
 
@@ -589,7 +624,7 @@ class GrpcServer:
         if turned_away:
             self._places.take(sock)
         try:
-            connection = GrpcConnection(sock, self, self._nursery, turned_away)
+            connection = GrpcConnection(sock, self, self._nursery, turned_away, address)
         except OSError:  # the client has left already
             self._leave(sock, address, turned_away)
             sock.close()
@@ -601,6 +636,30 @@ class GrpcServer:
         if self._draining:
             connection.start_drain()
         return not turned_away
+
+    async def adopt(
+        self,
+        sock: socket.socket,
+        address: str,
+        prefix: bytes = b"",
+        stream: trio.SSLStream[trio.SocketStream] | None = None,
+    ) -> None:
+        """Serves a connection of the admin listener until it ends; for the arguments see GrpcConnection.
+
+        Raises OSError if the client has left already.
+        """
+        assert self._nursery is not None
+        connection = GrpcConnection(sock, self, self._nursery, "", address, prefix, stream)
+        self._accepted += 1
+        self._connections.add(connection)
+        if self._draining:
+            connection.start_drain()
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            if self._one_gone is not None:
+                self._one_gone.set()
 
     def _leave(self, sock: socket.socket, address: str, turned_away: str) -> None:
         if turned_away:
@@ -637,7 +696,8 @@ class GrpcServer:
     async def drain(self) -> None:
         """Stops accepting, sends GOAWAY, and returns when all connections have ended."""
         self._draining = True
-        self._acceptor.stop()
+        if self._acceptor is not None:
+            self._acceptor.stop()
         for connection in list(self._connections):
             connection.start_drain()
         while self._connections:

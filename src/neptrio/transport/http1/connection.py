@@ -126,7 +126,8 @@ class Http1Connection(Http1FastPath):
     ) -> None:
         """`turned_away`: why there is no room for this connection; it is answered that, and health probes as usual.
 
-        `only_app`: the app answers every request, whatever its path; for ports other than that of inference.
+        `only_app`: the app answers every request, whatever its path, and the limits of the REST port on clients and on
+        the bytes of all requests do not hold; for the metrics port and the admin listener.
         `client`: the address that is counted for --max-requests-per-second-per-address and similar limits.
         """
         writer = SocketWriter(sock, nursery)
@@ -221,6 +222,8 @@ class Http1Connection(Http1FastPath):
 
     def _take(self, size: int) -> None:
         """Takes a body's bytes from the budget of all connections."""
+        if self._only_app:
+            return
         try:
             self._held.take(size)
         except TritonError as error:

@@ -31,8 +31,10 @@ log = logging.getLogger("neptrio.rest")
 class HypercornFront:
     """Configures hypercorn and serves connections with it. Raises OSError if the certificate cannot be used."""
 
-    def __init__(self, services: Services, app: App) -> None:
+    def __init__(self, services: Services, app: App, admin: bool = False) -> None:
+        """`admin`: for the admin listener, whose clients choose gRPC by HTTP/2, and which has no limits on clients."""
         settings = services.settings
+        self._admin = admin
         self._services = services
         self._held = 0  # bytes of bodies whose requests are not answered
         services.held.add(lambda: self._held)
@@ -59,19 +61,25 @@ class HypercornFront:
                 settings.http_tls_cert,
                 settings.http_tls_key,
                 settings.http_tls_client_ca,
-                ["h2", "http/1.1"],
+                # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
+                ["http/1.1", "h2"] if admin else ["h2", "http/1.1"],
                 settings,
             )
         self._context = WorkerContext(None)
         self.connections: set[HypercornConnection] = set()
 
     async def serve(
-        self, sock: socket.socket, prefix: bytes, turned_away: str = "", address: str = ""
+        self,
+        sock: socket.socket,
+        prefix: bytes,
+        turned_away: str = "",
+        address: str = "",
+        secured: trio.SSLStream[trio.SocketStream] | None = None,
     ) -> None:
         """Serves a connection until it ends.
 
         `prefix` are the bytes that were read from it already, `turned_away` says why it is beyond the limit on
-        connections ("" if it is not), `address` is the client's.
+        connections ("" if it is not), `address` is the client's. With `secured` the TLS handshake was made.
         """
         app, config, timeout = self._app, self._config, self._timeout
         if turned_away:
@@ -82,7 +90,15 @@ class HypercornFront:
         limits = self._services.request_limits
         limits.join(address, bounded.open_requests)
         connection = HypercornConnection(
-            sock, prefix, tls, bounded, config, self._context, timeout, self._grace, bool(turned_away)
+            sock,
+            prefix,
+            secured or tls,
+            app if self._admin else bounded,
+            config,
+            self._context,
+            timeout,
+            self._grace,
+            bool(turned_away),
         )
         self.connections.add(connection)
         try:

@@ -307,7 +307,7 @@ class HypercornConnection(TCPServer):
         self,
         sock: socket.socket,
         prefix: bytes,
-        tls: ssl.SSLContext | None,
+        tls: ssl.SSLContext | trio.SSLStream[trio.SocketStream] | None,
         app: App,
         config: Config,
         context: WorkerContext,
@@ -315,9 +315,12 @@ class HypercornConnection(TCPServer):
         grace_s: float,
         turned_away: bool = False,
     ) -> None:
-        stream: Any = PrefixedStream(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), prefix)
-        if tls is not None:
-            stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+        """`tls`: the context of the handshake, or the stream whose handshake was made; None for a plain connection."""
+        stream: Any = tls
+        if not isinstance(tls, trio.SSLStream):
+            stream = PrefixedStream(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), prefix)
+            if tls is not None:
+                stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         super().__init__(self._app_called, config, context, {}, stream)  # type: ignore[arg-type]
         self._tls = tls is not None
         self._asgi_app = app

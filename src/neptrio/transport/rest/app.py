@@ -19,6 +19,7 @@ from neptrio.service.audit import AuditLog
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.service.sequences import parse_id
 from neptrio.service.statistics import Detail
+from neptrio.transport import admin_only
 from neptrio.transport.header_policy import RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
@@ -71,8 +72,11 @@ class RestApp:
         services: Services,
         policy: HeaderPolicy | None = None,
         origins: OriginPolicy | None = None,
+        admin: bool = False,
     ) -> None:
+        """`admin`: the app of the admin listener."""
         self._services = services
+        self._admin_elsewhere = services.settings.admin_address is not None and not admin
         self._policy = policy
         self._origins = origins or OriginPolicy()
         self._max_input = services.settings.http_max_input_size
@@ -137,6 +141,8 @@ class RestApp:
                 forwarded = self._policy.forwarded(scope.get(RAW_HEADERS) or scope["headers"])
         if not route.allowed:
             return 405, JSON, [b'{"error":"Method Not Allowed"}']
+        if self._admin_elsewhere:
+            admin_only.check_verb(route.verb, scope["method"])
         if route.verb == "infer":
             return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):

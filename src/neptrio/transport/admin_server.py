@@ -1,0 +1,228 @@
+"""The admin listener (--admin-address): everything over REST and gRPC, and /metrics, for operators.
+
+The problem: an operator wants to load models and change settings while clients, who must not, reach the same server, and
+while the public ports may be full. The choice: one more listener, at a TCP address or a Unix socket that only operators
+reach. Where there is one, the public ports refuse control verbs (transport.admin_only). It calls the same handlers as
+they do, so tokens, restricted categories, --read-only and the audit log hold here too.
+
+Rules:
+ 1. The first bytes tell the protocols apart: HTTP/2's preface begins gRPC, all else is REST over HTTP/1.1. Over TLS, a
+    client that offers HTTP/1.1 gets REST, and one that offers only HTTP/2 gets gRPC. REST is not served over HTTP/2.
+ 2. A TCP address speaks TLS if REST does, with the same files. A Unix socket never does: its file's mode says who
+    may connect.
+ 3. The limits on connections, requests and bytes of the public ports do not hold here, so that operators get in when
+    those are full. The number of connections is bounded: beyond it, the one whose last request is oldest is closed.
+ 4. Host and Origin are checked as at the REST port, but no web page may use this listener, whatever --cors-allow-origin
+    says. At a Unix socket the Host does not matter.
+ 5. An exception ends only the connection that raised it.
+ 6. It drains like the other ports.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from neptrio.addresses import is_loopback
+from neptrio.loop import open_files
+from neptrio.loop.socket_writer import listen
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.service import Services
+from neptrio.service.connections import Places, kept_back
+from neptrio.transport.accept import Acceptor
+from neptrio.transport.grpc.server import GrpcServer
+from neptrio.transport.header_policy import http_policy
+from neptrio.transport.http1.connection import HandOver, Http1Connection
+from neptrio.transport.metrics_server import PATHS, MetricsServer
+from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.rest.app import RestApp
+from neptrio.transport.unix_socket import UnixListener, client_name
+
+if TYPE_CHECKING:
+    from neptrio.transport.hypercorn.front import HypercornFront
+
+log = logging.getLogger("neptrio.admin")
+
+WATCH_SECONDS = 1.0
+MOST_CONNECTIONS = 64
+QUIET_SECONDS = 1.0  # when draining: how long TLS connections without a request may still stay open
+
+
+class AdminServer:
+    """Listens at --admin-address, accepts connections and drains them."""
+
+    def __init__(self, services: Services, metrics: MetricsServer | None) -> None:
+        """Without `metrics`, /metrics is not found. Raises OSError if the address or the certificate cannot be used."""
+        settings = services.settings
+        address = settings.admin_address
+        assert address is not None
+        self._services = services
+        self._metrics = metrics
+        self._unix: UnixListener | None = None
+        self._front: HypercornFront | None = None
+        self._policy = http_policy(settings, services.tokens)
+        if address.path is not None:
+            self._origins = OriginPolicy()
+        else:
+            self._origins = OriginPolicy((), settings.allowed_host, is_loopback(address.host))
+        self._rest = RestApp(services, self._policy, self._origins, admin=True)
+        self._grpc = GrpcServer(services, None)
+        if address.path is None and settings.http_tls_cert is not None:
+            from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
+
+            self._front = HypercornFront(services, self._app, admin=True)
+        if address.path is not None:
+            self._unix = UnixListener(address.path, settings.admin_socket_mode)
+            self.listener = self._unix.sock
+        else:
+            self.listener = listen(address.host, address.port)
+        self._acceptor = Acceptor(self.listener, self._start)
+        self._places = Places(min(MOST_CONNECTIONS, kept_back(open_files.limit()) // 8))
+        self._nursery: trio.Nursery | None = None
+        self._http1: set[Http1Connection] = set()
+        self._open = 0
+        self._draining = False
+        self._changed = trio.Event()
+        services.held.add(lambda: sum(connection.held_bytes() for connection in self._http1))
+
+    @property
+    def secure(self) -> bool:
+        """Whether it speaks TLS."""
+        return self._front is not None
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return self._open
+
+    def close(self) -> None:
+        """Closes the listener and removes its file. Connections are not concerned."""
+        if self._unix is not None:
+            self._unix.remove()
+        self.listener.close()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            await self._nursery.start(self._grpc.run)
+            self._nursery.start_soon(self._watch)
+            if self._front is not None and self._front.tls is not None:
+                self._nursery.start_soon(self._front.tls.watch)
+            task_status.started()
+            await self._acceptor.run()
+            await trio.sleep_forever()
+
+    async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        is_metrics = scope["type"] == "http" and scope["raw_path"].partition(b"?")[0] in PATHS
+        if is_metrics and self._metrics is not None:
+            await self._metrics.answer(scope, self._origins, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    def _start(self, sock: socket.socket, address: str) -> bool:
+        assert self._nursery is not None
+        if self._unix is not None:
+            address = client_name(sock)
+        self._open += 1
+        self._nursery.start_soon(self._serve, sock, address, self._nursery)
+        return self._places.take(sock)
+
+    async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+        try:
+            if self._front is not None:
+                await self._serve_tls(self._front, sock, address)
+            else:
+                await self._serve_plain(sock, address, nursery)
+        except Exception:
+            log.exception("an admin connection failed")
+        finally:
+            self._places.free(sock)
+            sock.close()
+            self._open -= 1
+            self._changed.set()
+
+    async def _serve_plain(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self._places.take(sock)
+            await self._app(scope, receive, send)
+
+        connection = Http1Connection(
+            sock,
+            self._services,
+            app,
+            nursery,
+            self._policy,
+            origins=self._origins,
+            only_app=True,
+            client=address,
+        )
+        connection.max_body = self._services.settings.http_max_input_size
+        self._http1.add(connection)
+        if self._draining:
+            connection.drain()
+        try:
+            await connection.run()
+        except HandOver as hand_over:
+            self._http1.discard(connection)
+            await self._grpc.adopt(sock, address, hand_over.data)
+        finally:
+            self._http1.discard(connection)
+
+    async def _serve_tls(self, front: HypercornFront, sock: socket.socket, address: str) -> None:
+        assert front.tls is not None
+        transport = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        stream = trio.SSLStream(transport, front.tls.context, server_side=True, https_compatible=True)
+        with trio.move_on_after(self._services.settings.http_request_timeout_secs) as limit:
+            try:
+                await stream.do_handshake()
+            except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
+                log.info("an admin connection ended: %r", error)
+                return
+        if limit.cancelled_caught:
+            return
+        if stream.selected_alpn_protocol() == "h2":
+            await self._grpc.adopt(sock, address, stream=stream)
+        else:
+            await front.serve(sock, b"", "", address, stream)
+
+    async def _watch(self) -> None:
+        """Checks at an interval which connections have been silent or idle for too long, and ends those."""
+        settings = self._services.settings
+        request_ns = int(settings.http_request_timeout_secs * 1e9)
+        idle_ns = int(settings.http_keep_alive_timeout_secs * 1e9)
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            now = int(monotonic_ns())
+            for connection in list(self._http1):
+                connection.check(now, request_ns, idle_ns)
+
+    async def drain(self) -> None:
+        """Stops listening and returns when all connections have ended (transport.rest_server, rule 4)."""
+        self._draining = True
+        for connection in self._http1:
+            connection.drain()
+        self._acceptor.stop()
+        self.close()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._grpc.drain)
+            if self._front is not None:
+                await self._front.drain()
+            with trio.move_on_after(self._services.settings.grace_secs):
+                await self._until_gone()
+            for connection in list(self._http1):
+                connection.end_grace()
+            if self._front is not None:
+                with trio.move_on_after(QUIET_SECONDS):
+                    await self._until_gone()
+                for left in list(self._front.connections):
+                    left.cancel()
+            await self._until_gone()
+
+    async def _until_gone(self) -> None:
+        while self._open:
+            self._changed = trio.Event()
+            await self._changed.wait()
