@@ -10,7 +10,7 @@ Rules:
  2. When submit() raises, the request is in none of the model's counts except that of refusals.
  3. A model may be replaced between find() and submit(); the request then goes to the version that serves.
 """
-from neptrio.execution.batch cimport accept, refuse
+from neptrio.execution.batch cimport accept, count_for_owner, refuse
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
     RECV_END,
@@ -81,6 +81,8 @@ cdef class Admission:
         validate(request, model)
         if model.input_reshapes is not None:
             reshape_inputs(request, model.input_reshapes)
+        if request.owner is not None:
+            count_for_owner(request)
         request.timestamps[<int>REQUEST_START] = now_ns()
         if self.tracer.tracing:
             self.tracer.begin(request)

@@ -24,4 +24,5 @@ cdef class Batch(WorkItem):
 cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final)
 cpdef complete(InferRequest request, InferResponse response, bint final)
 cpdef accept(InferRequest request)
+cdef int count_for_owner(InferRequest request) except -1
 cpdef refuse(InferRequest request)

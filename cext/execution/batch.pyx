@@ -25,10 +25,12 @@ from neptrio.request.infer_request cimport (
     COMPUTE_OUTPUT_START,
     COMPUTE_START,
     DONE,
+    NO_PROTOCOL,
     REQUEST_END,
     InferRequest,
     InferResponse,
     ModelCore,
+    Owner,
     Responder,
     Tensor,
     now_ns,
@@ -60,6 +62,18 @@ cpdef accept(InferRequest request):
     counters.inflight_bytes += nbytes
 
 
+cdef int count_for_owner(InferRequest request) except -1:
+    """Counts a request from the network as one of its owner's, until leave(). Raises TritonError beyond its limit."""
+    cdef Owner owner = request.owner
+    if request.parent is not None or request.responder is None or request.responder.protocol == NO_PROTOCOL:
+        return 0
+    if owner.most and owner.open >= owner.most:
+        raise owner.too_many()
+    owner.open += 1
+    request.counted = True
+    return 0
+
+
 cpdef refuse(InferRequest request):
     """Undoes accept() for a request that the scheduler refused: it is not counted at all."""
     cdef ModelCounters counters = request.model.counters
@@ -69,6 +83,9 @@ cpdef refuse(InferRequest request):
 
 
 cdef int leave(InferRequest request, ModelCore model) except -1:
+    if request.counted:
+        request.counted = False
+        request.owner.open -= 1
     if request.input_bytes:
         (<ModelCounters>model.counters).inflight_bytes -= request.input_bytes
         request.input_bytes = 0

@@ -125,6 +125,13 @@ cdef class Responder:
     cpdef object respond(self, InferRequest request, InferResponse response, bint final)
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1
 
+# Who sent requests, where clients must say who they are (service.tokens). One object per client, whose requests have
+# their sequences and cached answers for themselves.
+cdef class Owner:
+    cdef public str name
+    cdef public int64_t open           # its requests from the network that were accepted and are not answered
+    cdef public int64_t most           # how many of these it may have, 0 = any number
+
 cdef class InferRequest:
     cdef public str model_name
     cdef public str model_version      # as the client wrote it, "" = latest
@@ -149,6 +156,8 @@ cdef class InferRequest:
     cdef public object context         # the transport's own record
     cdef public object stream          # the stream it came on if that holds sequences (scheduling.base.SequenceStream)
     cdef public InferRequest parent    # the ensemble or BLS request that it is a part of
+    cdef public Owner owner            # who sent it, or whose request it is a part of; None = not known
+    cdef bint counted                  # it is one of its owner's open requests
     cdef public bytes cache_key
     cdef public int state              # a RequestState
     cdef public bint cancelled

@@ -186,6 +186,17 @@ cdef class Responder:
         return False
 
 
+cdef class Owner:
+    """A client that requests are sent by: see infer_request.pxd."""
+
+    def __init__(self, str name):
+        self.name = name
+
+    def too_many(self):
+        """The error for a request beyond `most`."""
+        raise NotImplementedError(f"{type(self).__name__}.too_many")
+
+
 @cython.freelist(256)
 cdef class InferRequest:
     """One inference request, from its decoding to its final response."""

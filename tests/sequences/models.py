@@ -145,10 +145,10 @@ def outputs(result: Any) -> dict[str, Any]:
 class Stream:
     """A ModelStreamInfer call of the real client."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Any, headers: dict[str, str] | None = None) -> None:
         self.client = grpcclient.InferenceServerClient(server.grpc)
         self.results: queue.Queue[Any] = queue.Queue()
-        self.client.start_stream(lambda result, error: self.results.put((result, error)))
+        self.client.start_stream(lambda result, error: self.results.put((result, error)), headers=headers)
 
     def send(
         self, model: str, sequence: Any, text: str, value: Any, batched: bool = True, **more: Any

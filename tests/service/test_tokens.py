@@ -10,7 +10,8 @@ import pytest
 
 from neptrio import commands
 from neptrio.errors import Denied, Unauthenticated
-from neptrio.service.tokens import SCOPES, Tokens, digest, make, parse
+from neptrio.service.auth_config import SCOPES, parse
+from neptrio.service.tokens import Tokens, digest, make
 
 H1, H2 = ("sha256:" + digest(secret).hex() for secret in (b"one", b"two"))
 ONE = f'[[token]]\nname = "one"\nhash = "{H1}"\nscopes = ["infer", "read"]\n'

@@ -678,6 +678,8 @@ cdef class ServerEnd:
         if parent is None and not flags & PARENT and under is not None and len(under.batch.requests) == 1:
             parent = under.batch.requests[0]
         made.parent = parent
+        if parent is not None:
+            made.owner = parent.owner
         made.parameters = message.parameters()
         count = read_u32(reader)
         if count:

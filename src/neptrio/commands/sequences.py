@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 HELP = "list a model's live sequences, or end one"
@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--type", choices=("uint", "string"), help="the type of ID (default: uint if it is all digits)"
     )
+    parser.add_argument(
+        "--token", metavar="NAME", help="whose sequence to end, if several tokens have the ID"
+    )
     parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
 
 
@@ -37,8 +40,12 @@ def _seconds(microseconds: int) -> str:
 
 def table(answer: dict[str, Any]) -> str:
     """The listing as text."""
+    heads: tuple[str, ...] = COLUMNS
+    if any("token" in row for row in answer["sequences"]):  # the server asks clients who they are
+        heads = ("token", *COLUMNS)
     rows = [
         (
+            *([row.get("token") or "-"] if heads is not COLUMNS else []),
             json.dumps(row["id"]),
             row["state"],
             row["instance"] or "-",
@@ -50,10 +57,10 @@ def table(answer: dict[str, Any]) -> str:
         )
         for row in answer["sequences"]
     ]
-    widths = [max([len(head), *(len(row[i]) for row in rows)]) for i, head in enumerate(COLUMNS)]
+    widths = [max([len(head), *(len(row[i]) for row in rows)]) for i, head in enumerate(heads)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [COLUMNS, *rows]
+        for row in [heads, *rows]
     ]
     lines.append(
         f"{answer['live']} live, {answer['slots_used']} of {answer['slots']} slots used, "
@@ -70,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     path += "/sequences"
     if options.end is not None:
         path += f"/{quote(options.end, safe='')}/end"
-        if options.type:
-            path += f"?type={options.type}"
+        query = {key: value for key, value in (("type", options.type), ("token", options.token)) if value}
+        path += f"?{urlencode(query)}" if query else ""
     base = options.url if "://" in options.url else f"http://{options.url}"
     request = Request(f"{base}{path}", method="GET" if options.end is None else "POST")
     try:

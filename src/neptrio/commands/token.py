@@ -10,7 +10,8 @@ import argparse
 import json
 import sys
 
-from neptrio.service.tokens import SCOPES, make, parse
+from neptrio.service.auth_config import SCOPES, parse
+from neptrio.service.tokens import make
 
 HELP = "make a token for --auth-config"
 

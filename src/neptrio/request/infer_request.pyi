@@ -99,6 +99,14 @@ class Responder:
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None: ...
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool: ...
 
+class Owner:
+    name: str
+    open: int
+    most: int
+
+    def __init__(self, name: str) -> None: ...
+    def too_many(self) -> Exception: ...
+
 class InferRequest:
     model_name: str
     model_version: str
@@ -123,6 +131,7 @@ class InferRequest:
     context: Any
     stream: Any
     parent: InferRequest | None
+    owner: Owner | None
     cache_key: bytes | None
     state: int
     cancelled: bool

@@ -330,6 +330,7 @@ class EnsembleScheduler(Scheduler):
         child.sequence_end = request.sequence_end
         child.priority = request.priority
         child.parent = request
+        child.owner = request.owner
         child.responder = walk
         tensors = []
         for own, name in step.inputs:

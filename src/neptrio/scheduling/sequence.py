@@ -30,7 +30,8 @@ from neptrio.scheduling.base import (
     ServedModel,
     held_requests,
 )
-from neptrio.scheduling.sequence_slots import Sequence, SlotTable, SlotTableStatistics, StartMissing
+from neptrio.scheduling.sequence_ids import ModelIds
+from neptrio.scheduling.sequence_slots import Key, Sequence, SlotTable, SlotTableStatistics, StartMissing
 from neptrio.scheduling.sequence_state import ImplicitState
 from neptrio.scheduling.sequence_tensors import Controls
 
@@ -55,6 +56,7 @@ class SequenceRow:
     """One sequence, as the sequences listing shows it. Times are microseconds."""
 
     id: int | str
+    owner: str | None  # the name of the token that it belongs to, None without --auth-config
     state: str  # "slot", "backlog", or "ending": its id is free, accepted requests still run
     instance: str  # "" in the backlog
     slot: int  # -1 in the backlog
@@ -78,6 +80,7 @@ class SequenceScheduler(Scheduler):
         self.model = model
         self.controls = Controls(config)
         self.state = ImplicitState(config, model.name)
+        self._model_ids = ModelIds(self.controls)
         self.table = SlotTable(len(pool.instances), config.slots, config.idle_ns, self.offers)
         self._pool = pool
         self._loop = loop
@@ -116,7 +119,7 @@ class SequenceScheduler(Scheduler):
                     f"inference request to model '{self.model.name}' must specify a non-zero or non-empty "
                     "correlation ID"
                 )
-            request.sequence_id = self._new_id()
+            request.sequence_id = self._new_id(request)
             request.sequence_start = True
         if self._stopping and request.sequence_start:
             raise Unavailable(
@@ -124,7 +127,7 @@ class SequenceScheduler(Scheduler):
             )
         now = request.timestamp(QUEUE_START)
         try:
-            sequence, conflict = self.table.accept(request.sequence_id, request, now)
+            sequence, conflict = self.table.accept(_key(request), request, now)
         except StartMissing:
             raise self._start_missing(request.sequence_id) from None
         if conflict:
@@ -142,10 +145,10 @@ class SequenceScheduler(Scheduler):
             self._arm()
         self._loop.loop_pass.mark(self)
 
-    def _new_id(self) -> int | str:
+    def _new_id(self, request: InferRequest) -> int | str:
         for number in self._server_ids:
-            made = self.controls.id_of(number)
-            if made not in self.table.live:
+            request.sequence_id = made = self.controls.id_of(number)
+            if _key(request) not in self.table.live:
                 return made
         raise AssertionError("unreachable")
 
@@ -188,6 +191,8 @@ class SequenceScheduler(Scheduler):
         request: InferRequest = self.table.issue(sequence, now_ns)
         request.state = TAKEN
         self._flights[request] = sequence
+        if sequence.owner is not None or self._model_ids:
+            request.sequence_id = self._model_ids.give(sequence, self.table.live)
         self.controls.attach(request, sequence)
         if self.state:
             request.inputs += self.state.inputs(sequence, request.sequence_start)
@@ -326,9 +331,11 @@ class SequenceScheduler(Scheduler):
         if sequence.stream is not None:
             sequence.stream.sequences.pop(sequence, None)
             sequence.stream = None
+        self._model_ids.take_back(sequence)
         instance = self._instances[sequence.instance]
         if sequence.started and instance is not None:
-            instance.sequence_ended(sequence.id, sequence.reason)
+            shown = sequence.id if sequence.shown is None else sequence.shown
+            instance.sequence_ended(shown, sequence.reason)
 
     def _drained(self, index: int) -> None:
         """A retired instance has lost its last sequence: the pool may finalize it."""
@@ -341,9 +348,16 @@ class SequenceScheduler(Scheduler):
     def of_sequences(self) -> SequenceScheduler:
         return self
 
-    def end_sequence(self, sequence_id: int | str) -> int | None:
+    def live_keys(self, sequence_id: int | str) -> list[Key]:
+        """The keys of the live sequences with that id: one of each owner that has one."""
+        live = self.table.live
+        return [
+            key for key in live if key == sequence_id or (isinstance(key, tuple) and key[1] == sequence_id)
+        ]
+
+    def end_sequence(self, key: Key) -> int | None:
         """Ends a live sequence; its accepted requests still run. Returns how many these are, None if it is not live."""
-        sequence = self.table.live.get(sequence_id)
+        sequence = self.table.live.get(key)
         if sequence is None:
             return None
         left = len(sequence.waiting or ()) + (sequence.in_flight is not None)
@@ -406,6 +420,7 @@ class SequenceScheduler(Scheduler):
             rows.append(
                 SequenceRow(
                     id=sequence.id,
+                    owner=sequence.owner,
                     state=state,
                     instance=getattr(self._instances[sequence.instance], "name", "") if in_slot else "",
                     slot=sequence.slot,
@@ -427,3 +442,9 @@ class SequenceScheduler(Scheduler):
             sequences=table.live,
             null_requests_open=self.null_requests_open,
         )
+
+
+def _key(request: InferRequest) -> Key:
+    """What the request's sequence is found by in the slot table."""
+    owner = request.owner
+    return request.sequence_id if owner is None else (owner.name, request.sequence_id)

@@ -62,6 +62,10 @@ from neptrio.scheduling.sequence_transitions import (
 CANCELLED, TIMED_OUT, ENDED, DRAINED = range(4)
 
 
+# what a live sequence is found by: its id; with its owner's name in front where clients say who they are
+Key = int | str | tuple[str, int | str]
+
+
 class StartMissing(Exception):
     """A request without START names an id that is not live."""
 
@@ -76,9 +80,12 @@ class Sequence:
         "id",
         "in_flight",
         "instance",
+        "key",
         "last_ns",
         "offered",
+        "owner",
         "reason",
+        "shown",
         "slot",
         "started",
         "state",
@@ -87,8 +94,15 @@ class Sequence:
         "waiting",
     )
 
-    def __init__(self, sequence_id: int | str, now_ns: int) -> None:
-        self.id = sequence_id
+    def __init__(self, key: Key, now_ns: int) -> None:
+        self.key = key
+        self.owner: str | None = None
+        self.id: int | str
+        if isinstance(key, tuple):
+            self.owner, self.id = key
+        else:
+            self.id = key
+        self.shown: int | str | None = None  # its id for the model (scheduling.sequence_ids)
         self.state = WAITING
         self.instance = -1
         self.slot = -1
@@ -130,7 +144,7 @@ class SlotTable:
     """
 
     def __init__(self, instances: int, slots_per_instance: int, idle_ns: int, offers: bool = False) -> None:
-        self.live: dict[int | str, Sequence] = {}
+        self.live: dict[Key, Sequence] = {}
         self.slots: list[list[Sequence | None]] = []
         self.held: list[int] = []  # per instance: slots that are held
         self.waiting: list[int] = []  # per instance: requests in its slots that were not issued yet
@@ -155,13 +169,13 @@ class SlotTable:
 
     # ------------------------------------------------------------ events
 
-    def accept(self, sequence_id: int | str, request: Any, now_ns: int) -> tuple[Sequence, bool]:
+    def accept(self, key: Key, request: Any, now_ns: int) -> tuple[Sequence, bool]:
         """Queues a request; returns (its sequence, whether its START hit a live id).
 
         `request` has `sequence_start`, `sequence_end`, `timeout_us` and `cancelled`. Raises
         StartMissing.
         """
-        sequence = self.live.get(sequence_id)
+        sequence = self.live.get(key)
         conflict = False
         event = END if request.sequence_end else REQUEST
         if sequence is not None:
@@ -170,7 +184,7 @@ class SlotTable:
         else:
             if not request.sequence_start:
                 raise StartMissing
-            sequence = self.live[sequence_id] = Sequence(sequence_id, now_ns)
+            sequence = self.live[key] = Sequence(key, now_ns)
             self.backlog_sequences += 1
             self._backlog.append(sequence)
             self._apply(sequence, event, now_ns, request)
@@ -374,7 +388,7 @@ class SlotTable:
                 heapq.heappush(self._timeouts, (expires, next(self._order), sequence))
 
     def _unmap(self, sequence: Sequence, now_ns: int, request: Any) -> None:
-        del self.live[sequence.id]
+        del self.live[sequence.key]
 
     def _leave_backlog(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         self.backlog_sequences -= 1

@@ -63,6 +63,12 @@ class Controls:
         text = self._corrid is not None and self._corrid.dtype == datatypes.BYTES
         return str(number) if text else number
 
+    def distinct(self, sequence_id: int | str) -> int | str:
+        """What a model that is given the id can tell it by: an integer cut to CORRID's size, otherwise the id."""
+        if self._corrid is None or isinstance(sequence_id, str):
+            return sequence_id
+        return sequence_id & ((1 << (8 * _INTEGER_BYTES[self._corrid.dtype])) - 1)
+
     def check_id(self, request: InferRequest) -> None:
         """Raises InvalidArgument when the id's type differs from CORRID's; without CORRID any type will do."""
         corrid = self._corrid
@@ -78,7 +84,7 @@ class Controls:
         request.inputs += self._flags[request.sequence_start + 2 * request.sequence_end]
         if self._corrid is not None:
             if sequence.corrid is None:
-                sequence.corrid = self._corrid_tensor(sequence.id)
+                sequence.corrid = self._corrid_tensor(request.sequence_id)
             request.inputs.append(sequence.corrid)
 
 

@@ -20,6 +20,26 @@ MOST_BUCKETS = 8192
 NS = 10**9
 
 
+class Bucket:
+    """How many requests may be made now: filled at a rate, up to one second's worth, and full at first."""
+
+    __slots__ = ("_left", "_then")
+
+    def __init__(self) -> None:
+        self._left = float("inf")
+        self._then = 0
+
+    def spend(self, per_second: int, now_ns: int) -> bool:
+        """Takes one request out; False if there is none."""
+        most = float(per_second)
+        self._left = min(most, self._left + (now_ns - self._then) * most / NS)
+        self._then = now_ns
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class RequestLimits:
     """The limits and who is near them. Trio thread only; the time is an argument."""
 
@@ -28,7 +48,7 @@ class RequestLimits:
         self._per_second = per_second
         self._at_once = at_once
         self._clients: dict[str, set[Callable[[], int]]] = {}
-        self._buckets: dict[str, tuple[float, int]] = {}  # requests it may make now, and when that was
+        self._buckets: dict[str, Bucket] = {}  # the one that was used last is the last
 
     @property
     def on(self) -> bool:
@@ -68,11 +88,8 @@ class RequestLimits:
         return None
 
     def _spend(self, client: str, now_ns: int) -> bool:
-        most = float(self._per_second)
-        left, then = self._buckets.pop(client, (most, now_ns))
-        left = min(most, left + (now_ns - then) * most / NS)
-        passes = left >= 1
+        bucket = self._buckets.pop(client, None) or Bucket()
         if len(self._buckets) >= MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
-        self._buckets[client] = (left - 1 if passes else left, now_ns)
-        return passes
+        self._buckets[client] = bucket
+        return bucket.spend(self._per_second, now_ns)

@@ -1,25 +1,19 @@
-"""Who may do what: tokens of clients, from a file (--auth-config).
-
-    [[token]]
-    name = "dashboard"                     # in errors and the log
-    hash = "sha256:5e88..."                # of the token, as `neptrio token` prints it
-    scopes = ["read", "infer"]
-    models = ["resnet", "bert-*"]          # without it: all models
-
-    [anonymous]                            # what clients without a token may; without it: nothing
-    scopes = ["read"]
+"""Who may do what: the clients of --auth-config (service.auth_config), as they are now.
 
 Rules:
  1. `infer` may infer; `read` may read metadata, configurations, statistics, settings and metrics; `operate` may
     change traces, logging, shared memory and sequences, and see recent traces; `admin` may load, unload and check
     models. No scope includes another.
- 2. A token that is limited to models may do nothing that concerns other models: it may not list all models, read
+ 2. A client that is limited to models may do nothing that concerns other models: it may not list all models, read
     metrics or use settings of the whole server. With `read` it may read the server's own metadata.
  3. Health probes need no token unless the file says `open_health = false`; then they need `read`.
- 4. The file has only hashes of tokens. Tokens are long and random (`neptrio token` makes them), so SHA-256 is enough to
+ 4. A token counts before a certificate: a request with a token that is not valid is refused, whatever its connection
+    has shown.
+ 5. The file has only hashes of tokens. Tokens are long and random (`neptrio token` makes them), so SHA-256 is enough to
     hide them. A token is looked up by its hash, and hashes are compared in constant time, so that the time an answer
     takes reveals nothing about valid tokens.
- 5. The file is read again when it changes. If it is then not valid, the old content stays, and the log says why.
+ 6. The file is read again when it changes. If it is then not valid, the old content stays, and the log says why. What
+    clients have used of their limits stays counted.
 """
 
 from __future__ import annotations
@@ -28,26 +22,23 @@ import hashlib
 import hmac
 import logging
 import os
-import re
 import secrets
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from weakref import WeakKeyDictionary
 
-from neptrio.errors import Denied, Unauthenticated
+from neptrio.errors import Denied, TooManyRequests, Unauthenticated
+from neptrio.request.infer_request import Owner
+from neptrio.service import auth_config
+from neptrio.service.auth_config import INFER, READ, AuthConfig, Client
+from neptrio.service.certificates import Certificate
+from neptrio.service.request_limits import Bucket
 
 log = logging.getLogger("neptrio.tokens")
 
-INFER, READ, OPERATE, ADMIN = SCOPES = ("infer", "read", "operate", "admin")
-HASH = re.compile(r"sha256:([0-9a-f]{64})\Z")
 LOOK_SECONDS = 1.0  # between two looks at the file
 PREFIX = "npt_"
 TOKEN_BYTES = 32
 LONGEST = 4096  # longest token in bytes that is accepted from clients
-ANONYMOUS = "anonymous"
 
 
 def digest(token: bytes) -> bytes:
@@ -61,118 +52,64 @@ def make() -> tuple[str, str]:
     return token, "sha256:" + digest(token.encode()).hex()
 
 
-@dataclass(frozen=True)
-class Token:
-    """What the holder of a token may do. `models` are patterns of model names, None for all models."""
+class Account(Owner):
+    """A client and what it has used of its limits. The same object for as long as the file has a client of that name."""
 
-    name: str
-    scopes: frozenset[str]
-    models: tuple[str, ...] | None = None
-    digest: bytes = b""
+    client: Client
 
-    def covers(self, model: str) -> bool:
-        """Whether the token may be used for `model`; "" means something that concerns all models."""
-        if self.models is None:
-            return True
-        return bool(model) and any(fnmatchcase(model, pattern) for pattern in self.models)
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.name)
+        self._bucket = Bucket()
+        self.take(client)
 
+    def take(self, client: Client) -> None:
+        """What the file says about the client now."""
+        self.client = client
+        self.most = client.concurrent_requests
 
-@dataclass(frozen=True)
-class AuthConfig:
-    """The content of the file, checked. `tokens` maps a token's SHA-256 to the token."""
+    def sees_all(self) -> bool:
+        """Whether it may see and end sequences of others."""
+        return not self.client.scopes.isdisjoint((auth_config.OPERATE, auth_config.ADMIN))
 
-    tokens: Mapping[bytes, Token]
-    anonymous: Token | None = None
-    open_health: bool = True
+    def problem(self, now_ns: int) -> TooManyRequests | None:
+        """Why a request is refused now, None when it is not; it is counted then."""
+        per_second = self.client.requests_per_second
+        if not per_second or self._bucket.spend(per_second, now_ns):
+            return None
+        return TooManyRequests(
+            f"{self.client.title} may make {per_second} requests per second (requests_per_second); send the request "
+            "again in a second"
+        )
 
-
-def parse(text: str) -> AuthConfig:
-    """The content of a file. Raises ValueError saying what is wrong, without any token or hash."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is no TOML: {error}") from None
-    _known("the file", document, ("token", "anonymous", "open_health"))
-    rows = document.get("token", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("expected tables [[token]]")
-    tokens: dict[bytes, Token] = {}
-    names: set[str] = set()
-    for number, row in enumerate(rows, 1):
-        where = f"token {number}"
-        _known(where, row, ("name", "hash", "scopes", "models"))
-        name = row.get("name")
-        if not isinstance(name, str) or not name.strip() or not name.isprintable() or name == ANONYMOUS:
-            raise ValueError(f"{where}: expected name = TEXT, other than '{ANONYMOUS}'")
-        where = f"token '{name}'"
-        if name in names:
-            raise ValueError(f"{where}: the name is there twice")
-        names.add(name)
-        given = row.get("hash")
-        found = HASH.match(given) if isinstance(given, str) else None
-        if found is None:
-            raise ValueError(f'{where}: expected hash = "sha256:" and 64 hexadecimal digits (neptrio token)')
-        key = bytes.fromhex(found[1])
-        if key in tokens:
-            raise ValueError(f"{where}: it has the hash of token '{tokens[key].name}'")
-        tokens[key] = Token(name, _scopes(where, row), _models(where, row), key)
-    anonymous = None
-    if "anonymous" in document:
-        row = document["anonymous"]
-        if not isinstance(row, dict):
-            raise ValueError("expected a table [anonymous]")
-        _known("anonymous", row, ("scopes", "models"))
-        anonymous = Token(ANONYMOUS, _scopes("anonymous", row), _models("anonymous", row))
-    open_health = document.get("open_health", True)
-    if not isinstance(open_health, bool):
-        raise ValueError("expected open_health = true or false")
-    return AuthConfig(tokens, anonymous, open_health)
-
-
-def _known(where: str, row: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    for key in row:
-        if key not in keys:
-            raise ValueError(f"{where}: unknown key '{key}', expected one of {', '.join(keys)}")
-
-
-def _texts(where: str, row: Mapping[str, Any], key: str) -> list[str]:
-    given = row[key]
-    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"{where}: expected {key} = [TEXT, ...]")
-    return given
-
-
-def _scopes(where: str, row: Mapping[str, Any]) -> frozenset[str]:
-    scopes = _texts(where, row, "scopes") if "scopes" in row else []
-    for scope in scopes:
-        if scope not in SCOPES:
-            raise ValueError(f"{where}: unknown scope '{scope}', expected one of {', '.join(SCOPES)}")
-    if not scopes:
-        raise ValueError(f"{where}: expected scopes = [...] with one or more of {', '.join(SCOPES)}")
-    return frozenset(scopes)
-
-
-def _models(where: str, row: Mapping[str, Any]) -> tuple[str, ...] | None:
-    return tuple(_texts(where, row, "models")) if "models" in row else None
+    def too_many(self) -> TooManyRequests:
+        return TooManyRequests(
+            f"{self.client.title} has {self.most} requests under way, which is what it may have "
+            "(concurrent_requests); send the request again when others are answered"
+        )
 
 
 class Tokens:
-    """The tokens that are valid now. Trio thread, but for read()."""
+    """The clients that are known now. Trio thread, but for changed()."""
 
     def __init__(self, path: Path) -> None:
         """Raises ValueError when the file cannot be used."""
         self._path = path
         self._seen = self._state()
-        self._config = self.read()
+        self._config = auth_config.read(path)
+        self._accounts: dict[str, Account] = {}
+        self._shown: WeakKeyDictionary[Certificate, Account] = WeakKeyDictionary()
+        self._open_accounts()
 
-    def read(self) -> AuthConfig:
-        """The file as it is now. Any thread. Raises ValueError."""
-        try:
-            return parse(self._path.read_text("utf-8"))
-        except OSError as error:
-            raise ValueError(f"'{self._path}' cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ValueError(f"'{self._path}': {error}") from None
+    def _open_accounts(self) -> None:
+        before, self._accounts = self._accounts, {}
+        for client in self._config.clients():
+            account = before.get(client.name)
+            if account is None:
+                account = Account(client)
+            else:
+                account.take(client)
+            self._accounts[client.name] = account
+        self._shown.clear()
 
     def _state(self) -> tuple[int, int, int] | None:
         try:
@@ -191,45 +128,81 @@ class Tokens:
             return None
         self._seen = state
         try:
-            return self.read()
+            return auth_config.read(self._path)
         except ValueError as error:
             log.error("--auth-config: what it says now cannot be used, what it said before holds: %s", error)
             return None
 
     def take(self, config: AuthConfig) -> None:
-        """Replaces the valid tokens by those of `config`."""
+        """Replaces the known clients by those of `config`."""
         self._config = config
-        log.info("--auth-config: there are %d tokens now", len(config.tokens))
+        self._open_accounts()
+        log.info(
+            "--auth-config: there are %d tokens now, and %d entries of certificates",
+            len(config.tokens),
+            len(config.certificates),
+        )
 
     @property
     def open_health(self) -> bool:
         """Whether health probes are answered without a token (rule 3)."""
         return self._config.open_health
 
-    def find(self, secret: bytes | None) -> Token:
-        """The entry of a token; that of `anonymous` for None. Raises Unauthenticated if the token is not valid, or is
-        missing where one is needed."""
-        if secret is None:
-            if self._config.anonymous is None:
-                raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
-            return self._config.anonymous
-        key = digest(secret[:LONGEST])
-        token = self._config.tokens.get(key)
-        if token is None or not hmac.compare_digest(token.digest, key) or len(secret) > LONGEST:
-            raise Unauthenticated("the token is not valid")
-        return token
+    def find(self, secret: bytes | None, certificate: Certificate | None = None) -> Account:
+        """The client of a token; for None that of the connection's certificate, or `anonymous`.
 
-    def check(self, secret: bytes | None, scopes: tuple[str, ...], model: str | None) -> Token:
-        """The entry of a token, if it has one of `scopes` and is for `model`.
+        Raises Unauthenticated if the token is not valid, or if none of the three says who the client is.
+        """
+        if secret is None:
+            found = None if certificate is None else self._of_certificate(certificate)
+            if found is not None:
+                return found
+            if self._config.anonymous is None:
+                what = "" if certificate is None else ", for the file has no entry for this certificate"
+                raise Unauthenticated(f"a token is needed: Authorization: Bearer TOKEN{what}")
+            return self._accounts[auth_config.ANONYMOUS]
+        key = digest(secret[:LONGEST])
+        client = self._config.tokens.get(key)
+        if client is None or not hmac.compare_digest(client.digest, key) or len(secret) > LONGEST:
+            raise Unauthenticated("the token is not valid")
+        return self._accounts[client.name]
+
+    def _of_certificate(self, certificate: Certificate) -> Account | None:
+        found = self._shown.get(certificate)
+        if found is None:
+            for client in self._config.certificates:
+                if client.shows(certificate):
+                    found = self._shown[certificate] = self._accounts[client.name]
+                    break
+        return found
+
+    def check(
+        self,
+        secret: bytes | None,
+        scopes: tuple[str, ...],
+        model: str | None,
+        certificate: Certificate | None = None,
+    ) -> Account:
+        """The client of a token or certificate, if it has one of `scopes` and is for `model`.
 
         `model` is the model that the request concerns; "" means all models, None that it is not known yet or that
         there is none. Raises Unauthenticated and Denied.
         """
-        token = self.find(secret)
-        if token.scopes.isdisjoint(scopes):
-            who = "a client without a token" if token is self._config.anonymous else f"token '{token.name}'"
-            raise Denied(f"{who} may not do this: it needs the scope {' or '.join(scopes)}")
-        if model is not None and not token.covers(model):
+        account = self.find(secret, certificate)
+        client = account.client
+        if client.scopes.isdisjoint(scopes):
+            raise Denied(f"{client.title} may not do this: it needs the scope {' or '.join(scopes)}")
+        if model is not None and not client.covers(model):
             what = f"model '{model[:128]}'" if model else "what concerns all models"
-            raise Denied(f"token '{token.name}' is limited to some models: it is not for {what}")
-        return token
+            raise Denied(f"{client.title} is limited to some models: it is not for {what}")
+        return account
+
+    def count(self, account: Account, scopes: tuple[str, ...], now_ns: int) -> None:
+        """Counts a request that needs `scopes`. Raises TooManyRequests beyond the client's rate.
+
+        Control verbs are not counted, so that they are possible whatever else the client does.
+        """
+        if account.client.requests_per_second and not {INFER, READ}.isdisjoint(scopes):
+            problem = account.problem(now_ns)
+            if problem is not None:
+                raise problem

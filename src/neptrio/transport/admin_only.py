@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from neptrio.errors import Denied
-from neptrio.service.tokens import ADMIN, OPERATE, READ
+from neptrio.service.auth_config import ADMIN, OPERATE, READ
 from neptrio.transport.header_policy import METHOD_SCOPES, VERB_SCOPES
 
 CONTROL = (OPERATE, ADMIN)

@@ -27,8 +27,10 @@ from typing import Any
 
 from neptrio.errors import Code, InvalidArgument, TritonError, Unauthenticated
 from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
-from neptrio.request.infer_request import InferRequest
-from neptrio.service.tokens import ADMIN, INFER, OPERATE, READ, Tokens
+from neptrio.request.infer_request import InferRequest, monotonic_ns
+from neptrio.service.auth_config import ADMIN, INFER, OPERATE, READ
+from neptrio.service.certificates import Certificate
+from neptrio.service.tokens import Account, Tokens
 from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -112,6 +114,9 @@ MODEL_FIELDS = {
 }
 OF_NO_MODEL = ("ServerMetadata", "ServerLive", "ServerReady", "ServerReflectionInfo", "Check", "Watch")
 
+CERTIFICATE = (
+    "neptrio.certificate"  # key of an ASGI scope: the certificate that the connection's client has shown
+)
 RAW_HEADERS = "neptrio.raw_headers"  # key of an ASGI scope: the headers, with names as the client wrote them
 GRPC_PREFIX = "triton-grpc-protocol-"
 RESERVED = frozenset(
@@ -283,10 +288,10 @@ class HeaderPolicy:
         """Whether gRPC calls must pass their decoded messages to message() or request()."""
         return self.forward is not None or self._tokens is not None
 
-    def who(self, headers: Pairs) -> str:
-        """The name of the request's token, "" if it has none that is valid."""
+    def who(self, headers: Pairs, certificate: Certificate | None = None) -> str:
+        """The name of the request's client (of its token or certificate), "" if it is not known."""
         try:
-            return "" if self._tokens is None else self._tokens.find(bearer(headers)).name
+            return "" if self._tokens is None else self._tokens.find(bearer(headers), certificate).name
         except Unauthenticated:
             return ""
 
@@ -295,18 +300,29 @@ class HeaderPolicy:
         if gate is not None:
             gate.check(headers)
 
-    def check(self, verb: str, headers: Pairs, model: str = "", method: str = "POST") -> None:
-        """Raises TritonError if the client may not use a REST verb for `model`; "" means all models."""
+    def check(
+        self,
+        verb: str,
+        headers: Pairs,
+        model: str = "",
+        method: str = "POST",
+        certificate: Certificate | None = None,
+    ) -> Account | None:
+        """The client, if it may use a REST verb for `model`; "" means all models. None where nobody is asked who they
+        are. Raises TritonError."""
         self._gate(verb, headers)
         tokens = self._tokens
         if tokens is None or (tokens.open_health and VERB_CATEGORIES[verb] == "health"):
-            return
+            return None
         scopes = VERB_SCOPES.get(verb, (READ,))
         if len(scopes) > 1 and method != "GET":
             scopes = scopes[1:]
-        tokens.check(bearer(headers), scopes[:1], None if verb in OF_ALL else model)
+        account = tokens.check(bearer(headers), scopes[:1], None if verb in OF_ALL else model, certificate)
+        if VERB_CATEGORIES[verb] != "health":
+            tokens.count(account, scopes[:1], monotonic_ns())
+        return account
 
-    def check_call(self, path: str, headers: Pairs) -> None:
+    def check_call(self, path: str, headers: Pairs, certificate: Certificate | None = None) -> None:
         """Checks a gRPC call before its message has come, so without its model; message() or request() checks that.
 
         Raises TritonError.
@@ -316,9 +332,11 @@ class HeaderPolicy:
         if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
             return
         method = path.rpartition("/")[2]
-        tokens.check(bearer(headers), METHOD_SCOPES.get(method, (READ,)), None)
+        tokens.check(bearer(headers), METHOD_SCOPES.get(method, (READ,)), None, certificate)
 
-    def message(self, path: str, headers: Pairs, message: Any) -> None:
+    def message(
+        self, path: str, headers: Pairs, message: Any, certificate: Certificate | None = None
+    ) -> None:
         """Checks the request message of a gRPC call other than inference. Raises TritonError."""
         tokens = self._tokens
         if tokens is None or (tokens.open_health and METHOD_CATEGORIES.get(path) == "health"):
@@ -329,21 +347,20 @@ class HeaderPolicy:
             scopes = scopes[1:] if message.settings else scopes[:1]
         field = MODEL_FIELDS.get(method)
         model = None if method in OF_NO_MODEL else getattr(message, field) if field else ""
-        tokens.check(bearer(headers), scopes, model)
+        account = tokens.check(bearer(headers), scopes, model, certificate)
+        if METHOD_CATEGORIES.get(path) != "health":
+            tokens.count(account, scopes, monotonic_ns())
 
-    def request(self, headers: Pairs, request: InferRequest) -> None:
-        """For a decoded inference request over gRPC: checks that the client may use its model, and adds the forwarded
-        metadata to its parameters. Raises TritonError."""
-        if self._tokens is not None:
-            self._tokens.check(bearer(headers), (INFER,), request.model_name)
+    def request(self, headers: Pairs, request: InferRequest, certificate: Certificate | None = None) -> None:
+        """For a decoded inference request over gRPC: checks that the client may use its model, makes the request the
+        client's, and adds the forwarded metadata to its parameters. Raises TritonError."""
+        tokens = self._tokens
+        if tokens is not None:
+            account = tokens.check(bearer(headers), (INFER,), request.model_name, certificate)
+            tokens.count(account, (INFER,), monotonic_ns())
+            request.owner = account
         if self.forward is not None:
             self.forward.into(request, self.forward.metadata(headers))
-
-    def infer(self, headers: Pairs, model: str) -> Forwarded | None:
-        """For an inference over HTTP: checks that the client may use the model, and returns the parameters that its
-        headers become. Raises TritonError."""
-        self.check("infer", headers, model)
-        return self.forwarded(headers)
 
     def forwarded(self, headers: Pairs) -> Forwarded | None:
         """The parameters that HTTP headers become, None if nothing is forwarded. Raises InvalidArgument."""

@@ -28,8 +28,8 @@ from neptrio.observe.host import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
+from neptrio.service.auth_config import READ
 from neptrio.service.connections import Places, kept_back
-from neptrio.service.tokens import READ
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.header_policy import bearer
 from neptrio.transport.http1.connection import HandOver, Http1Connection

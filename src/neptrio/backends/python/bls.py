@@ -259,6 +259,7 @@ class InProcessHost(Host):
                 for output in made.outputs:
                     output.keep_on_device = True
         made.parent = self._parent(request)
+        made.owner = None if made.parent is None else made.parent.owner
         here = blocking and self.batch is not None and threading.get_ident() == self.thread
         call = Call(
             self._services, made, decoupled, deliver, self.batch.instance if here and self.batch else None

@@ -94,6 +94,7 @@ class IsolatedHost:
         if message["w"]:
             made.outputs = [RequestedOutput(name) for name in dict.fromkeys(message["w"])]
         made.parent = parent
+        made.owner = None if parent is None else parent.owner
         id = message["k"]
 
         def deliver(response: InferResponse | None, final: bool) -> None:

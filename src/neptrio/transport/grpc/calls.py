@@ -124,7 +124,7 @@ def apply_policy(connection: GrpcConnection, headers: Headers, request: InferReq
     """Checks a decoded inference request against the call's metadata (token, model), and adds forwarded metadata to its
     parameters. Raises TritonError."""
     try:
-        connection.forward.request(headers(), request)
+        connection.forward.request(headers(), request, connection.certificate)
     except TritonError as error:
         if error.code in REFUSED:
             connection.record(b"ModelInfer", headers, None, error, request.model_name)

@@ -42,6 +42,7 @@ from neptrio.loop.socket_writer_core import RECEIVE_BYTES
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
+from neptrio.service.certificates import Certificate, of_peer
 from neptrio.service.connections import (
     PLACES,
     PRESSED_IDLE_SECONDS,
@@ -168,6 +169,7 @@ class GrpcConnection(GrpcFastPath):
         self._handlers = server.handlers
         self._timers = server.services.loop.timers
         self._stream = stream
+        self.certificate: Certificate | None = None  # what the client has shown
         self.session = server.new_session(self.open_stream)
         self._scope = trio.CancelScope()
         self._pending_timers: dict[str, Timer] = {}
@@ -195,7 +197,7 @@ class GrpcConnection(GrpcFastPath):
                 return restricted(session, stream_id, headers, problem)
         if self._policy is not None:
             try:
-                self._policy.check_call(path.decode("latin-1"), headers())
+                self._policy.check_call(path.decode("latin-1"), headers(), self.certificate)
             except TritonError as error:
                 self.record(path, headers, None, error)
                 return restricted(session, stream_id, headers, error)
@@ -221,7 +223,7 @@ class GrpcConnection(GrpcFastPath):
     def check_message(self, path: str, headers: Headers, message: Any) -> None:
         """Checks the request message of a call other than inference. Raises TritonError."""
         if self.forward is not None:
-            self.forward.message(path, headers(), message)
+            self.forward.message(path, headers(), message, self.certificate)
         if self._server.admin_elsewhere:
             admin_only.check_call(path, message)
 
@@ -259,19 +261,12 @@ class GrpcConnection(GrpcFastPath):
             method,
             "grpc",
             self._address,
-            "" if self._policy is None else self._policy.who(headers()),
-            certificate=self._certificate(),
+            "" if self._policy is None else self._policy.who(headers(), self.certificate),
+            certificate="" if self.certificate is None else self.certificate.subject,
             model=model,
             target=getattr(message, "name", "") if "SharedMemory" in method else "",
             error=error,
         )
-
-    def _certificate(self) -> str:
-        """The subject of the client's certificate, "" if it has none."""
-        found = None if self._stream is None else self._stream.getpeercert()
-        if not found:
-            return ""
-        return ", ".join(f"{key}={value}" for names in found.get("subject", ()) for key, value in names)
 
     def open_requests(self) -> int:
         """How many calls are open."""
@@ -341,6 +336,7 @@ class GrpcConnection(GrpcFastPath):
             if self._stream is not None:
                 self.writer = SecureSocketWriter(self._stream, self.nursery)
                 await self._stream.do_handshake()
+                self.certificate = of_peer(self._stream.getpeercert())
             self.writer.on_drained = self.flush_soon
             first = bytearray(self._prefix)
             while len(first) < len(PREFACE) and first == PREFACE[: len(first)]:

@@ -105,7 +105,10 @@ class Exchange(ExchangeCore):
                 self.extra = origins.answer_headers(connection.origin)
             if problem is not None:
                 raise problem
-            forwarded = None if policy is None else policy.infer(connection.headers, route.model)
+            owner = forwarded = None
+            if policy is not None:
+                owner = policy.check("infer", connection.headers, route.model)
+                forwarded = policy.forwarded(connection.headers)
             infer = HttpInfer(
                 connection.services,
                 route,
@@ -113,8 +116,8 @@ class Exchange(ExchangeCore):
                 connection.content_encoding,
                 connection.accept_encoding,
             )
-            if forwarded is not None:
-                infer.forwarded = forwarded
+            infer.request.owner = owner
+            infer.forwarded = forwarded
             self.infer = infer
             if connection.services.admission.tracer.trace_headers:
                 infer.request.asked = asked(connection.headers)

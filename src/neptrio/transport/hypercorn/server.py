@@ -43,7 +43,9 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from neptrio.errors import TritonError
+from neptrio.service.certificates import Certificate, of_peer
 from neptrio.service.connections import TURNED_AWAY_SECONDS
+from neptrio.transport.header_policy import CERTIFICATE
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.connection import MAX_HEAD_BYTES, SHUTTING_DOWN
 from neptrio.transport.hypercorn.http2 import Http2
@@ -323,6 +325,7 @@ class HypercornConnection(TCPServer):
                 stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         super().__init__(self._app_called, config, context, {}, stream)  # type: ignore[arg-type]
         self._tls = tls is not None
+        self._certificate: Certificate | None = None  # what the client has shown
         self._asgi_app = app
         self._timeout = timeout_s
         self._grace = grace_s
@@ -339,6 +342,7 @@ class HypercornConnection(TCPServer):
 
     async def _app_called(self, scope: Any, receive: Any, send: Any) -> None:
         self._on_time()
+        scope[CERTIFICATE] = self._certificate
         await self._asgi_app(scope, receive, send)
 
     def cancel(self) -> None:
@@ -398,6 +402,7 @@ class HypercornConnection(TCPServer):
                 if self._reading.cancelled_caught:
                     return
                 alpn = self.stream.selected_alpn_protocol() or alpn
+                self._certificate = of_peer(self.stream.getpeercert())
                 self._reading = trio.CancelScope(deadline=self._reading.deadline)
             client = parse_socket_addr(transport.family, transport.getpeername())
             server = parse_socket_addr(transport.family, transport.getsockname())

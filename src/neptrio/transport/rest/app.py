@@ -17,10 +17,10 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Protocol,
 from neptrio.service import Services
 from neptrio.service.audit import AuditLog
 from neptrio.service.connections import RETRY_AFTER
-from neptrio.service.sequences import parse_id
+from neptrio.service.sequences import parse_id, parse_owner
 from neptrio.service.statistics import Detail
 from neptrio.transport import admin_only
-from neptrio.transport.header_policy import RAW_HEADERS, Forwarded, HeaderPolicy
+from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.generate import HttpGenerate
@@ -36,6 +36,7 @@ MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of t
 FREE_BYTES = 32 << 10  # of each body that the server's budget of bytes is not asked for
 BODY_STEP = 1 << 20  # larger bodies ask the budget for this much at a time
 FORWARDING = ("infer", "generate", "generate_stream")
+CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which records when the answer is sent
 
 
@@ -136,7 +137,9 @@ class RestApp:
             return 404, JSON, [b'{"error":"Not Found"}']
         forwarded: Forwarded | None = None
         if self._policy is not None:
-            self._policy.check(route.verb, scope["headers"], route.model, scope["method"])
+            scope[CLIENT] = self._policy.check(
+                route.verb, scope["headers"], route.model, scope["method"], scope.get(CERTIFICATE)
+            )
             if self._policy.forward is not None and route.verb in FORWARDING and route.allowed:
                 forwarded = self._policy.forwarded(scope.get(RAW_HEADERS) or scope["headers"])
         if not route.allowed:
@@ -147,6 +150,7 @@ class RestApp:
             return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):
             generate = HttpGenerate(self._services, route, scope["headers"], forwarded)
+            generate.request.owner = scope.get(CLIENT)
             body = await self._body(scope, receive)
             made = await generate.run(body, receive, send)
             if made is not None:
@@ -162,11 +166,13 @@ class RestApp:
         if error is None and (route is None or not route.allowed or scope["method"] == "GET"):
             return
         client = scope.get("client")
+        certificate = scope.get(CERTIFICATE)
         audit.record(
             verb,
             "http",
             str(client[0]) if client else "",
-            "" if self._policy is None else self._policy.who(scope["headers"]),
+            "" if self._policy is None else self._policy.who(scope["headers"], certificate),
+            certificate="" if certificate is None else certificate.subject,
             model="" if route is None else route.model,
             target="" if route is None else route.region or route.sequence,
             error=error,
@@ -216,6 +222,7 @@ class RestApp:
     ) -> Answer:
         infer = HttpInfer.from_headers(self._services, route, scope["headers"])
         infer.forwarded = forwarded
+        infer.request.owner = scope.get(CLIENT)
         body = await self._body(scope, receive)
         try:
             return await self._answered(infer, body, scope, receive)
@@ -281,11 +288,16 @@ class RestApp:
         return 200, JSON, [dump_json(statistics)]
 
     async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.sequences.list(route.model, route.version))]
+        found = self._services.sequences.list(route.model, route.version, scope.get(CLIENT))
+        return 200, JSON, [dump_json(found)]
 
     async def _sequence_end(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        sequence_id = parse_id(route.sequence, scope["query_string"].decode("latin-1"))
-        return 200, JSON, [dump_json(self._services.sequences.end(route.model, route.version, sequence_id))]
+        query = scope["query_string"].decode("latin-1")
+        sequence_id, owner = parse_id(route.sequence, query), parse_owner(query)
+        ended = self._services.sequences.end(
+            route.model, route.version, sequence_id, scope.get(CLIENT), owner
+        )
+        return 200, JSON, [dump_json(ended)]
 
     async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if scope["method"] == "GET":
