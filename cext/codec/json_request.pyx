@@ -7,7 +7,8 @@ Rules:
     syntax and then read again in a canonical order (id, parameters, inputs, outputs; of each input: data source,
     name, datatype, shape, elements). So the error that a client sees does not depend on the order of keys.
     Errors may be slow, requests may not.
- 2. Binary tensors are views into the body; nothing is copied.
+ 2. Binary tensors are views into the body; nothing is copied. Where their bytes lie apart from the text, others may
+    write to them (cext/rings/body_area), so strings, which have a structure, are copied from there.
  3. A large text is decoded on a worker thread (loop/workers): elements and skipped parts are read without the GIL, which
     is also released between inputs. A Stop ends the decoding; nobody uses the request then.
 Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
@@ -40,7 +41,8 @@ cdef class _Decoder:
 
     cdef InferRequest r
     cdef Reader s
-    cdef Tensor body               # the whole body; inputs are views of it
+    cdef Tensor body               # the whole body, or its part behind the text; inputs are views of it
+    cdef bint apart                # that part is a buffer of its own
     cdef object shared_memory
     cdef bint eager                # members are taken in the order they come (rule 1)
     cdef bint with_binary          # the request had Inference-Header-Content-Length
@@ -301,9 +303,12 @@ cdef class _Decoder:
         made.name = name
         made.dtype = dtype
         made.shape = shape
-        made.owner = self.body
-        made.ptr = self.body.ptr + self.binary_at
-        made.nbytes = size
+        if self.apart and dtype == DT_BYTES:
+            made = Tensor(name, dtype, shape, (self.body.ptr + self.binary_at)[:size])
+        else:
+            made.owner = self.body
+            made.ptr = self.body.ptr + self.binary_at
+            made.nbytes = size
         self.binary_at += size
         return made
 
@@ -439,35 +444,42 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
     return 0
 
 
-def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None):
+def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None, binary=None):
     """Fills `r` from an infer body. Returns whether outputs are binary by default.
 
     `header_length` is the value of Inference-Header-Content-Length, None when absent; it is at most the body's
-    length. `r.model` must be set. With `stop` this is called on a worker thread, and calls shared_memory
+    length. `binary` is what follows so many bytes, where that lies in a buffer of its own. `r.model` must be set. With `stop` this is called on a worker thread, and calls shared_memory
     there too. Raises InvalidArgument or Unsupported, and Cancelled after stop.ask().
     """
     cdef Tensor holder = Tensor.__new__(Tensor)
-    cdef Py_ssize_t n
+    cdef Tensor rest = holder
+    cdef Py_ssize_t n, begin
     cdef _Decoder d
     holder.hold(body, False)
     n = holder.nbytes if header_length is None else header_length
     if not 0 <= n <= holder.nbytes:
         raise InvalidArgument(f"inference header size should be in range (0, {holder.nbytes}), got: {n}")
+    begin = n
+    if binary is not None:
+        rest = Tensor.__new__(Tensor)
+        rest.hold(binary, False)
+        begin = 0
     if n == 0:
-        _raw(r, holder)
+        _raw(r, rest)
         return True
     d = _Decoder.__new__(_Decoder)
     d.r = r
-    d.body = holder
+    d.body = rest
+    d.apart = binary is not None
     d.shared_memory = shared_memory
     d.with_binary = header_length is not None
     d.s = Reader.__new__(Reader)
-    d.s.text = <const unsigned char*>holder.ptr
+    d.s.text = <const unsigned char*>holder.ptr  # kept by `holder`, which lives as long as this call
     d.s.end = n
     if stop is not None:
         d.s.large = True
         d.s.stop = &stop.asked
-    d.binary_at = n
+    d.binary_at = begin
     d.eager = True
     try:
         d.document()
@@ -482,7 +494,7 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
     d.s.skip_value(0)
     d.s.finish()
     d.s.at = 0
-    d.binary_at = n
+    d.binary_at = begin
     d.binary_default = False
     d.eager = False
     r.id = ""

@@ -286,3 +286,7 @@ cdef class ModelCore:
             self.input_index[spec.name] = spec
             if not spec.optional:
                 self.required_inputs += 1
+
+    def body_memory(self, Py_ssize_t size):
+        """A writable buffer for the binary tensors of a request that is to be received; None if the model has none."""
+        return None

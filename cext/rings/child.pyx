@@ -301,7 +301,7 @@ cdef class ChildEnd:
     cdef list tensors(self, Reader* reader, GivenMessage message, uint32_t count):
         cdef list made = []
         cdef InputBytes source
-        cdef uint32_t i, j, dimensions
+        cdef uint32_t i, j, dimensions, place
         cdef const char* data = message.base + (message.size + 63) // 64 * 64
         for i in range(count):
             source = InputBytes.__new__(InputBytes)
@@ -315,8 +315,8 @@ cdef class ChildEnd:
                 source.shape = (read_u64(reader), read_u64(reader))
             else:
                 source.shape = tuple([read_u64(reader) for j in range(dimensions)])
-            read_u32(reader)
-            source.data = data + read_u64(reader)
+            place = read_u32(reader)
+            source.data = (data if place == HERE else self.segment.base) + read_u64(reader)
             source.size = read_u64(reader)
             source.message = message
             source.readonly = self.read_only

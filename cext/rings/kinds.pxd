@@ -46,7 +46,8 @@ cdef enum Answer:
 
 cdef enum Place:
     HERE = 0             # offset counts from where the message's tensors begin
-    GIVEN = 1            # in the batch that is answered, from the start of the shared memory
+    GIVEN = 1            # from the start of the shared memory: of an input, in the area of received bodies; of an
+                         # output, in the batch that is answered
     LENT = 2             # in the process's part of the shared memory, from its start
 
 cdef enum Flag:

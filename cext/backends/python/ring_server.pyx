@@ -16,6 +16,8 @@ Rules:
     response. Whoever takes it out answers it; end() takes everything out.
  5. Blocks of the process's inputs live as long as the process looks at them and as long as a response
     of ours does (a model that returns its input).
+ 6. A tensor that was received into the bodies' area (cext/rings/body_area) is not copied: the message says where
+    it lies. The process has been able to change it since it came; that is its own request.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -25,6 +27,7 @@ from libc.string cimport memcpy
 
 from neptrio.execution.batch cimport Batch, complete
 from neptrio.loop.mailbox cimport WorkItem
+from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.packet cimport Packer, Reader, read_raw, read_text, read_u32, read_u64
 from neptrio.request.infer_request cimport (
     DONE,
@@ -79,9 +82,9 @@ class Violation(Exception):
 
 
 class Layout:
-    """Where things lie in the shared memory: three rings, the server's area, the process's area."""
+    """Where things lie in the shared memory: three rings, the server's area, that of received bodies, the process's."""
 
-    def __init__(self, size_t area):
+    def __init__(self, size_t area, size_t bodies=0):
         self.area = area
         self.work = 0
         self.work_entries = WORK_ENTRIES
@@ -90,7 +93,8 @@ class Layout:
         self.done = self.control + ring_bytes(CONTROL_ENTRIES)
         self.done_entries = DONE_ENTRIES
         self.inputs = (self.done + ring_bytes(DONE_ENTRIES) + 4095) // 4096 * 4096
-        self.outputs = self.inputs + area
+        self.bodies = self.inputs + area
+        self.outputs = self.bodies + bodies
         self.size = self.outputs + area
 
 
@@ -112,6 +116,7 @@ cdef class Under:
 
     cdef Batch batch
     cdef Block block         # None: in a segment of its own
+    cdef list bodies         # tensors that lie in the bodies' area, None when there are none
     cdef int64_t begun
     cdef uint64_t place      # of its descriptor in the ring, from 1; 0 while it waits in line
 
@@ -163,10 +168,11 @@ cdef class ServerEnd:
     cdef RingEnd answers
     cdef Slab slab
     cdef Packer packer
+    cdef BodyArea bodies
     cdef object host
     cdef readonly dict batches       # number -> Under, in the order in which they began
     cdef readonly dict open          # request id -> InferRequest
-    cdef dict blocks                 # offset -> what the process looks at: Block or Segment
+    cdef dict blocks                 # offset -> what the process looks at: Block or Segment, with tensors of bodies
     cdef object outbox               # deque of Parcels, in order
     cdef dict segments               # numbers of segments of the process that have come
     cdef uint64_t number
@@ -179,6 +185,8 @@ cdef class ServerEnd:
     cdef bint decoupled
     cdef readonly uint64_t wakes     # how often the process had to be woken
     cdef readonly uint64_t received
+    cdef readonly uint64_t copied    # bytes of tensors that were copied on their way here or there, once each time
+    cdef readonly uint64_t in_place  # bytes of tensors that crossed without a copy
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
         self.segment = segment
@@ -189,6 +197,7 @@ cdef class ServerEnd:
         self.answers.base = segment.base + <size_t>layout.done
         self.answers.entries = layout.done_entries
         self.slab = Slab(layout.inputs, layout.area)
+        self.bodies = BodyArea(segment, layout.bodies, layout.outputs - layout.bodies)
         self.inputs_end = layout.inputs + layout.area
         self.outputs = layout.outputs
         self.outputs_end = layout.outputs + layout.area
@@ -281,6 +290,20 @@ cdef class ServerEnd:
         """Something waits in line for room in its ring, or for its bytes."""
         return len(self.outbox) > 0
 
+    def body_memory(self, uint64_t size):
+        """Writable memory into which a body to this process can be received; None when there is no room for it."""
+        return None if self.closed else self.bodies.take(size)
+
+    def received_here(self, Batch batch not None) -> bool:
+        """A tensor of the batch lies in memory that the process could write to."""
+        cdef InferRequest request
+        cdef Tensor tensor
+        for request in batch.requests:
+            for tensor in request.inputs:
+                if self.bodies.holds(tensor.ptr, <uint64_t>tensor.nbytes):
+                    return True
+        return False
+
     cdef int send(self, bint work_ring, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1:
         """Sends the packed message; what is large is copied by the thread behind `mailbox`."""
         cdef Entry entry
@@ -304,6 +327,8 @@ cdef class ServerEnd:
             target = segment.base
             self.blocks[entry.offset] = segment
             self.host.send_segment(segment, self.number)
+        if under is not None and under.bodies is not None:
+            self.blocks[entry.offset] = (self.blocks[entry.offset], under.bodies)
         if total > COPY_ON_LOOP and mailbox is not None:
             parcel = Parcel()
             parcel.end = self
@@ -334,7 +359,7 @@ cdef class ServerEnd:
         packer.reset()
         packer.u32(<uint32_t>n)
         for request in batch.requests:
-            self.pack_request(packer, request)
+            self.pack_request(packer, request, under)
         self.batches[number] = under
         for request in batch.requests:
             on_cancel = OnCancel.__new__(OnCancel)
@@ -351,7 +376,7 @@ cdef class ServerEnd:
             for on_cancel in cancelled:
                 on_cancel()
 
-    cdef int pack_request(self, Packer packer, InferRequest request) except -1:
+    cdef int pack_request(self, Packer packer, InferRequest request, Under under) except -1:
         cdef Tensor tensor
         cdef RequestedOutput output
         cdef uint32_t flags = 0
@@ -392,8 +417,21 @@ cdef class ServerEnd:
             for name in state:
                 packer.text(name)
         for tensor in request.inputs:
-            pack_tensor(packer, tensor)
+            if self.bodies.holds(tensor.ptr, <uint64_t>tensor.nbytes) and self.fit(tensor):
+                pack_tensor(packer, tensor, tensor.ptr - self.segment.base)
+                self.in_place += tensor.nbytes
+                if under.bodies is None:
+                    under.bodies = []
+                under.bodies.append(tensor)
+            else:
+                pack_tensor(packer, tensor, 0)
+                self.copied += tensor.nbytes
         return 0
+
+    cdef bint fit(self, Tensor tensor) noexcept:
+        """Whether a tensor of the bodies' area can be used where it lies: numbers, aligned as numpy wants them."""
+        return (tensor.dtype != DT_BYTES and tensor.nbytes > 0 and tensor.memory_kind == 0
+                and (tensor.ptr - self.segment.base) % element_size(tensor.dtype) == 0)
 
     def sequence_ended(self, sequence_id, str reason):
         """Sends the end of a sequence, in line with the batches."""
@@ -428,7 +466,8 @@ cdef class ServerEnd:
             else:
                 packer.u32(<uint32_t>len(response.outputs or ()))
                 for tensor in response.outputs or ():
-                    pack_tensor(packer, tensor)
+                    pack_tensor(packer, tensor, 0)
+                    self.copied += tensor.nbytes
         self.send(waits, ANSWER if waits else CALL_RESPONSE, key, packer, None, None)
 
     cdef int give_back(self, uint64_t offset) except -1:
@@ -578,6 +617,7 @@ cdef class ServerEnd:
             raise Violation(f"a result of batch {number}, which is not under way")
         batch = under.batch
         message.block = under.block
+        message.bodies = under.bodies
         floor = under.begun
         for i in range(4):
             times[i] = <int64_t>read_u64(&message.reader)
@@ -748,11 +788,13 @@ cdef class ServerEnd:
         return {
             "batches": len(self.batches), "open": len(self.open), "blocks": len(self.blocks),
             "waiting": len(self.outbox), "used": self.slab.used, "peak": self.slab.peak,
-            "wakes": self.wakes, "received": self.received,
+            "wakes": self.wakes, "received": self.received, "bodies": self.bodies.used,
+            "copied": self.copied, "in_place": self.in_place,
         }
 
 
-cdef int pack_tensor(Packer packer, Tensor tensor) except -1:
+cdef int pack_tensor(Packer packer, Tensor tensor, uint64_t placed) except -1:
+    """`placed`: where in the shared memory its bytes lie already, 0 where they are to be copied behind the message."""
     cdef int64_t dimension
     if tensor.memory_kind == 2:
         raise Internal(f"tensor '{tensor.name}' lies in GPU memory")
@@ -761,10 +803,11 @@ cdef int pack_tensor(Packer packer, Tensor tensor) except -1:
     packer.u32(<uint32_t>len(tensor.shape))
     for dimension in tensor.shape:
         packer.u64(<uint64_t>dimension)
-    packer.u32(HERE)
-    packer.u64(packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
+    packer.u32(GIVEN if placed else HERE)
+    packer.u64(placed if placed else packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
     packer.u64(<uint64_t>tensor.nbytes)
-    packer.held.append(tensor)
+    if not placed:
+        packer.held.append(tensor)
     return 0
 
 
@@ -778,6 +821,7 @@ cdef class Message:
     cdef uint64_t limit      # of a segment of its own
     cdef object owner        # keeps `data` alive, None: it may not be looked at later
     cdef Block block         # the batch that is answered, for a result
+    cdef list bodies         # tensors of that batch that lie in the bodies' area
 
     cdef int finish(self) except -1:
         if self.reader.bad:
@@ -850,13 +894,8 @@ cdef class Message:
                 raise Violation("a tensor outside of its message")
             data = self.data + offset
         elif place == GIVEN:
-            if (self.block is None or offset < self.block.offset or nbytes > self.block.size
-                    or offset - self.block.offset > self.block.size - nbytes):
-                raise Violation("a tensor outside of the batch that is answered")
+            owner = self.given(offset, nbytes)
             data = end.segment.base + offset
-            owner = GivenBlock.__new__(GivenBlock)
-            (<GivenBlock>owner).segment = end.segment
-            (<GivenBlock>owner).block = self.block
         elif place == LENT:
             if offset < end.outputs or nbytes > end.outputs_end - end.outputs or (
                     offset - end.outputs > end.outputs_end - end.outputs - nbytes):
@@ -867,8 +906,13 @@ cdef class Message:
         made.name = name
         made.dtype = dtype
         made.shape = tuple(shape)
+        if place == HERE:
+            end.copied += nbytes
+        else:
+            end.in_place += nbytes
         if dtype == DT_BYTES or nbytes <= KEEP_ABOVE or owner is None:
             owner = PyBytes_FromStringAndSize(data, nbytes)
+            end.copied += nbytes
             made.owner = owner
             made.ptr = PyBytes_AS_STRING(owner)
             if dtype == DT_BYTES:
@@ -878,6 +922,23 @@ cdef class Message:
             made.ptr = data
         made.nbytes = nbytes
         return made
+
+    cdef object given(self, uint64_t offset, uint64_t nbytes):
+        """What keeps an input's memory that is an output now."""
+        cdef GivenBlock made
+        cdef Tensor tensor
+        cdef uint64_t at
+        if (self.block is not None and offset >= self.block.offset and nbytes <= self.block.size
+                and offset - self.block.offset <= self.block.size - nbytes):
+            made = GivenBlock.__new__(GivenBlock)
+            made.segment = self.end.segment
+            made.block = self.block
+            return made
+        for tensor in self.bodies or ():
+            at = tensor.ptr - self.end.segment.base
+            if offset >= at and nbytes <= <uint64_t>tensor.nbytes and offset - at <= <uint64_t>tensor.nbytes - nbytes:
+                return tensor
+        raise Violation("a tensor outside of the batch that is answered")
 
 
 @cython.no_gc

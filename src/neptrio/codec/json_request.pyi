@@ -17,4 +17,5 @@ def decode_request(
     header_length: int | None = None,
     shared_memory: SharedMemory | None = None,
     stop: Stop | None = None,
+    binary: Buffer | None = None,
 ) -> bool: ...

@@ -141,8 +141,18 @@ class BackendInstance(ABC):
         """
         return True
 
-    def process(self) -> tuple[int, int, int] | None:
-        """(process id, restarts so far, batches queued for it) of an instance with a running process, else None."""
+    def process(self) -> tuple[int, int, int, int, int] | None:
+        """What is known of an instance's running process, None where there is none.
+
+        (process id, restarts so far, batches queued for it, bytes of tensors that were copied on their way to it and
+        back, bytes that were not).
+        """
+        return None
+
+    def body_memory(self, size: int) -> Any:
+        """A writable buffer of `size` bytes into which a request for this instance can be received; None if there is
+        none. Others may change what lies there until the request is answered, so it is for elements of numbers only.
+        Called on the trio thread."""
         return None
 
     @property

@@ -18,6 +18,8 @@ class ProcessUse:
     pid: int
     restarts: int  # since the instance was made
     ring: int  # batches and other messages in its ring that it has not read
+    copied_bytes: int  # of tensors, on their way to it and back; counted once for each copy
+    in_place_bytes: int  # of tensors that crossed without a copy
     resident_bytes: int  # including pages shared with the template process
     cpu_seconds: float
 
@@ -28,8 +30,8 @@ def processes(model: Any) -> list[ProcessUse]:
     for instance in model.pool.all:
         process = instance.backend.process()
         if process is not None:
-            pid, restarts, ring = process
-            found.append(ProcessUse(instance.name, pid, restarts, ring, *_use(pid)))
+            pid, restarts, ring, copied, in_place = process
+            found.append(ProcessUse(instance.name, pid, restarts, ring, copied, in_place, *_use(pid)))
     return found
 
 

@@ -27,6 +27,7 @@ from neptrio.observe.memory import Measured, usage
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.warmup import warm_up
 from neptrio.request import reshape
+from neptrio.request.infer_request import DataType
 from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.choose import make_scheduler
 
@@ -98,6 +99,22 @@ class Model(ServedModel):
         """The outputs that a response may hold when the client asked for none in particular: those of the
         configuration and those that are implicit state."""
         return frozenset((*self.output_names, *self.state_outputs))
+
+    def body_memory(self, size: int) -> Any:
+        """A writable buffer into which the binary tensors of a request to this model can be received, None if there is
+        none. Trio thread.
+
+        Only where it is known which instance will execute the request: each has memory of its own, and what lies
+        there may be changed by that instance's process. Strings must not lie there (cext/rings/body_area).
+        """
+        instances = self.pool.instances
+        if (
+            len(instances) != 1
+            or not self.ready
+            or any(spec.dtype == DataType.DT_BYTES for spec in self.input_specs)
+        ):
+            return None
+        return instances[0].backend.body_memory(size)
 
     @property
     def takes_device_memory(self) -> bool:

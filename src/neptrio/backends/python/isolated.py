@@ -168,9 +168,13 @@ class IsolatedInstance(BackendInstance):
     def _send_finalize(self, process: Process) -> None:
         process.post_message({"t": "finalize"})
 
-    def process(self) -> tuple[int, int, int] | None:
+    def process(self) -> tuple[int, int, int, int, int] | None:
         process = self._process
-        return None if process is None else (process.pid, self._restarts, self.ahead)
+        return None if process is None else (process.pid, self._restarts, self.ahead, *self._bytes())
+
+    def _bytes(self) -> tuple[int, int]:
+        """Bytes of tensors that were copied between the server and the process, and that were not."""
+        return 0, 0
 
     def abort(self) -> None:
         self._stopping.set()

@@ -9,7 +9,8 @@ Rules:
     to its ring before it ended are still used.
  3. Each process has its own shared memory. The next process gets new memory.
  4. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
-    that does not start, they fail. Requests of a sequence fail at once, because its state ended with the process.
+    that does not start, they fail. Requests of a sequence fail at once, because its state ended with the process; so do
+    those that were received into the memory that it could write to.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from neptrio.rings.ring import SUPPORTED, Segment, is_sealed, sealed_memory
 log = logging.getLogger("neptrio.python")
 
 AREA_BYTES = 64 << 20  # for messages in each direction; pages that are never written take no memory
+BODIES_BYTES = 128 << 20  # for bodies of requests that are received straight into it
 SPIN_NS = 0
 FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two checks of a ring that was full
 
@@ -49,7 +51,7 @@ class Life:
         self.calls: dict[int, Call] = {}
         self._services = services
         self._completions = services.completions
-        layout = Layout(AREA_BYTES)
+        layout = Layout(AREA_BYTES, BODIES_BYTES)
         self.layout = layout
         memory = sealed_memory("neptrio-rings", layout.size)
         segment = Segment(memory, layout.size)
@@ -262,7 +264,7 @@ class RingInstance(IsolatedInstance):
         error = Internal(self._cause, reason=Reason.BACKEND)
         late, self._late = self._late, None
         for batch in batches:
-            if batch in untouched and not any(request.sequence_id for request in batch.requests):
+            if batch in untouched and not self._bound_to(life, batch):
                 self._waiting.append(batch)
             else:
                 self._fail(batch, self._too_late() if batch is late else error)
@@ -270,6 +272,11 @@ class RingInstance(IsolatedInstance):
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in list(life.calls.values()):
             call.drop()
+
+    def _bound_to(self, life: Life, batch: Batch) -> bool:
+        """Whether a batch cannot be given to the next process: the state of its sequence is gone, or its bytes lie
+        where the process that has ended, who knows why, may have written."""
+        return any(request.sequence_id for request in batch.requests) or life.end.received_here(batch)
 
     def _send_finalize(self, process: Process) -> None:
         super()._send_finalize(process)
@@ -296,6 +303,14 @@ class RingInstance(IsolatedInstance):
     def ahead(self) -> int:
         life = self._life
         return 0 if life is None else int(life.end.occupancy)
+
+    def body_memory(self, size: int) -> Any:
+        life = self._life
+        return None if life is None else life.end.body_memory(size)
+
+    def _bytes(self) -> tuple[int, int]:
+        life = self._life
+        return (0, 0) if life is None else (life.end.copied, life.end.in_place)
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         life = self._life

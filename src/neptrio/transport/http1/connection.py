@@ -7,7 +7,8 @@ same ASGI app that hypercorn serves, run in a task of its own. Infer requests of
 do not even meet the parser: cext/transport/http1/fast_path.
 
 A body that did not arrive with its head, and whose length is announced, does not go through the
-parser: it is received straight into one buffer of that length, and tensors are views of it.
+parser: it is received straight into one buffer of that length, and tensors are views of it. Where
+the model has memory for them (a process of its own), binary tensors are received into that.
 Rules:
  1. Answers are sent in the order of the requests (pipelining): an exchange writes only while it is the oldest; later
     ones keep their answers until then.
@@ -55,7 +56,8 @@ from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange, Ht
 from neptrio.transport.http1.head import HeadTooLarge
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
-from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body, print_later
+from neptrio.transport.rest.body import SplitBody
+from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body, leading_int, print_later
 
 log = logging.getLogger("neptrio.http1")
 
@@ -422,6 +424,7 @@ class Http1Connection(Http1FastPath):
             pass
         finally:
             if hand_over is None:
+                self.direct = None
                 await close(self, linger=self._refused or self.draining)
                 self._parser = None
 
@@ -591,11 +594,36 @@ class Http1Connection(Http1FastPath):
             parser.get_http_version(),
             parser.should_keep_alive(),
         )
-        # numpy does not touch the memory, so pages are used only as the body arrives
-        self.direct = np.empty(self.content_length, np.uint8)
-        self.direct[: self._received] = np.frombuffer(self._body, np.uint8)
-        self._direct_at = self._received
+        self.direct = self._split_body(self._direct_request[0])
+        if self.direct is None:
+            # numpy does not touch the memory, so pages are used only as the body arrives
+            self.direct = np.empty(self.content_length, np.uint8)
+        self._direct_at = 0
+        while self._direct_at < self._received:
+            part = self.direct[self._direct_at : self._received]
+            part[:] = np.frombuffer(self._body, np.uint8, len(part), self._direct_at)
+            self._direct_at += len(part)
         self._body = b""
+
+    def _split_body(self, method: str) -> SplitBody | None:
+        """Buffers for an infer request with binary tensors whose model has memory for them; None for any other."""
+        if (
+            self.header_length is None
+            or self.content_encoding is not None
+            or self.policy is not None  # which looks at the request when it is complete
+            or self._only_app
+        ):
+            return None
+        route = routes.match(method, self.url.decode("latin-1"))
+        text = leading_int(self.header_length)
+        if route is None or route.verb != "infer" or not route.allowed or not 0 <= text < self.content_length:
+            return None
+        try:
+            model = self.services.admission.lookup(route.model, route.version)
+        except TritonError:  # the request is refused when it is complete
+            return None
+        memory = model.body_memory(self.content_length - text)
+        return None if memory is None else SplitBody(text, memory)
 
     def _head_too_large(self) -> None:
         text = f"request headers exceed the limit of {MAX_HEAD_BYTES} bytes"

@@ -23,6 +23,7 @@ from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
+from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.routes import Route
 
 log = logging.getLogger("neptrio.rest")
@@ -202,7 +203,11 @@ class HttpInfer:
         if len(body) > LARGE_BODY:
             self._services.loop.lag.note("decoding an HTTP request", self.request.model_name, len(body))
         memory = self._services.shared_memory
-        self.submit_decoded(decode_request(self.request, body, header_length, memory), responder)
+        binary: Any = None
+        if isinstance(body, SplitBody):
+            body, binary = body.text, body.binary
+        decoded = decode_request(self.request, body, header_length, memory, None, binary)
+        self.submit_decoded(decoded, responder)
 
     def is_large(self, body: Any) -> bool:
         """Whether decoding the plain body takes so long that decode_later() must do it."""
@@ -219,9 +224,12 @@ class HttpInfer:
         stop = Stop()
         request = self.request
         memory = cast(SharedMemory, AskedFromThread(self._services.shared_memory))
+        binary: Any = None
+        if isinstance(body, SplitBody):
+            body, binary = body.text, body.binary
         try:
             return await self._services.workers.run(
-                lambda: decode_request(request, body, header_length, memory, stop)
+                lambda: decode_request(request, body, header_length, memory, stop, binary)
             )
         except BaseException:
             stop.ask()
