@@ -44,7 +44,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         "of --exit-timeout-secs")  # fmt: skip
     add("--exit-on-error", type=flags.boolean, default=True, help="exit when a model fails to load at start")
     add("--auth-config", type=Path, default=None, metavar="FILE",
-        help="tokens of clients and what they may do (neptrio token makes one); read again when it changes")  # fmt: skip
+        help="clients by token (neptrio token makes one) or certificate, and what each may do: TOML, or YAML by its name; "
+        "read again when it changes")  # fmt: skip
     add("--audit-log", default="", metavar="FILE",
         help="append who changed what, and who was refused, to this file as lines of JSON; stderr: to standard error")  # fmt: skip
     add("--read-only", type=flags.boolean, nargs="?", const=True, default=False,
@@ -141,7 +142,7 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         "on a loopback address they are without this flag, too; may be repeated")  # fmt: skip
 
     add = p.add_argument_group("TLS").add_argument
-    add("--tls-min-version", choices=("1.2", "1.3"), default="1.2", help="of REST and gRPC")
+    add("--tls-min-version", choices=("1.2", "1.3"), default="1.2", help="of REST, gRPC and metrics")
     add("--tls-ciphers", default="", metavar="LIST",
         help="ciphers of TLS 1.2, as OpenSSL lists them (default: its own)")  # fmt: skip
 
@@ -220,6 +221,11 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--allow-metrics", type=flags.boolean, default=True, help="serve Prometheus metrics")
     add("--metrics-address", default="", help="the address to listen on (default: --http-address)")
     add("--metrics-port", type=flags.port, default=8002, help="the port, 0 = any free one")
+    add("--metrics-tls-cert", type=Path, metavar="FILE",
+        help="serve metrics over TLS: the certificate chain, PEM")  # fmt: skip
+    add("--metrics-tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
+    add("--metrics-tls-client-ca", type=Path, metavar="FILE",
+        help="ask scrapers for a certificate of these roots, PEM")  # fmt: skip
     add("--metrics-interval-ms", type=flags.positive, default=2000, help="how often CPU and GPUs are sampled")
     add("--allow-gpu-metrics", type=flags.boolean, default=True, help="report the GPUs' gauges")
     add("--allow-cpu-metrics", type=flags.boolean, default=True, help="report the CPU's gauges")

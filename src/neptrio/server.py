@@ -312,7 +312,11 @@ class Server:
         for name, listener, note in (
             ("REST", self.http_listener, "https://{}" if self.settings.http_tls_cert else "http://{}"),
             ("gRPC", self.grpc_listener, f"{{}} (HTTP/2 session: {implementation()})"),
-            ("metrics", self.metrics_listener, "http://{}/metrics"),
+            (
+                "metrics",
+                self.metrics_listener,
+                "https://{}/metrics" if self.settings.metrics_tls_cert else "http://{}/metrics",
+            ),
         ):
             if listener is not None:
                 lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))

@@ -103,6 +103,9 @@ class Settings:
     allow_metrics: bool = True
     metrics_address: str = ""
     metrics_port: int = 8002
+    metrics_tls_cert: Path | None = None
+    metrics_tls_key: Path | None = None
+    metrics_tls_client_ca: Path | None = None  # scrapers must show a certificate of theirs
     metrics_interval_ms: int = 2000
     metrics_config: tuple[str, ...] = ()
     metrics_detail: str = "used"  # a value of observe.model_families.Detail
@@ -134,6 +137,12 @@ class Settings:
             raise ValueError("--http-tls-cert=FILE and --http-tls-key=FILE belong together")
         if self.http_tls_client_ca is not None and self.http_tls_cert is None:
             raise ValueError("--http-tls-client-ca=FILE needs --http-tls-cert=FILE and --http-tls-key=FILE")
+        if (self.metrics_tls_cert is None) != (self.metrics_tls_key is None):
+            raise ValueError("--metrics-tls-cert=FILE and --metrics-tls-key=FILE belong together")
+        if self.metrics_tls_client_ca is not None and self.metrics_tls_cert is None:
+            raise ValueError(
+                "--metrics-tls-client-ca=FILE needs --metrics-tls-cert=FILE and --metrics-tls-key=FILE"
+            )
         if self.load_model and self.model_control_mode != "explicit":
             raise ValueError("--load-model belongs to --model-control-mode=explicit")
         if "*" in self.load_model and len(set(self.load_model)) > 1:

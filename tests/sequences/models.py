@@ -90,12 +90,12 @@ def sequence_config(
     )
 
 
-def tensors(module: Any, value: Any, batched: bool = True) -> list[Any]:
-    """The INPUT of a request."""
+def tensors(module: Any, value: Any, batched: bool = True, name: str = "INPUT") -> list[Any]:
+    """The input of a request."""
     array = np.atleast_1d(np.asarray(value, dtype=np.int32))
     if batched:
         array = array.reshape(1, -1)
-    tensor = module.InferInput("INPUT", list(array.shape), "INT32")
+    tensor = module.InferInput(name, list(array.shape), "INT32")
     tensor.set_data_from_numpy(array)
     return [tensor]
 
@@ -151,10 +151,17 @@ class Stream:
         self.client.start_stream(lambda result, error: self.results.put((result, error)), headers=headers)
 
     def send(
-        self, model: str, sequence: Any, text: str, value: Any, batched: bool = True, **more: Any
+        self,
+        model: str,
+        sequence: Any,
+        text: str,
+        value: Any,
+        batched: bool = True,
+        name: str = "INPUT",
+        **more: Any,
     ) -> None:
         self.client.async_stream_infer(
-            model, tensors(grpcclient, value, batched), sequence_id=sequence, **flags(text), **more
+            model, tensors(grpcclient, value, batched, name), sequence_id=sequence, **flags(text), **more
         )
 
     def receive(self) -> dict[str, Any]:

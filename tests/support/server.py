@@ -73,7 +73,7 @@ class ServerProcess:
             raise AssertionError(f"the server did not start:\n{self.log()}")
         self.http = self._address(r"REST +on https?://(\S+)")
         self.grpc = self._address(r"gRPC +on (\S+)")
-        self.metrics = self._address(r"metrics +on http://(\S+)/metrics")
+        self.metrics = self._address(r"metrics +on https?://(\S+)/metrics")
         self.admin = self._address(r"admin +on (?:https://)?(\S+)")
 
     def _read(self) -> None:

@@ -1,10 +1,10 @@
-"""TLS on both ports: client certificates on REST, versions, ciphers, certificates that are renewed."""
+"""TLS on every port: client certificates on REST and metrics, versions, ciphers, certificates that are renewed."""
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -13,39 +13,11 @@ import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from neptrio.cli import settings_of
+from neptrio.service.connections import kept_back
+from tests.support.certificates import Certificates
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
-
-
-class Certificates:
-    """A root, and what it issued."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.root = trustme.CA()
-        self.roots = folder / "root.pem"
-        self.root.cert_pem.write_to_path(str(self.roots))
-
-    def issue(self, name: str, issuer: trustme.CA | None = None) -> tuple[Path, Path]:
-        """(certificate, key), each written in one step."""
-        made = (issuer or self.root).issue_cert("localhost", "127.0.0.1")
-        paths = self.folder / f"{name}.pem", self.folder / f"{name}.key"
-        contents = b"".join(part.bytes() for part in made.cert_chain_pems), made.private_key_pem.bytes()
-        for path, content in zip(paths, contents, strict=True):
-            new = path.with_suffix(".new")
-            new.write_bytes(content)
-            os.replace(new, path)
-        return paths
-
-    def client(self, name: str = "", alpn: str = "http/1.1") -> ssl.SSLContext:
-        """A client that trusts the root, with the certificate of `name` if there is one."""
-        context = ssl.create_default_context(cafile=str(self.roots))
-        context.set_alpn_protocols([alpn])
-        if name:
-            context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key")
-        return context
-
 
 Start = Callable[..., ServerProcess]
 
@@ -128,7 +100,79 @@ def test_a_renewed_certificate_is_shown_and_nobody_dropped(start: Start, certifi
         channel.close()
 
 
-def test_client_certificates_need_tls(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("port", ["http", "metrics"])
+def test_client_certificates_need_tls(capsys: pytest.CaptureFixture[str], port: str) -> None:
     with pytest.raises(SystemExit):
-        settings_of(["--model-repository=m", "--http-tls-client-ca=roots.pem"])
-    assert "--http-tls-client-ca=FILE needs --http-tls-cert" in capsys.readouterr().err
+        settings_of(["--model-repository=m", f"--{port}-tls-client-ca=roots.pem"])
+    assert f"--{port}-tls-client-ca=FILE needs --{port}-tls-cert" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings_of(["--model-repository=m", f"--{port}-tls-key=key.pem"])
+    assert f"--{port}-tls-cert=FILE and --{port}-tls-key=FILE belong together" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def scrape(server: ServerProcess, context: ssl.SSLContext) -> tuple[int, bytes]:
+    with Http1(server.metrics, context) as client:
+        reply = client.request("GET", "/metrics")
+        return reply.status, reply.body
+
+
+def metrics_flags(certificates: Certificates) -> list[str]:
+    certificate, key = certificates.issue("metrics")
+    return [f"--metrics-tls-cert={certificate}", f"--metrics-tls-key={key}"]
+
+
+def test_metrics_over_tls(tmp_path: Path, certificates: Certificates) -> None:
+    write_model(tmp_path / "models", "simple", identity_config())
+    old = certificates.client()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    flags = [*metrics_flags(certificates), "--tls-min-version=1.3"]
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        assert "metrics  on https://127.0.0.1:" in server.log()
+        with Http1(server.metrics, certificates.client()) as client:
+            for _ in range(3):
+                reply = client.request("GET", "/metrics")
+                assert (reply.status, b"nv_cpu_utilization" in reply.body) == (200, True)
+            assert client.request("POST", "/metrics").status == 405
+            assert client.request("GET", "/metrics", headers={"Host": "evil.example"}).status == 403
+            before = client.sock.getpeercert()["serialNumber"]
+            certificates.issue("metrics")
+            server.until_logged("new connections see the certificate")
+            assert client.request("GET", "/metrics").status == 200
+        with Http1(server.metrics, certificates.client()) as client:
+            assert client.sock.getpeercert()["serialNumber"] != before
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            Http1(server.metrics, old)
+        with Http1(server.http) as client:  # of the other ports nothing was said
+            assert client.request("GET", "/v2").status == 200
+
+
+def test_scrapers_must_show_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
+    write_model(tmp_path / "models", "simple", identity_config())
+    certificates.issue("known")
+    certificates.issue("stranger", trustme.CA())
+    flags = [*metrics_flags(certificates), f"--metrics-tls-client-ca={certificates.roots}"]
+    with ServerProcess(tmp_path / "models", *flags) as server:
+        assert scrape(server, certificates.client("known"))[0] == 200
+        for name in ("", "stranger"):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                scrape(server, certificates.client(name))
+
+
+def test_idle_scrapers_make_way(tmp_path: Path, certificates: Certificates) -> None:
+    """Of too many connections the one whose last request is oldest is closed, over TLS as well."""
+    write_model(tmp_path / "models", "simple", identity_config())
+    with (
+        ServerProcess(tmp_path / "models", *metrics_flags(certificates), limits="ulimit -n 256") as server,
+        ExitStack() as stack,
+    ):
+        places = kept_back(256) // 8
+        clients = [stack.enter_context(Http1(server.metrics, certificates.client())) for _ in range(places)]
+        for client in [*clients[1:], clients[0]]:
+            assert client.request("GET", "/metrics").status == 200
+        with Http1(server.metrics, certificates.client()) as one_more:
+            assert one_more.request("GET", "/metrics").status == 200
+        assert clients[1].sock.recv(1) == b""
+        assert clients[0].request("GET", "/metrics").status == 200

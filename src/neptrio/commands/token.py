@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
-from neptrio.service.auth_config import SCOPES, parse
+from neptrio.service.auth_config import LIMITS, SCOPES, parse
 from neptrio.service.tokens import make
 
 HELP = "make a token for --auth-config"
@@ -29,22 +30,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", action="append", default=[], help="a model it is for, * and ? match; may be repeated"
     )
+    parser.add_argument("--requests-per-second", type=int, default=0, metavar="N", help="0 = no limit")
+    parser.add_argument("--concurrent-requests", type=int, default=0, metavar="N", help="0 = no limit")
+    parser.add_argument(
+        "--format",
+        choices=("toml", "yaml"),
+        default="toml",
+        help="of the lines; those of yaml are an item of the file's list `token`",
+    )
+
+
+def lines(values: dict[str, Any], form: str) -> str:
+    """The entry for the file. Texts and lists of JSON are the same in TOML and YAML."""
+    texts = [(key, json.dumps(value, ensure_ascii=False)) for key, value in values.items()]
+    if form == "toml":
+        return "\n".join(["[[token]]", *(f"{key} = {text}" for key, text in texts)])
+    return "\n".join(f"{'  ' if i else '- '}{key}: {text}" for i, (key, text) in enumerate(texts))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a token and the lines for the file; 2 for a name that cannot be one."""
+    """Prints a token and the lines for the file; 2 for a name or a limit that cannot be one."""
     token, kept = make()
-    lines = [
-        "[[token]]",
-        f"name = {json.dumps(options.name)}",
-        f'hash = "{kept}"',
-        f"scopes = {json.dumps(options.scope or ['infer'])}",
-    ]
+    values: dict[str, Any] = {"name": options.name, "hash": kept, "scopes": options.scope or ["infer"]}
     if options.model:
-        lines.append(f"models = {json.dumps(options.model)}")
-    text = "\n".join(lines)
+        values["models"] = options.model
+    for key in LIMITS:
+        if getattr(options, key):
+            values[key] = getattr(options, key)
+    text = lines(values, options.format)
     try:
-        parse(text)
+        parse(text if options.format == "toml" else f"token:\n{text}", options.format == "yaml")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

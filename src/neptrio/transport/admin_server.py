@@ -40,6 +40,7 @@ from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.metrics_server import PATHS, MetricsServer
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
+from neptrio.transport.tls import rest_tls
 from neptrio.transport.unix_socket import UnixListener, client_name
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ class AdminServer:
         if address.path is None and settings.http_tls_cert is not None:
             from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
 
-            self._front = HypercornFront(services, self._app, admin=True)
+            # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
+            tls = rest_tls(settings, ["http/1.1", "h2"])
+            self._front = HypercornFront(services, self._app, tls, limited=False)
         if address.path is not None:
             self._unix = UnixListener(address.path, settings.admin_socket_mode)
             self.listener = self._unix.sock

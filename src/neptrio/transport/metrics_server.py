@@ -1,15 +1,15 @@
 """The metrics port: answers GET /metrics; any other path gets an empty 200, as from a Triton server.
 
-It uses the connection class of the REST port (transport.http1.connection) with an app of its own, so that both ports
-read, refuse and time out alike. It depends on no other port, so metrics can be read while those drain.
+It uses the connection classes of the REST port with an app of its own, so that both ports read, refuse and time out
+alike: our own (transport.http1.connection), and hypercorn's (transport.hypercorn) where it has TLS. It depends on no other port, so metrics can be read while those drain.
 
 Rules:
  1. A connection is closed after IDLE_SECONDS without a request. If there are MAX_CONNECTIONS and a new one comes, the
     one whose last request is oldest is closed.
  2. A body of more than MAX_BODY bytes is refused, because no request here needs one.
  3. A request must have one Host header, and transport.origin_policy must accept it as a name of this server. Only
-    HTTP/1.1 is spoken; a connection that begins as HTTP/2 is closed.
- 4. With --auth-config, reading metrics needs a token with the scope `read` that is for all models.
+    HTTP/1.1 is spoken; a plain connection that begins as HTTP/2 is closed.
+ 4. With --auth-config, reading metrics needs a token, or a certificate, with the scope `read` that is for all models.
  5. An exception ends only the connection that raised it. When the server stops, it does not wait for this port.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -31,10 +31,15 @@ from neptrio.service import Services
 from neptrio.service.auth_config import READ
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
-from neptrio.transport.header_policy import bearer
+from neptrio.transport.header_policy import CERTIFICATE, bearer
+from neptrio.transport.http1.asgi import App
 from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.infer import JSON, error_body
+from neptrio.transport.tls import metrics_tls
+
+if TYPE_CHECKING:
+    from neptrio.transport.hypercorn.front import HypercornFront
 
 log = logging.getLogger("neptrio.metrics")
 
@@ -67,18 +72,26 @@ class MetricsServer:
         self._interval = interval
         self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._connections: set[Http1Connection] = set()
+        self._front: HypercornFront | None = None
+        tls = metrics_tls(services.settings)
+        if tls is not None:
+            from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
+
+            self._front = HypercornFront(services, self._app(None), tls, limited=False)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         await self._sample()
         async with trio.open_nursery() as nursery:
 
-            def start(sock: socket.socket, _address: str) -> bool:
-                nursery.start_soon(self._serve, sock, nursery)
+            def start(sock: socket.socket, address: str) -> bool:
+                nursery.start_soon(self._serve, sock, address, nursery)
                 return self._places.take(sock)
 
             nursery.start_soon(self._sample_for_ever)
             nursery.start_soon(self._watch)
+            if self._front is not None and self._front.tls is not None:
+                nursery.start_soon(self._front.tls.watch)
             task_status.started()
             try:
                 await Acceptor(self._listener, start).run()
@@ -120,38 +133,56 @@ class MetricsServer:
             now = int(monotonic_ns())
             for connection in list(self._connections):
                 connection.check(now, limit, limit)
+            if self._front is not None:
+                for left in list(self._front.connections):
+                    left.press(IDLE_SECONDS)
 
-    async def _serve(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+    def _app(self, sock: socket.socket | None) -> App:
+        """The ASGI app of one connection."""
+
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            self._places.take(sock)
-            await self.answer(scope, self._origins, send)
+            if scope["type"] == "http":
+                if sock is not None:
+                    self._places.take(sock)
+                await self.answer(scope, self._origins, send)
 
-        connection = Http1Connection(sock, self._services, app, nursery, only_app=True)
+        return app
+
+    async def _serve(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+        try:
+            if self._front is not None:
+                await self._front.serve(sock, b"", "", address, app=self._app(sock))
+            else:
+                await self._serve_plain(sock, nursery)
+        except Exception:
+            log.exception("a metrics connection failed")
+        finally:
+            self._places.free(sock)
+            sock.close()
+
+    async def _serve_plain(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        connection = Http1Connection(sock, self._services, self._app(sock), nursery, only_app=True)
         connection.max_body = MAX_BODY
         self._connections.add(connection)
         try:
             await connection.run()
         except HandOver:
             pass
-        except Exception:
-            log.exception("a metrics connection failed")
         finally:
             self._connections.discard(connection)
-            self._places.free(sock)
-            sock.close()
 
     async def answer(self, scope: Any, origins: OriginPolicy, send: Any) -> None:
         """Answers a request, given and sent as ASGI does; `origins` decides about its Host."""
         host = next((value for name, value in scope["headers"] if name == b"host"), None)
-        refusal = origins.problem("GET", host, None, None) or self._not_allowed(scope["headers"])
+        refusal = origins.problem("GET", host, None, None) or self._not_allowed(scope)
         await self._answer(scope["method"], scope["raw_path"], refusal, send)
 
-    def _not_allowed(self, headers: list[tuple[bytes, bytes]]) -> TritonError | None:
+    def _not_allowed(self, scope: Any) -> TritonError | None:
         """Why the client may not read metrics; None if it may."""
         tokens = self._services.tokens
         if tokens is not None:
             try:
-                tokens.check(bearer(headers), (READ,), "")
+                tokens.check(bearer(scope["headers"]), (READ,), "", scope.get(CERTIFICATE))
             except TritonError as error:
                 return error
         return None

@@ -32,6 +32,7 @@ from neptrio.transport.header_policy import http_policy
 from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
+from neptrio.transport.tls import rest_tls
 
 if TYPE_CHECKING:
     from neptrio.transport.hypercorn.front import HypercornFront
@@ -75,7 +76,8 @@ class RestServer:
     def _make_front(self) -> HypercornFront:
         from neptrio.transport.hypercorn.front import HypercornFront
 
-        return HypercornFront(self._services, self._app)
+        tls = rest_tls(self._services.settings, ["h2", "http/1.1"])
+        return HypercornFront(self._services, self._app, tls)
 
     def _held_bytes(self) -> int:
         return sum(connection.held_bytes() for connection in self._connections)

@@ -73,6 +73,7 @@ class ServerTls:
         self, certificate: Path, key: Path, client_roots: Path | None, alpn: list[str], settings: Settings
     ) -> None:
         """Raises OSError as server_context() does."""
+        self.certificate, self.key = certificate, key
         self._files = [path for path in (certificate, key, client_roots) if path is not None]
         self._make = lambda: server_context(
             certificate, key, client_roots, alpn, settings.tls_min_version, settings.tls_ciphers
@@ -110,6 +111,28 @@ class ServerTls:
             if made is not None:
                 self.context = made
                 log.info("TLS: new connections see the certificate of '%s' as it is now", self._files[0])
+
+
+def rest_tls(settings: Settings, alpn: list[str]) -> ServerTls | None:
+    """The TLS of REST, None if it has none. Raises OSError as server_context() does."""
+    if settings.http_tls_cert is None or settings.http_tls_key is None:
+        return None
+    return ServerTls(
+        settings.http_tls_cert, settings.http_tls_key, settings.http_tls_client_ca, alpn, settings
+    )
+
+
+def metrics_tls(settings: Settings) -> ServerTls | None:
+    """The TLS of the metrics port, None if it has none. Raises OSError as server_context() does."""
+    if settings.metrics_tls_cert is None or settings.metrics_tls_key is None:
+        return None
+    return ServerTls(
+        settings.metrics_tls_cert,
+        settings.metrics_tls_key,
+        settings.metrics_tls_client_ca,
+        ["http/1.1"],
+        settings,
+    )
 
 
 class SecureSocketWriter:

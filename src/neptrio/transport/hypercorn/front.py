@@ -29,12 +29,14 @@ log = logging.getLogger("neptrio.rest")
 
 
 class HypercornFront:
-    """Configures hypercorn and serves connections with it. Raises OSError if the certificate cannot be used."""
+    """Configures hypercorn and serves connections with it."""
 
-    def __init__(self, services: Services, app: App, admin: bool = False) -> None:
-        """`admin`: for the admin listener, whose clients choose gRPC by HTTP/2, and which has no limits on clients."""
+    def __init__(
+        self, services: Services, app: App, tls: ServerTls | None = None, limited: bool = True
+    ) -> None:
+        """`limited`: the REST port's limits on clients and bytes hold; not for the admin listener and metrics."""
         settings = services.settings
-        self._admin = admin
+        self._limited = limited
         self._services = services
         self._held = 0  # bytes of bodies whose requests are not answered
         services.held.add(lambda: self._held)
@@ -53,18 +55,10 @@ class HypercornFront:
         self._app = self._show_raw if raw else app
         config.accesslog = None
         config.errorlog = logging.getLogger("neptrio.hypercorn")
-        self.tls: ServerTls | None = None
-        if settings.http_tls_cert is not None and settings.http_tls_key is not None:
-            config.certfile = str(settings.http_tls_cert)  # tells hypercorn that the scheme is https
-            config.keyfile = str(settings.http_tls_key)
-            self.tls = ServerTls(
-                settings.http_tls_cert,
-                settings.http_tls_key,
-                settings.http_tls_client_ca,
-                # the first that the client offers, too, is chosen: gRPC clients offer HTTP/2 alone
-                ["http/1.1", "h2"] if admin else ["h2", "http/1.1"],
-                settings,
-            )
+        self.tls = tls
+        if tls is not None:
+            config.certfile = str(tls.certificate)  # tells hypercorn that the scheme is https
+            config.keyfile = str(tls.key)
         self._context = WorkerContext(None)
         self.connections: set[HypercornConnection] = set()
 
@@ -75,13 +69,15 @@ class HypercornFront:
         turned_away: str = "",
         address: str = "",
         secured: trio.SSLStream[trio.SocketStream] | None = None,
+        app: App | None = None,
     ) -> None:
         """Serves a connection until it ends.
 
         `prefix` are the bytes that were read from it already, `turned_away` says why it is beyond the limit on
         connections ("" if it is not), `address` is the client's. With `secured` the TLS handshake was made.
+        `app` answers this connection's requests instead of the front's app.
         """
-        app, config, timeout = self._app, self._config, self._timeout
+        app, config, timeout = app or self._app, self._config, self._timeout
         if turned_away:
             app, config, timeout = TurnAway(app, turned_away), copy(config), TURNED_AWAY_SECONDS
             config.keep_alive_max_requests = 0
@@ -93,7 +89,7 @@ class HypercornFront:
             sock,
             prefix,
             secured or tls,
-            app if self._admin else bounded,
+            bounded if self._limited else app,
             config,
             self._context,
             timeout,
