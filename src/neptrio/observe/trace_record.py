@@ -7,6 +7,7 @@ Source: docs/protocol/trace-file.md.
 from __future__ import annotations
 
 from base64 import b64encode
+from math import isfinite
 from typing import Any
 
 from neptrio import datatypes
@@ -92,9 +93,19 @@ def tensor_document(copied: Copied) -> dict[str, Any]:
             made["dtype"], made["source_dtype"] = "FP32", "BF16"
         if array.dtype.kind == "b":
             array = array.view(np.uint8)
-        texts = [str(value) for value in array]
+        texts = [_short(value) if array.dtype.kind == "f" else str(value) for value in array]
     made["data"] = ",".join(texts)
     if copied.nbytes > len(raw):
         made["truncated_from"] = made["shape"]
         made["shape"] = str(len(texts))
     return made
+
+
+def _short(value: Any) -> str:
+    """The shortest decimal that is this value and no other of its type. str() would depend on numpy's version."""
+    import numpy as np
+
+    size = abs(float(value))
+    if size == 0 or 1e-4 <= size < 1e16 or not isfinite(size):
+        return np.format_float_positional(value, trim="0")
+    return np.format_float_scientific(value, trim="-", exp_digits=2)
