@@ -44,6 +44,7 @@ traces
 commands
 startup
 server
+embedded
 cli
 __main__
 """

@@ -148,3 +148,10 @@ class Cancelled(TritonError):
 
     def __init__(self, message: str = "request cancelled") -> None:
         super().__init__(message, reason=Reason.CANCELED)
+
+
+# the class of a code, for errors that come as a code and a text
+CLASSES: dict[Code, type[TritonError]] = {
+    made.code: made
+    for made in (InvalidArgument, Denied, NotFound, Unavailable, Unsupported, Internal, AlreadyExists)
+}

@@ -132,7 +132,12 @@ class Server:
         self.grpc_listener: socket.socket | None = None
         self.metrics_listener: socket.socket | None = None
         self.admin: AdminServer | None = None
-        self._metrics_config = MetricsConfig.parse(settings.metrics_config)
+        self.metrics = Metrics(
+            self.repository.ready_models,
+            self.services,
+            MetricsConfig.parse(settings.metrics_config),
+            Detail(settings.metrics_detail),
+        )
         self.timed_out = False  # the exit timeout has expired before everything had ended
         self.abandoned = False  # stopped while models were loading, whose threads may still run
         self._deadline: float | None = None
@@ -250,17 +255,13 @@ class Server:
             )
             self.fronts.append(GrpcServer(self.services, self.grpc_listener))
         if settings.allow_metrics:
-            metrics = Metrics(
-                self.repository.ready_models,
-                self.services,
-                self._metrics_config,
-                Detail(settings.metrics_detail),
-            )
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address
             self.metrics_listener = listen(address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
-            metrics_server = MetricsServer(self.services, metrics, self.metrics_listener, sampler, interval)
+            metrics_server = MetricsServer(
+                self.services, self.metrics, self.metrics_listener, sampler, interval
+            )
             self.fronts.append(metrics_server)
         if settings.admin_address is not None:
             self.admin = AdminServer(self.services, metrics_server)

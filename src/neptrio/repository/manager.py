@@ -90,13 +90,15 @@ class RepositoryManager(Catalog):
             await self._refresh()
             begin(await self.places.listed())
         failed = bool(self.places.problems)
+        why: TritonError | None = None
         for operation in operations.values():
             await operation.done.wait()
             if operation.error is not None:
                 failed = True
+                why = why or operation.error
                 log.error("%s", operation.error, extra={"subject": operation.record.name})
         if failed and self._settings.exit_on_error:
-            raise Internal("failed to load all models")
+            raise Internal("failed to load all models") from why
 
     async def load(self, name: str, parameters: dict[str, Any]) -> None:
         """Loads or reloads a model; returns when it serves, or at once with `async`.

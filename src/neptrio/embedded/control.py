@@ -1,0 +1,89 @@
+"""Everything that is no inference, as functions of a running server; they run on its loop.
+
+The server's owner calls them, so what settings deny to the network (--read-only, mode none) is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from neptrio.repository.override import FILE
+from neptrio.server import Server
+from neptrio.service.repository import check_name
+from neptrio.service.statistics import Detail
+
+
+async def ready(core: Server) -> bool:
+    """Readiness, as the health probe tells it."""
+    return core.services.metadata.ready()
+
+
+async def server_metadata(core: Server) -> dict[str, Any]:
+    """Name, version, extensions."""
+    return core.services.metadata.server()
+
+
+async def model_ready(core: Server, name: str, version: str) -> bool:
+    """Whether a model serves and says that it can."""
+    return await core.services.metadata.model_ready(name, version)
+
+
+async def model_metadata(core: Server, name: str, version: str) -> dict[str, Any]:
+    """A model's inputs and outputs."""
+    return core.services.metadata.model(name, version)
+
+
+async def model_config(core: Server, name: str, version: str) -> dict[str, Any]:
+    """A model's complete configuration."""
+    return core.services.metadata.config(name, version)
+
+
+async def index(core: Server, ready_only: bool) -> list[dict[str, Any]]:
+    """The models of all repositories with their states and reasons."""
+    return await core.services.repository.index(ready_only)
+
+
+async def load(
+    core: Server, name: str, config: Mapping[str, Any] | str | None, files: Mapping[str, bytes] | None
+) -> None:
+    """Loads or reloads a model, and returns when it serves."""
+    check_name(name)
+    parameters: dict[str, Any] = {}
+    if config is not None:
+        parameters["config"] = config if isinstance(config, str) else json.dumps(config)
+    for path, content in (files or {}).items():
+        parameters[path if path.startswith(FILE) else FILE + path] = bytes(content)
+    await core.repository.load(name, parameters)
+
+
+async def unload(core: Server, name: str, unload_dependents: bool) -> None:
+    """Takes a model out of service; accepted requests are still answered."""
+    check_name(name)
+    await core.repository.unload(name, unload_dependents)
+
+
+async def statistics(core: Server, model: str, version: str, live: bool) -> dict[str, Any]:
+    """The statistics extension's answer."""
+    return core.services.statistics.model_statistics(model, version, Detail(live=live))
+
+
+async def trace_settings(core: Server, changes: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Changes trace settings (none with an empty mapping) and returns them."""
+    return await core.services.trace.update(changes, model)
+
+
+async def log_settings(core: Server, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes log settings (none with an empty mapping) and returns them."""
+    return core.services.logging.update(dict(changes))
+
+
+async def sequences(core: Server, model: str, version: str) -> dict[str, Any]:
+    """A model's live sequences."""
+    return core.services.sequences.list(model, version)
+
+
+async def metrics(core: Server) -> str:
+    """The text of the metrics page."""
+    return b"".join(await core.metrics.document()).decode()

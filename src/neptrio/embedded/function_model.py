@@ -1,0 +1,258 @@
+"""Runs a function as a Python model: requests in, calls of the function, responses out.
+
+Rules:
+ 1. A request gets exactly one response or error of the function, or for a generator its items and then the end.
+ 2. With batching, requests that have the same inputs are one call. If it fails, each of them gets the error.
+ 3. What the function raises is the client's error: a neptrio.TritonError with its code, anything else as INTERNAL with
+    the exception's name and text, and its traceback in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import triton_python_backend_utils as utils
+from neptrio import datatypes
+from neptrio.embedded.functions import find
+from neptrio.embedded.signature import Context, TensorSpec
+from neptrio.errors import InvalidArgument, TritonError
+
+FINAL = utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+log = logging.getLogger("neptrio.python")
+
+
+def model_class(key: str, app: str, name: str) -> type:
+    """The TritonPythonModel for a function. Raises LookupError."""
+    signature = find(key, app, name).signature
+    base: type[_Base]
+    if signature.decoupled:
+        base = _AsyncGenerator if signature.asynchronous else _Generator
+    else:
+        base = _Async if signature.asynchronous else _Plain
+    return type("TritonPythonModel", (base,), {"_where": (key, app, name)})
+
+
+class _Base:
+    """What all four have in common."""
+
+    _where: tuple[str, str, str]
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._model = find(*self._where)
+        self._signature = self._model.signature
+        function = self._model.function
+        self._function: Any = function() if inspect.isclass(function) else function
+
+    def finalize(self) -> None:
+        close = getattr(self._function, "close", None) if inspect.isclass(self._model.function) else None
+        if close is not None:
+            close()
+
+    def _arguments(self, request: Any) -> dict[str, Any]:
+        """The function's arguments for one request. Raises InvalidArgument."""
+        given: dict[str, Any] = {}
+        for spec in self._signature.inputs:
+            tensor = utils.get_input_tensor_by_name(request, spec.name)
+            if tensor is not None:
+                array = tensor.as_numpy()
+                given[spec.name] = array if spec.scalar is None else _scalar(array, spec)
+        if self._signature.context:
+            given[self._signature.context] = Context(request)
+        return given
+
+    def _outputs(self, result: Any) -> list[tuple[TensorSpec, np.ndarray]]:
+        """The function's result as arrays. Raises TypeError."""
+        specs = self._signature.outputs
+        if isinstance(result, Mapping):
+            values = [(spec, result[spec.name]) for spec in specs if spec.name in result]
+            unknown = set(result) - {spec.name for spec in specs}
+            if unknown:
+                raise TypeError(f"the function returned '{min(unknown)}', which is no output of the model")
+        elif len(specs) == 1:
+            values = [(specs[0], result)]
+        elif isinstance(result, (tuple, list)) and len(result) == len(specs):
+            values = list(zip(specs, result, strict=True))
+        else:
+            raise TypeError(
+                f"expected a result for {len(specs)} outputs ({', '.join(s.name for s in specs)}), "
+                f"got {type(result).__name__}"
+            )
+        return [(spec, _array(spec, value)) for spec, value in values]
+
+    def _response(self, result: Any) -> Any:
+        return utils.InferenceResponse(
+            [utils.Tensor(spec.name, array) for spec, array in self._outputs(result)]
+        )
+
+    def _failed(self, error: Exception) -> Any:
+        return utils.InferenceResponse([], self._error(error))
+
+    def _error(self, error: Exception) -> Any:
+        if isinstance(error, TritonError):
+            return utils.TritonError(
+                str(error), getattr(utils.TritonError, error.code.name, utils.TritonError.INTERNAL)
+            )
+        log.error("the function of model '%s' failed", self._model.name, exc_info=error)
+        return utils.TritonError(f"{type(error).__name__}: {error}")
+
+    def _batches(self, requests: list[Any]) -> Iterator[tuple[list[int], dict[str, np.ndarray], list[int]]]:
+        """Requests with the same inputs: their places, the joined inputs, and how many rows each has."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        given = [self._arguments(request) for request in requests]
+        for place, arguments in enumerate(given):
+            groups.setdefault(tuple(arguments), []).append(place)
+        for names, places in groups.items():
+            if len(places) == 1:
+                joined = given[places[0]]
+            else:
+                joined = {name: np.concatenate([given[place][name] for place in places]) for name in names}
+            yield places, joined, [len(given[place][names[0]]) if names else 1 for place in places]
+
+    def _split(self, result: Any, rows: list[int]) -> list[Any]:
+        """A batch's result as responses. Raises TypeError."""
+        outputs = self._outputs(result)
+        for spec, array in outputs:
+            if array.ndim == 0 or len(array) != sum(rows):
+                raise TypeError(
+                    f"output '{spec.name}' must have a row for each of the batch's {sum(rows)}, it has shape "
+                    f"{list(array.shape)}"
+                )
+        ends = np.cumsum([0, *rows])
+        return [
+            utils.InferenceResponse(
+                [utils.Tensor(spec.name, array[ends[i] : ends[i + 1]]) for spec, array in outputs]
+            )
+            for i in range(len(rows))
+        ]
+
+
+class _Plain(_Base):
+    """A function."""
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        responses: list[Any] = [None] * len(requests)
+        if self._model.batched:
+            for places, joined, rows in self._batches(requests):
+                try:
+                    made = self._split(self._function(**joined), rows)
+                except Exception as error:
+                    made = [self._failed(error)] * len(places)
+                for place, response in zip(places, made, strict=True):
+                    responses[place] = response
+            return responses
+        for place, request in enumerate(requests):
+            try:
+                responses[place] = self._response(self._function(**self._arguments(request)))
+            except Exception as error:
+                responses[place] = self._failed(error)
+        return responses
+
+
+class _Async(_Base):
+    """An `async def` function: the requests of a batch run at the same time."""
+
+    async def execute(self, requests: list[Any]) -> list[Any]:
+        responses: list[Any] = [None] * len(requests)
+        if self._model.batched:
+            batches = self._batches(requests)
+            await asyncio.gather(*(self._batch(responses, *batch) for batch in batches))
+        else:
+            await asyncio.gather(*(self._one(responses, i, r) for i, r in enumerate(requests)))
+        return responses
+
+    async def _batch(
+        self, responses: list[Any], places: list[int], joined: dict[str, np.ndarray], rows: list[int]
+    ) -> None:
+        try:
+            made = self._split(await self._function(**joined), rows)
+        except Exception as error:
+            made = [self._failed(error)] * len(places)
+        for place, response in zip(places, made, strict=True):
+            responses[place] = response
+
+    async def _one(self, responses: list[Any], place: int, request: Any) -> None:
+        try:
+            responses[place] = self._response(await self._function(**self._arguments(request)))
+        except Exception as error:
+            responses[place] = self._failed(error)
+
+
+class _Generator(_Base):
+    """A generator: a response for each item."""
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                items = self._function(**self._arguments(request))
+                try:
+                    for item in items:
+                        if request.is_cancelled():
+                            break
+                        sender.send(self._response(item))
+                finally:
+                    items.close()
+            except Exception as error:
+                sender.send(self._failed(error), flags=FINAL)
+            else:
+                sender.send(flags=FINAL)
+
+
+class _AsyncGenerator(_Base):
+    """An asynchronous generator: a response for each item, and the requests of a batch run at the same time."""
+
+    async def execute(self, requests: list[Any]) -> None:
+        await asyncio.gather(*(self._one(request) for request in requests))
+
+    async def _one(self, request: Any) -> None:
+        sender = request.get_response_sender()
+        try:
+            items = self._function(**self._arguments(request))
+            try:
+                async for item in items:
+                    if request.is_cancelled():
+                        break
+                    sender.send(self._response(item))
+            finally:
+                await items.aclose()
+        except Exception as error:
+            sender.send(self._failed(error), flags=FINAL)
+        else:
+            sender.send(flags=FINAL)
+
+
+def _scalar(array: np.ndarray, spec: TensorSpec) -> Any:
+    """The one element of an input. Raises InvalidArgument."""
+    if array.size != 1:
+        raise InvalidArgument(f"input '{spec.name}' must have one element, it has shape {list(array.shape)}")
+    value = array.reshape(-1)[0]
+    if spec.scalar is str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"input '{spec.name}' is no UTF-8 text: {error}") from None
+    return value if spec.scalar is bytes else value.item()
+
+
+def _array(spec: TensorSpec, value: Any) -> np.ndarray:
+    """An output as an array of its datatype. Raises TypeError."""
+    wanted = datatypes.NUMPY[spec.number]
+    if spec.scalar is not None:
+        value = [value]
+    if spec.number == datatypes.BYTES:
+        return np.asarray(value, dtype=object)
+    array = np.asarray(value)
+    if array.dtype == wanted:
+        return array
+    try:
+        return array.astype(wanted, casting="same_kind", copy=False)
+    except TypeError:
+        raise TypeError(
+            f"output '{spec.name}' is {datatypes.NAME[spec.number]}, the function returned {array.dtype}"
+        ) from None

@@ -1,0 +1,72 @@
+"""What a caller may say of a request beside its inputs, and how a request is made of that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from neptrio.embedded.response import tensors
+from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import InferRequest, RequestedOutput
+
+
+class InferOptions(TypedDict, total=False):
+    """Keyword arguments of infer(), stream() and infer_each(), all of them optional.
+
+    outputs: names of the outputs wanted (default: all)
+    timeout: seconds until the call fails with Code.DEADLINE and the request is cancelled (default: none)
+    queue_timeout_us: microseconds that the request may wait in the queue, where the model's queue policy allows
+    priority: 1 is the highest, 0 the model's default
+    request_id: shown in traces and logs, and returned
+    parameters: custom parameters for the model: bool, int, float or str
+    sequence_id, sequence_start, sequence_end: for stateful models; model.sequence() does this for you
+    """
+
+    outputs: Sequence[str]
+    timeout: float
+    queue_timeout_us: int
+    priority: int
+    request_id: str
+    parameters: Mapping[str, bool | int | float | str]
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+
+
+def checked_timeout(options: InferOptions) -> float | None:
+    """The seconds that a call may take, None for any number. Raises InvalidArgument."""
+    seconds = options.get("timeout")
+    if seconds is None:
+        return None
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise InvalidArgument(f"timeout must be a number of seconds >= 0, got {seconds!r}")
+    return float(seconds)
+
+
+def new_request(
+    name: str, version: str, inputs: Mapping[str, Any], dtypes: Mapping[str, int], options: InferOptions
+) -> InferRequest:
+    """A request for that model; `dtypes` are its inputs' datatypes. Raises InvalidArgument, TypeError."""
+    unknown = set(options) - set(InferOptions.__annotations__)
+    if unknown:
+        raise TypeError(
+            f"unexpected argument '{min(unknown)}', expected one of {', '.join(InferOptions.__annotations__)}"
+        )
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must be a mapping of input names to arrays, got {type(inputs).__name__}")
+    request = InferRequest()
+    request.model_name = name
+    request.model_version = version
+    request.id = options.get("request_id", "")
+    request.priority = options.get("priority", 0)
+    request.timeout_us = options.get("queue_timeout_us", 0)
+    request.sequence_id = options.get("sequence_id", 0)
+    request.sequence_start = options.get("sequence_start", False)
+    request.sequence_end = options.get("sequence_end", False)
+    if "parameters" in options:
+        request.parameters = dict(options["parameters"])
+    if "outputs" in options:
+        request.outputs = [RequestedOutput(output) for output in dict.fromkeys(options["outputs"])]
+    request.inputs = tensors(inputs, dtypes)
+    return request

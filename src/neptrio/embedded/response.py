@@ -1,0 +1,81 @@
+"""Arrays in, arrays out: what a caller in the same process gives and gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from neptrio import datatypes
+from neptrio.errors import InvalidArgument
+from neptrio.request.infer_request import InferResponse, Tensor
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
+
+
+class Response(Mapping[str, np.ndarray]):
+    """A model's response: output name -> array.
+
+    Arrays of numbers are read-only views of the model's memory, which lives as long as they do. BYTES outputs are
+    object arrays of bytes. Both are made when they are first asked for.
+    """
+
+    def __init__(self, response: InferResponse) -> None:
+        self.model_name = response.model_name
+        self.model_version = response.model_version
+        self.id = response.id
+        self.parameters: dict[str, Any] = dict(response.parameters or {})
+        self._tensors = {tensor.name: tensor for tensor in response.outputs or ()}
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found = self._arrays.get(name)
+        if found is None:
+            found = self._arrays[name] = to_numpy(self._tensors[name])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(
+            f"{t.name}: {datatypes.NAME[t.dtype]} {list(t.shape)}" for t in self._tensors.values()
+        )
+        return f"<Response of {self.model_name} {self.model_version}: {outputs}>"
+
+
+def tensors(inputs: Mapping[str, Any], dtypes: Mapping[str, int]) -> list[Tensor]:
+    """Input tensors over the memory of the caller's arrays, which are copied only if they are not contiguous.
+
+    What is no array (a list, a number) becomes one of the datatype that the model wants (`dtypes`: name -> number).
+    Raises InvalidArgument for what is no tensor.
+    """
+    made = []
+    for name, value in inputs.items():
+        try:
+            array = _array(value, dtypes.get(name, 0))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"input '{name}' cannot become an array{_of(dtypes.get(name, 0))}: {error}"
+            ) from None
+        made.append(from_numpy(name, array))
+    return made
+
+
+def _array(value: Any, wanted: int) -> np.ndarray:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value)
+    if wanted == datatypes.BYTES:
+        return np.array(value, dtype=object)
+    return np.asarray(value, dtype=datatypes.NUMPY[wanted] if wanted else None)
+
+
+def _of(dtype: int) -> str:
+    return f" of {datatypes.NAME[dtype]}" if dtype else ""

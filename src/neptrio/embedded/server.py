@@ -1,0 +1,260 @@
+"""`neptrio.Server`: a whole server as an object of a Python program.
+
+    async with neptrio.Server("models") as server:                 # trio or asyncio
+        response = await server.model("simple").infer({"INPUT0": array, "INPUT1": array})
+
+    with neptrio.Server("models").running() as server:             # ordinary code
+        response = server.model("simple").infer({"INPUT0": array, "INPUT1": array})
+
+Requests need no sockets and are otherwise like a client's: the same admission, schedulers, statistics and traces.
+On trio the server runs in the caller's own loop, so a request costs no change of threads; elsewhere it has a
+thread with a loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+import sniffio
+import trio
+
+from neptrio.embedded import control
+from neptrio.embedded.blocking import RunningServer
+from neptrio.embedded.engine import Engine, OwnThread, first_error
+from neptrio.embedded.functions import FunctionModel
+from neptrio.embedded.model import Model
+from neptrio.errors import Unavailable
+from neptrio.settings import Settings
+
+# what a server inside a program does unless it is told: nothing that other processes can notice
+QUIET = {"allow_http": False, "allow_grpc": False, "allow_metrics": False, "exit_grace_secs": 0.0}
+LOCAL = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
+PORTS = {"http_port": "allow_http", "grpc_port": "allow_grpc", "metrics_port": "allow_metrics"}
+Repository = str | Path
+_SETTINGS = {field.name for field in fields(Settings)}
+
+
+class Server:
+    """A server and its models. It may run once.
+
+    `model_repository`: a folder (or cloud storage URL) of models, or several; none for functions as models alone.
+    `settings`: fields of neptrio.settings.Settings, which are the command's flags with `_`. REST, gRPC and metrics are
+    off unless allow_http, http_port and so on switch them on; then they listen on the loopback address, unless
+    http_address or grpc_address say otherwise.
+    """
+
+    def __init__(self, model_repository: Repository | Sequence[Repository] = (), **settings: Any) -> None:
+        unknown = set(settings) - _SETTINGS
+        if unknown:
+            raise TypeError(f"Server has no setting '{min(unknown)}'")
+        one = isinstance(model_repository, (str, Path))
+        repositories: Sequence[Repository] = [model_repository] if one else model_repository  # type: ignore[list-item, assignment]
+        asked = {switch: True for port, switch in PORTS.items() if port in settings}
+        self._settings = {**QUIET, **LOCAL, **asked, **settings}
+        self._repositories = [_repository(where) for where in repositories]
+        self._functions: dict[str, FunctionModel] = {}
+        self._folder: Path | None = None
+        self._engine: Engine | None = None
+        self._used = False
+        self._stack: AsyncExitStack | None = None
+        self._thread: OwnThread | None = None
+
+    # ---------------------------------------------------------------- functions as models
+
+    @overload
+    def model(self, name: str, version: str = "", /) -> Model: ...
+    @overload
+    def model(self, function: Callable[..., Any], /) -> Callable[..., Any]: ...
+    @overload
+    def model(self, /, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+
+    def model(self, first: Any = None, version: str = "", /, **options: Any) -> Any:
+        """A model of this server by its name; or, as a decorator, makes a function or class a model.
+
+        As a decorator it takes what embedded.functions.FunctionModel takes: name, inputs, outputs, max_batch_size,
+        batching, instances, config. It must be applied before the server starts; add() works later too.
+        """
+        if isinstance(first, str):
+            return Model(self._running(), first, version)
+        if self._used:
+            raise RuntimeError("the server has started: use add() for one more function")
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._new(function, **options)
+            return function
+
+        return decorate if first is None else decorate(first)
+
+    async def add(self, function: Callable[..., Any], **options: Any) -> Model:
+        """Makes a function a model of the running server, and loads it. Options as for model().
+
+        Raises TritonError, or TypeError for a function that cannot be a model.
+        """
+        made = self._new(function, **options)
+        await self._running().reach(control.load, made.name, None, None)
+        return Model(self._running(), made.name)
+
+    def _new(self, function: Callable[..., Any], **options: Any) -> FunctionModel:
+        made = FunctionModel(function, **options)
+        if made.name in self._functions:
+            raise ValueError(f"this server has a function model '{made.name}' already")
+        self._functions[made.name] = made
+        if self._folder is not None:
+            made.write(self._folder)
+        return made
+
+    @property
+    def functions(self) -> Mapping[str, FunctionModel]:
+        """The functions that are models, by the models' names."""
+        return self._functions
+
+    # ---------------------------------------------------------------- running
+
+    def settings(self) -> Settings:
+        """The server's settings; functions are a repository too. Raises ValueError for what does not fit together."""
+        self._used = True
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
+            for function in self._functions.values():
+                function.write(self._folder)
+        given = dict(self._settings)
+        if given.get("model_control_mode") == "explicit":
+            given["load_model"] = (*given.get("load_model", ()), *self._functions)
+        return Settings(model_repository=(*self._repositories, self._folder), **given)
+
+    def _once(self) -> Settings:
+        if self._used:
+            raise RuntimeError("this server has been started already: make another")
+        return self.settings()
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise Unavailable("the server is not running: use `async with` or running()")
+        return self._engine
+
+    def _clean(self) -> None:
+        self._engine = None
+        for function in self._functions.values():
+            function.forget()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    @contextmanager
+    def running(self) -> Iterator[RunningServer]:
+        """Runs the server on a thread of its own, for ordinary code; leaving the context drains and ends it.
+
+        Raises TritonError when a model cannot be loaded (unless exit_on_error=False), OSError for a port.
+        """
+        thread = OwnThread(self._once())
+        try:
+            self._engine = thread.start()
+            yield RunningServer(self._engine, self._new)
+        finally:
+            thread.stop()
+            self._clean()
+
+    async def __aenter__(self) -> Server:
+        settings = self._once()
+        self._stack = stack = AsyncExitStack()
+        stack.callback(self._clean)
+        try:
+            if sniffio.current_async_library() == "trio":
+                nursery = await stack.enter_async_context(trio.open_nursery())
+                engine = Engine(settings)
+                await nursery.start(engine.run)
+            else:
+                self._thread = thread = OwnThread(settings)
+                stack.push_async_callback(asyncio.to_thread, thread.stop)
+                engine = await asyncio.to_thread(thread.start)
+        except BaseException as error:
+            try:
+                await stack.__aexit__(type(error), error, error.__traceback__)
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
+            raise
+        self._engine = engine
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack, engine = self._stack, self._engine
+        assert stack is not None and engine is not None
+        if self._thread is None:
+            engine.stop()
+        try:
+            await stack.__aexit__(None if self._thread is None else kind, error, trace)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    # ---------------------------------------------------------------- everything else
+
+    async def ready(self) -> bool:
+        """Whether the server is ready for requests."""
+        return await self._running().reach(control.ready)
+
+    async def metadata(self) -> dict[str, Any]:
+        """Name, version and extensions, as GET v2 tells them."""
+        return await self._running().reach(control.server_metadata)
+
+    async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
+        """All models of the repositories with their versions, states and reasons."""
+        return await self._running().reach(control.index, ready_only)
+
+    async def load(
+        self,
+        name: str,
+        config: Mapping[str, Any] | str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Model:
+        """Loads or reloads a model, and returns when it serves. Raises the load's TritonError.
+
+        `config`: a configuration (JSON or a mapping) instead of the model's file; `files`: its content by paths like
+        "1/model.onnx", instead of its folder.
+        """
+        await self._running().reach(control.load, name, config, files)
+        return Model(self._running(), name)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Takes a model out of service; accepted requests are still answered."""
+        await self._running().reach(control.unload, name, unload_dependents)
+
+    async def statistics(self, model: str = "", version: str = "", live: bool = False) -> dict[str, Any]:
+        """The statistics of one model or of all, as GET v2/models/stats tells them; `live` adds what is queued now."""
+        return await self._running().reach(control.statistics, model, version, live)
+
+    async def sequences(self, model: str, version: str = "") -> dict[str, Any]:
+        """A stateful model's live sequences."""
+        return await self._running().reach(control.sequences, model, version)
+
+    async def trace_settings(
+        self, changes: Mapping[str, Any] | None = None, model: str = ""
+    ) -> dict[str, Any]:
+        """Changes trace settings, of one model or of all, and returns them. Raises InvalidArgument."""
+        return await self._running().reach(control.trace_settings, changes or {}, model)
+
+    async def log_settings(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Changes log settings and returns them. Raises InvalidArgument."""
+        return await self._running().reach(control.log_settings, changes or {})
+
+    async def metrics(self) -> str:
+        """The metrics page, as the metrics port serves it."""
+        return await self._running().reach(control.metrics)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where it listens: "http", "grpc", "metrics" -> "host:port", for those that are switched on."""
+        return self._running().addresses
+
+
+def _repository(where: Repository) -> Repository:
+    return where if isinstance(where, str) and "://" in where else Path(where)

@@ -1,0 +1,92 @@
+"""Servers whose models are functions of this file."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+import neptrio
+
+Floats = npt.NDArray[np.float32]
+calls: list[Any] = []
+gate = threading.Event()  # hold() returns when it is set
+
+
+def new_server(**settings: Any) -> neptrio.Server:
+    """A server with a model of each kind."""
+    server = neptrio.Server(**settings)
+    calls.clear()
+    gate.clear()
+
+    @server.model
+    def double(x: Floats) -> Floats:
+        return 2 * x
+
+    @server.model(
+        max_batch_size=8,
+        inputs={"A": ("FP32", [-1]), "B": ("FP32", [-1])},
+        outputs={"SUM": ("FP32", [-1])},
+        batching={"max_queue_delay_microseconds": 20_000},
+    )
+    def add(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        calls.append(len(A))
+        if np.isnan(A).any():
+            raise ValueError("no number")
+        return A + B
+
+    @server.model
+    def greet(name: str, times: int = 1) -> str:
+        if not name:
+            raise neptrio.InvalidArgument("nobody to greet")
+        return f"hello {name} " * times
+
+    @server.model
+    def count(n: int, context: neptrio.Context) -> Iterator[int]:
+        for i in range(n):
+            if context.cancelled:
+                calls.append("cancelled")
+                return
+            yield i
+
+    @server.model
+    async def count_async(n: int) -> AsyncIterator[Annotated[np.ndarray, neptrio.TensorSpec("INT64", [1])]]:
+        for i in range(n):
+            await asyncio.sleep(0)
+            yield np.array([i])
+
+    @server.model(instances=2)
+    def hold(x: Floats) -> Floats:
+        gate.wait(60)
+        return x
+
+    @server.model(
+        config={
+            "sequence_batching": {
+                "control_input": [
+                    {
+                        "name": "START",
+                        "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}],
+                    }
+                ]
+            }
+        },
+        inputs={"x": ("INT64", [1]), "START": ("INT32", [1])},
+        outputs={"total": ("INT64", [1])},
+    )
+    class accumulate:  # the class's name is the model's
+        def __init__(self) -> None:
+            self.total = np.zeros(1, np.int64)
+
+        def __call__(self, x: np.ndarray, START: np.ndarray) -> dict[str, np.ndarray]:
+            self.total = x if START[0] else self.total + x
+            return {"total": self.total}
+
+        def close(self) -> None:
+            calls.append("closed")
+
+    return server

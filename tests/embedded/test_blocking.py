@@ -1,0 +1,258 @@
+"""A server inside ordinary code: neptrio.Server(...).running()."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+
+import neptrio
+from tests.embedded import models
+from tests.support.repository import identity_config, write_model
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[neptrio.RunningServer]:
+    with models.new_server(http_port=0, grpc_port=0, metrics_port=0).running() as running:
+        yield running
+
+
+def test_arrays_in_arrays_out(server: neptrio.RunningServer) -> None:
+    x = np.arange(4, dtype=np.float32)
+    response = server.model("double").infer({"x": x}, request_id="seven")
+    assert (response.model_name, response.model_version, response.id) == ("double", "1", "seven")
+    assert list(response) == ["OUTPUT"]
+    assert response["OUTPUT"].dtype == np.float32
+    assert response["OUTPUT"].tolist() == [0, 2, 4, 6]
+    assert x.tolist() == [0, 1, 2, 3]
+
+
+def test_lists_become_arrays_of_the_models_type(server: neptrio.RunningServer) -> None:
+    assert server.model("double").infer({"x": [1, 2]})["OUTPUT"].dtype == np.float32
+    assert (
+        server.model("greet").infer({"name": ["you"], "times": [2]})["OUTPUT"][0] == b"hello you hello you "
+    )
+
+
+def test_an_optional_input_may_be_left_out(server: neptrio.RunningServer) -> None:
+    assert server.model("greet").infer({"name": ["you"]})["OUTPUT"].tolist() == [b"hello you "]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "code", "text"),
+    [
+        pytest.param("nobody", {}, neptrio.Code.NOT_FOUND, "'nobody' is not found", id="no model"),
+        pytest.param("double", {}, neptrio.Code.INVALID_ARG, "expected 1 inputs but got 0", id="no input"),
+        pytest.param("double", {"x": np.zeros(2)}, neptrio.Code.INVALID_ARG, "FP64", id="datatype"),
+        pytest.param("double", {"x": ["a"]}, neptrio.Code.INVALID_ARG, "input 'x' cannot become an array of FP32", id="no array"),
+        pytest.param("double", {"x": np.zeros((2, 2), np.float32)}, neptrio.Code.INVALID_ARG, r"\[2,2\]", id="shape"),
+        pytest.param("greet", {"name": [""]}, neptrio.Code.INVALID_ARG, "nobody to greet", id="the function says"),
+        pytest.param("greet", {"name": [b"\xff"]}, neptrio.Code.INVALID_ARG, "no UTF-8", id="no text"),
+        pytest.param("count", {"n": [1]}, neptrio.Code.UNSUPPORTED, r"iterate over stream\(\)", id="decoupled"),
+    ],
+)  # fmt: skip
+def test_errors_are_those_of_a_client(
+    server: neptrio.RunningServer, model: str, inputs: dict[str, object], code: neptrio.Code, text: str
+) -> None:
+    with pytest.raises(neptrio.TritonError, match=text) as caught:
+        server.model(model).infer(inputs)
+    assert caught.value.code is code
+
+
+def test_a_failing_batch_fails_its_requests_only(server: neptrio.RunningServer) -> None:
+    add = server.model("add")
+    with pytest.raises(neptrio.TritonError, match="ValueError: no number") as caught:
+        add.infer({"A": [[np.nan]], "B": [[0]]})
+    assert caught.value.code is neptrio.Code.INTERNAL
+    assert add.infer({"A": [[1]], "B": [[2]]})["SUM"].tolist() == [[3]]
+
+
+def test_many_requests_are_batched_and_come_back_in_order(server: neptrio.RunningServer) -> None:
+    models.calls.clear()
+    requests = ({"A": [[i]], "B": [[1]]} for i in range(64))
+    answers = [int(r["SUM"][0, 0]) for r in server.model("add").infer_each(requests, ahead=32)]
+    assert answers == list(range(1, 65))
+    assert sum(models.calls) == 64
+    assert max(models.calls) > 1
+
+
+def test_a_stream_of_responses(server: neptrio.RunningServer) -> None:
+    for name in ("count", "count_async"):
+        assert [int(r["OUTPUT"][0]) for r in server.model(name).stream({"n": [5]})] == [0, 1, 2, 3, 4]
+        assert list(server.model(name).stream({"n": [0]})) == []
+    assert [r["OUTPUT"].tolist() for r in server.model("double").stream({"x": [3]})] == [[6]]
+
+
+def test_leaving_a_stream_cancels_its_request(server: neptrio.RunningServer) -> None:
+    models.calls.clear()
+    responses = server.model("count").stream({"n": [1 << 40]})
+    assert int(next(responses)["OUTPUT"][0]) == 0
+    responses.close()  # type: ignore[attr-defined]
+    until(lambda: not server.statistics("count", live=True)["model_stats"][0]["live"]["executing"], "it ends")
+
+
+def test_a_deadline_ends_the_wait_and_the_request(server: neptrio.RunningServer) -> None:
+    hold = server.model("hold")
+    try:
+        with pytest.raises(neptrio.TritonError, match="deadline") as caught:
+            hold.infer({"x": [1]}, timeout=0.05)
+        assert caught.value.code is neptrio.Code.DEADLINE
+    finally:
+        models.gate.set()
+    assert hold.infer({"x": [1]}, timeout=60)["OUTPUT"].tolist() == [1]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1"])
+def test_a_timeout_that_is_none(server: neptrio.RunningServer, timeout: float) -> None:
+    with pytest.raises(neptrio.InvalidArgument, match="timeout must be a number of seconds"):
+        server.model("double").infer({"x": [1]}, timeout=timeout)
+
+
+def test_arguments_that_do_not_exist(server: neptrio.RunningServer) -> None:
+    with pytest.raises(TypeError, match="unexpected argument 'deadline', expected one of outputs"):
+        server.model("double").infer({"x": [1]}, deadline=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="inputs must be a mapping"):
+        server.model("double").infer([1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Server has no setting 'http_prot'"):
+        neptrio.Server(http_prot=1)
+
+
+def test_sequences(server: neptrio.RunningServer) -> None:
+    model = server.model("accumulate")
+    with model.sequence() as sequence:
+        assert sequence.infer({"x": [1]})["total"].tolist() == [1]
+        assert sequence.infer({"x": [2]})["total"].tolist() == [3]
+        assert server.sequences("accumulate")["sequences"][0]["id"] == sequence.id
+        assert sequence.infer({"x": [3]}, end=True)["total"].tolist() == [6]
+        with pytest.raises(RuntimeError, match="has ended"):
+            sequence.infer({"x": [4]})
+    with model.sequence("mine") as sequence:
+        assert sequence.infer({"x": [5]})["total"].tolist() == [5]
+    until(lambda: not server.sequences("accumulate")["sequences"], "leaving the context ends it")
+
+
+def test_threads_share_a_server(server: neptrio.RunningServer) -> None:
+    model = server.model("double")
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        for i in range(50):
+            got = model.infer({"x": [number, i]})["OUTPUT"].tolist()
+            if got != [2 * number, 2 * i]:
+                wrong.append(got)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_clients_over_the_network_see_the_same_models(server: neptrio.RunningServer) -> None:
+    before = server.statistics("double")["model_stats"][0]["inference_count"]
+    x = np.arange(3, dtype=np.float32)
+    for module, name in ((http_client, "http"), (grpc_client, "grpc")):
+        client = module.InferenceServerClient(server.addresses[name])
+        given = module.InferInput("x", [3], "FP32")
+        given.set_data_from_numpy(x)
+        assert client.infer("double", [given]).as_numpy("OUTPUT").tolist() == [0, 2, 4]
+        client.close()
+    assert server.statistics("double")["model_stats"][0]["inference_count"] == before + 2
+
+
+def test_what_a_server_tells_of_itself(server: neptrio.RunningServer) -> None:
+    assert server.ready()
+    assert server.metadata()["name"] == "triton"
+    assert {row["name"]: row["state"] for row in server.index()}["greet"] == "READY"
+    model = server.model("greet")
+    assert model.ready()
+    assert [t["name"] for t in model.metadata()["inputs"]] == ["name", "times"]
+    assert model.config()["input"][1]["optional"]
+    assert not server.model("nobody").ready()
+    assert 'nv_inference_request_success{model="double"' in server.metrics()
+    assert server.trace_settings({"trace_rate": "7"}, "double")["trace_rate"] == "7"
+    assert server.log_settings({"log_verbose_level": 0})["log_verbose_level"] == 0
+
+
+def test_one_more_function_while_it_runs(server: neptrio.RunningServer) -> None:
+    def triple(x: models.Floats) -> models.Floats:
+        return 3 * x
+
+    model = server.add(triple)
+    assert model.infer({"x": [1]})["OUTPUT"].tolist() == [3]
+    with pytest.raises(ValueError, match="has a function model 'triple' already"):
+        server.add(triple)
+    server.unload("triple")
+    with pytest.raises(neptrio.TritonError, match="triple"):
+        model.infer({"x": [1]})
+    server.load("triple")
+    assert model.infer({"x": [1]})["OUTPUT"].tolist() == [3]
+
+
+def test_a_repository_of_folders(tmp_path: Path) -> None:
+    write_model(tmp_path, "same", identity_config(pairs=1))
+    with neptrio.Server(tmp_path, model_control_mode="explicit").running() as server:
+        with pytest.raises(neptrio.TritonError, match="same"):
+            server.model("same").infer({"INPUT0": np.zeros((1, 16), np.int32)})
+        model = server.load("same")
+        data = np.arange(16, dtype=np.int32).reshape(1, 16)
+        assert (model.infer({"INPUT0": data})["OUTPUT0"] == data).all()
+        other = server.load("same", config={**model.config(), "max_batch_size": 1})
+        with pytest.raises(neptrio.TritonError, match="batch-size must be <= 1"):
+            other.infer({"INPUT0": np.zeros((2, 16), np.int32)})
+        assert server.addresses == {}
+
+
+def test_two_servers_at_once(tmp_path: Path) -> None:
+    write_model(tmp_path, "same", identity_config(pairs=1, dims="1"))
+    with neptrio.Server(tmp_path).running() as one, neptrio.Server(str(tmp_path)).running() as other:
+        for server in (one, other, one):
+            assert server.model("same").infer({"INPUT0": [[7]]})["OUTPUT0"].tolist() == [[7]]
+        assert one.statistics("same")["model_stats"][0]["inference_count"] == 2
+        assert other.statistics("same")["model_stats"][0]["inference_count"] == 1
+
+
+def test_a_server_that_cannot_start(tmp_path: Path) -> None:
+    write_model(tmp_path, "broken", 'backend: "nonsense"')
+    with pytest.raises(neptrio.TritonError, match="failed to load all models"):
+        with neptrio.Server(tmp_path).running():
+            pytest.fail("it started")
+    with neptrio.Server(tmp_path, exit_on_error=False).running() as server:
+        assert server.index()[0]["state"] == "UNAVAILABLE"
+
+
+def test_after_its_end_everything_is_refused() -> None:
+    made = models.new_server()
+    with made.running() as server:
+        model = server.model("double")
+        waiting: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                server.model("hold").infer({"x": [1]})
+            except neptrio.TritonError as error:
+                waiting.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(
+            lambda: bool(server.statistics("hold", live=True)["model_stats"][0]["live"]["executing"]),
+            "it executes",
+        )
+        models.gate.set()
+    thread.join()
+    assert not waiting  # a request that was accepted is answered
+    assert "closed" in models.calls
+    for use in (lambda: model.infer({"x": [1]}), server.ready, lambda: made.model("double")):
+        with pytest.raises(neptrio.Unavailable):
+            use()
+    with pytest.raises(RuntimeError, match="has been started already"):
+        with made.running():
+            pytest.fail("it started twice")
