@@ -27,6 +27,7 @@ from neptrio.request.infer_request cimport (
     element_size,
     times,
 )
+from neptrio.request.validate cimport walk_strings
 
 from neptrio.codec.json_reader import kind_error, missing
 from neptrio.datatypes import NUMBER
@@ -466,6 +467,8 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
         begin = 0
     if n == 0:
         _raw(r, rest)
+        if stop is not None:
+            walk_strings(r.inputs, &stop.asked)
         return True
     d = _Decoder.__new__(_Decoder)
     d.r = r
@@ -483,6 +486,8 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
     d.eager = True
     try:
         d.document()
+        if stop is not None:
+            walk_strings(r.inputs, &stop.asked)
         return d.binary_default
     except Cancelled:
         raise

@@ -43,3 +43,17 @@ def select(InferRequest request, InferResponse response, services):
                     kept[i] = services.shared_memory.write_output(
                         t, o.shm_region, o.shm_offset, o.shm_byte_size)
     response.outputs = kept
+
+
+def selects_slowly(InferRequest request not None, InferResponse response not None):
+    """Whether select() takes so long that a worker must do it: it classifies a large output. See docs/loop.md."""
+    cdef RequestedOutput o
+    cdef Tensor t
+    for o in request.outputs:
+        if o.class_count and response.outputs is not None:
+            from neptrio.codec.classification import takes_long
+
+            for t in response.outputs:
+                if o.name == t.name and takes_long(t, o.class_count):
+                    return True
+    return False

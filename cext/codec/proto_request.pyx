@@ -8,8 +8,8 @@ every error can contain them.
 Source: proto/grpc_service.proto; docs/protocol/observed.md.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -25,31 +25,33 @@ from neptrio.codec.protobuf cimport (
     skip_field,
     text,
 )
-from neptrio.request.infer_request cimport (
-    DT_BOOL,
-    DT_BYTES,
-    DT_FP32,
-    DT_FP64,
-    DT_INT8,
-    DT_INT16,
-    DT_INT32,
-    DT_INT64,
-    DT_UINT8,
-    DT_UINT16,
-    DT_UINT32,
-    DT_UINT64,
-    InferRequest,
-    RequestedOutput,
-    Tensor,
-    element_size,
-)
+from neptrio.codec.json_reader cimport Stop
+from neptrio.codec.proto_contents cimport read_contents
+from neptrio.request.infer_request cimport InferRequest, RequestedOutput, Tensor
+from neptrio.request.validate cimport walk_strings
 from neptrio.codec.proto_parameter cimport Region, apply_request_parameter, read_region
 
-from neptrio.datatypes import NAME, NUMBER
-from neptrio.errors import InvalidArgument
+from neptrio.datatypes import NUMBER
+from neptrio.errors import Cancelled, InvalidArgument
 
 cdef dict _NUMBER = NUMBER
-cdef dict _NAME = NAME
+
+cdef extern from * nogil:
+    """
+    #include <string.h>
+    #ifndef __USE_GNU
+    void* memmem(const void*, size_t, const void*, size_t);
+    #endif
+    """
+    void* memmem(const void* text, size_t n, const void* part, size_t length)
+
+cdef enum:
+    STEPS = 256                # parts between two calls that let other threads run: a fraction of a millisecond
+    # what takes about a quarter of a millisecond: fields of a message, bytes of everything but raw contents, and of raw
+    # contents that are strings
+    MOST_FIELDS = 1024
+    TYPED_BYTES = 64 << 10
+    STRING_BYTES = 256 << 10
 
 
 cdef tuple read_shape(list dims, Slice s):
@@ -60,134 +62,36 @@ cdef tuple read_shape(list dims, Slice s):
         dims.append(<int64_t>v)
 
 
-cdef int put_integer(char* out, uint64_t v, int dtype, int width, str name) except -1:
-    """Stores one integer of InferTensorContents as an element; narrower types come as int32 and uint32 too."""
-    cdef int64_t signed = <int64_t>v
-    cdef int64_t top
-    if dtype == DT_BOOL:
-        out[0] = v != 0
-        return 0
-    if width < 8:
-        if dtype == DT_INT8 or dtype == DT_INT16 or dtype == DT_INT32:
-            top = <int64_t>1 << (8 * width - 1)
-            if width == 4:
-                signed = <int32_t>v  # int32 on the wire: protobuf keeps the low 32 bits
-            elif signed < -top or signed >= top:
-                raise InvalidArgument(f"value {signed} of input tensor '{name}' is out of range for "
-                                      f"'{_NAME[dtype]}'")
-        elif width < 4 and v >= <uint64_t>1 << (8 * width):
-            raise InvalidArgument(f"value {v} of input tensor '{name}' is out of range for '{_NAME[dtype]}'")
-    memcpy(out, &v, width)  # little-endian: the low bytes come first
+cdef int breathe(const int* asked, int* steps) except -1:
+    """Lets other threads run now and then; raises Cancelled when nobody wants the request any more."""
+    if asked[0]:
+        raise Cancelled()
+    steps[0] += 1
+    if steps[0] >= STEPS:
+        steps[0] = 0
+        with nogil:
+            pass
     return 0
 
 
-cdef inline bytes varints_to(Slice s, int dtype, int width, str name):
-    """Converts packed varints into little-endian elements of `width` bytes."""
-    cdef Cursor c = cursor_of(s)
-    cdef Py_ssize_t n = 0
-    cdef const uint8_t* p = c.p
-    cdef uint64_t v
-    cdef char* out
-    while p < c.end:
-        if p[0] < 0x80:
-            n += 1
-        p += 1
-    cdef bytes made = PyBytes_FromStringAndSize(NULL, n * width)
-    out = PyBytes_AS_STRING(made)
-    cdef char* limit = out + n * width
-    while c.p < c.end:
-        read_varint(&c, &v)
-        if out >= limit:
-            break
-        put_integer(out, v, dtype, width, name)
-        out += width
-    return made
-
-
-# field of InferTensorContents -> the datatypes that it can carry
-cdef dict _CONTENTS = {
-    1: (<int>DT_BOOL,),
-    2: (<int>DT_INT8, <int>DT_INT16, <int>DT_INT32),
-    3: (<int>DT_INT64,),
-    4: (<int>DT_UINT8, <int>DT_UINT16, <int>DT_UINT32),
-    5: (<int>DT_UINT64,),
-    6: (<int>DT_FP32,),
-    7: (<int>DT_FP64,),
-    8: (<int>DT_BYTES,),
-}
-cdef dict _CONTENTS_NAME = {1: "BOOL", 2: "INT32", 3: "INT64", 4: "UINT32", 5: "UINT64", 6: "FP32",
-                            7: "FP64", 8: "BYTES"}
-
-
-cdef bytes read_contents(Slice contents, int dtype, str name, str model):
-    """InferTensorContents as a tensor's raw bytes, or None when it is empty."""
-    cdef Cursor c = cursor_of(contents)
-    cdef uint64_t tag, v
-    cdef int field, wire_type, width
-    cdef Slice s
-    cdef list parts = []
-    cdef bint any_data = False
-    cdef uint32_t n32
-    cdef char[8] small
-    while c.p < c.end:
-        read_tag(&c, &tag)
-        field = <int>(tag >> 3)
-        wire_type = tag & 7
-        if field < 1 or field > 8:
-            skip_field(&c, wire_type)
-            continue
-        if dtype not in _CONTENTS[field]:
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type "
-                f"'{_CONTENTS_NAME[field]}', expected datatype '{_NAME.get(dtype, '<invalid>')}'")
-        any_data = True
-        width = element_size(dtype)
-        if field == 8:
-            expect_bytes(wire_type)
-            read_slice(&c, &s)
-            n32 = <uint32_t>s.n
-            parts.append((<char*>&n32)[:4])
-            parts.append((<const char*>s.p)[: s.n])
-        elif field == 6 or field == 7:
-            if wire_type == 2:
-                read_slice(&c, &s)
-                if s.n % width:
-                    malformed("packed floats are cut off")
-                parts.append((<const char*>s.p)[: s.n])
-            else:
-                if c.end - c.p < width or wire_type != (5 if width == 4 else 1):
-                    malformed("a float is cut off")
-                parts.append((<const char*>c.p)[:width])
-                c.p += width
-        elif wire_type == 2:
-            read_slice(&c, &s)
-            parts.append(varints_to(s, dtype, width, name))
-        elif wire_type == 0:
-            read_varint(&c, &v)
-            put_integer(small, v, dtype, width, name)
-            parts.append(small[:width])
-        else:
-            malformed("tensor contents have an unknown wire type")
-    if not any_data:
-        return None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-cdef bytes joined_contents(list before, bytes last, int dtype, str name, str model):
+cdef bytes joined_contents(list before, bytes last, int dtype, str name, str model, const int* stop, object reserve):
     """The elements of several InferTensorContents of one input, in order; `last` are those of the last one."""
     cdef list parts = []
     cdef bytes one
+    cdef int steps = 0
     cdef Slice s
     for one in before:
         s.p = <const uint8_t*>PyBytes_AS_STRING(one)
         s.n = len(one)
-        parts.append(read_contents(s, dtype, name, model) or b"")
-    parts.append(last or b"")
+        parts.append(read_contents(s, dtype, name, model, stop, reserve))
+        if stop != NULL:
+            breathe(stop, &steps)
+    parts.append(last)
     return b"".join(parts)
 
 
 cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssize_t raw_count,
-                       Py_ssize_t* raw_at, object shared_memory):
+                       Py_ssize_t* raw_at, object shared_memory, const int* stop, object reserve):
     cdef Cursor c = cursor_of(s)
     cdef uint64_t tag, v
     cdef int field, wire_type
@@ -199,7 +103,6 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     cdef Region region
     cdef Tensor t
     cdef bytes data
-    cdef list parameters = None
     cdef list before = None  # contents of which more came: protobuf puts their elements together
     region.name.n = 0
     region.offset = region.byte_size = 0
@@ -257,10 +160,10 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     if not has_contents:
         raise InvalidArgument(
             f"unable to find data for input tensor '{name}' for model '{r.model_name}' in request.")
-    data = read_contents(contents, t.dtype, name, r.model_name)
+    data = read_contents(contents, t.dtype, name, r.model_name, stop, reserve)
     if before is not None:
-        data = joined_contents(before, data, t.dtype, name, r.model_name)
-    t.hold(data if data is not None else b"", False)
+        data = joined_contents(before, data, t.dtype, name, r.model_name, stop, reserve)
+    t.hold(data, False)
     return t
 
 
@@ -325,13 +228,55 @@ cdef int slices_add(Slices* s, Slice item) except -1:
     return 0
 
 
-def decode_request(InferRequest r not None, message, shared_memory=None):
+def decodes_slowly(message):
+    """Whether decoding a large message takes so long that a worker must do it: see docs/loop.md.
+
+    Most large messages carry raw contents, whose decoding takes no time however large they are. Not so typed contents,
+    the lengths of very many strings, and a message that consists of very many small parts.
+    """
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef uint64_t tag
+    cdef Slice s
+    cdef Py_ssize_t fields = 0, typed = 0, contents = 0
+    cdef bint strings = False
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        c.p = <const uint8_t*>view.buf
+        c.end = c.p + view.len
+        while c.p < c.end:
+            fields += 1
+            if fields > MOST_FIELDS:
+                return True
+            read_tag(&c, &tag)
+            if (tag & 7) != 2:
+                skip_field(&c, tag & 7)
+                continue
+            read_slice(&c, &s)
+            if (tag >> 3) == 7:
+                contents += s.n
+            else:
+                typed += s.n
+                if typed > TYPED_BYTES:
+                    return True
+                if (tag >> 3) == 5 and not strings:
+                    strings = memmem(s.p, s.n, b"BYTES", 5) != NULL
+        return strings and contents > STRING_BYTES
+    finally:
+        PyBuffer_Release(&view)
+
+
+def decode_request(InferRequest r not None, message, shared_memory=None, Stop stop=None, reserve=None):
     """Fills `r` from the bytes of a ModelInferRequest.
 
     `message` is any buffer; input tensors are views of it and keep it alive. `shared_memory` (service.shared_memory)
-    gives inputs that are in a registered region. Raises WireError for bytes that are no such message, and
-    TritonError for a message with invalid parameters or tensors; in that case `r.id` and `r.model_name` are set.
+    gives inputs that are in a registered region. With `stop` this is called on a worker thread: it walks over strings
+    too, so that validation need not, and calls reserve(bytes) before it allocates for typed contents.
+    Raises WireError for bytes that are no such message, TritonError for a message with invalid parameters or
+    tensors (`r.id` and `r.model_name` are set then), Cancelled after stop.ask(), and what `reserve` raises.
     """
+    cdef const int* asked = NULL if stop is None else &stop.asked
+    cdef int steps = 0
     cdef Py_buffer view
     cdef Cursor c
     cdef uint64_t tag
@@ -339,7 +284,7 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
     cdef Slice s
     cdef Slices inputs, outputs, parameters, raw
     cdef Py_ssize_t i, raw_at = 0
-    cdef list made
+    cdef list made, wanted
     r.inputs = made = []
     r.model_name = ""
     slices_init(&inputs)
@@ -351,6 +296,8 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
         c.p = <const uint8_t*>view.buf
         c.end = c.p + view.len
         while c.p < c.end:
+            if asked != NULL:
+                breathe(asked, &steps)
             read_tag(&c, &tag)
             field = <int>(tag >> 3)
             if field < 1 or field > 7 or (tag & 7) != 2:
@@ -375,10 +322,21 @@ def decode_request(InferRequest r not None, message, shared_memory=None):
                 r.id = text(s)
         for i in range(parameters.n):
             apply_request_parameter(r, parameters.items[i])
+            if asked != NULL:
+                breathe(asked, &steps)
         for i in range(inputs.n):
-            made.append(read_input(r, inputs.items[i], message, raw.items, raw.n, &raw_at, shared_memory))
+            made.append(read_input(r, inputs.items[i], message, raw.items, raw.n, &raw_at, shared_memory, asked,
+                                   reserve))
+            if asked != NULL:
+                breathe(asked, &steps)
         if outputs.n:
-            r.outputs = [read_output(outputs.items[i]) for i in range(outputs.n)]
+            r.outputs = wanted = []
+            for i in range(outputs.n):
+                wanted.append(read_output(outputs.items[i]))
+                if asked != NULL:
+                    breathe(asked, &steps)
+        if asked != NULL:
+            walk_strings(made, asked)
     finally:
         slices_free(&inputs)
         slices_free(&outputs)

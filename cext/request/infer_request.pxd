@@ -90,6 +90,13 @@ cdef extern from *:
 cdef int64_t now_ns() noexcept nogil
 cdef int element_size(int dtype) noexcept nogil   # bytes per element; 0 for BYTES and INVALID
 
+cdef struct Strings:                   # the elements of a BYTES tensor
+    bint walked                        # the rest is known
+    bint cut                           # the tensor ends inside of an element
+    int64_t count                      # lengths that were read
+    int64_t left                       # bytes behind the last of them; with `cut` and length -1 those of half a length
+    int64_t length                     # what the last of them says, where it is cut
+
 cdef class Tensor:
     cdef public str name
     cdef public int dtype
@@ -99,6 +106,7 @@ cdef class Tensor:
     cdef readonly Py_ssize_t nbytes
     cdef public int memory_kind        # a MemoryKind
     cdef public int64_t memory_id
+    cdef Strings strings               # of BYTES, once somebody walked over them (request/validate)
     cdef Py_buffer view
     cdef bint has_view
     cdef int hold(self, object buffer, bint writable) except -1

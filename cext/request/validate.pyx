@@ -8,11 +8,13 @@ from libc.string cimport memcpy
 
 from neptrio.request.infer_request cimport (
     DT_BYTES,
+    GPU_MEMORY,
     InferRequest,
     InputSpec,
     ModelCore,
     RequestedOutput,
     MOST_ELEMENTS,
+    Strings,
     Tensor,
     element_size,
     times,
@@ -23,7 +25,9 @@ from neptrio.errors import InvalidArgument
 
 
 cdef enum:
-    FEW = 16   # up to so many inputs, names are compared each with each
+    FEW = 16                # up to so many inputs, names are compared each with each
+    STRETCH = 64 << 10      # elements between two looks whether to stop
+    LONG_BYTES = 64 << 10   # of strings; walking over fewer takes no longer than waiting for the GIL
 
 
 def _prefix(InferRequest r):
@@ -67,40 +71,74 @@ cdef _wrong_shape(InferRequest r, ModelCore m, InputSpec spec, Tensor t):
     )
 
 
+cdef void _walk(const char* p, Py_ssize_t nbytes, int64_t most, const int* stop, Strings* found) noexcept nogil:
+    """Walks over at most `most` length-prefixed elements."""
+    cdef Py_ssize_t at = 0
+    cdef uint32_t n
+    cdef int steps = 0
+    found.count = 0
+    found.cut = False
+    while at < nbytes and found.count < most:
+        if nbytes - at < 4:
+            found.cut = True
+            found.length = -1
+            found.left = nbytes - at
+            break
+        memcpy(&n, p + at, 4)
+        at += 4
+        found.count += 1
+        if nbytes - at < <Py_ssize_t>n:
+            found.cut = True
+            found.length = n
+            found.left = nbytes - at
+            break
+        at += n
+        steps += 1
+        if steps == STRETCH:
+            steps = 0
+            if stop != NULL and stop[0]:
+                return
+    found.walked = True
+
+
+cdef int walk_strings(list tensors, const int* stop) except -1:
+    cdef Tensor t
+    cdef Strings found
+    for t in tensors:
+        if t.dtype != DT_BYTES or t.nbytes < LONG_BYTES or t.memory_kind == GPU_MEMORY or t.strings.walked:
+            continue
+        found.walked = False
+        with nogil:
+            _walk(t.ptr, t.nbytes, MOST_ELEMENTS, stop, &found)
+        t.strings = found
+    return 0
+
+
 cdef int _check_bytes(InferRequest r, ModelCore m, Tensor t, int64_t expected) except -1:
-    """Walks the length-prefixed elements of a BYTES tensor; the last one must not go beyond the end.
+    """Refuses a BYTES tensor that has another number of elements, or whose last one goes beyond the end.
 
     A wrong number of elements is reported before an element that is cut off, as a Triton server does.
     """
-    cdef Py_ssize_t at = 0
-    cdef int64_t seen = 0
-    cdef uint32_t n = 0
-    cdef bint cut = False
-    while at < t.nbytes:
-        if t.nbytes - at < 4:
-            raise InvalidArgument(
-                f"{_prefix(r)}incomplete string length indicator for inference input '{t.name}' for model "
-                f"'{m.name}', expecting 4 bytes but only {t.nbytes - at} bytes available. Please make sure "
-                "the string length indicator is in one buffer.")
-        memcpy(&n, t.ptr + at, 4)
-        at += 4
-        seen += 1
-        if seen > expected:
-            raise InvalidArgument(
-                f"{_prefix(r)}unexpected number of string elements {seen} for inference input '{t.name}' for "
-                f"model '{m.name}', expecting {expected}")
-        cut = t.nbytes - at < <Py_ssize_t>n
-        if cut:
-            break
-        at += n
-    if seen != expected:
+    cdef Strings found = t.strings
+    if not found.walked:
+        _walk(t.ptr, t.nbytes, expected + 1, NULL, &found)
+    if found.count > expected:
+        raise InvalidArgument(
+            f"{_prefix(r)}unexpected number of string elements {expected + 1} for inference input '{t.name}' for "
+            f"model '{m.name}', expecting {expected}")
+    if found.cut and found.length < 0:
+        raise InvalidArgument(
+            f"{_prefix(r)}incomplete string length indicator for inference input '{t.name}' for model "
+            f"'{m.name}', expecting 4 bytes but only {found.left} bytes available. Please make sure "
+            "the string length indicator is in one buffer.")
+    if found.count != expected:
         raise InvalidArgument(
             f"{_prefix(r)}expected {expected} string elements for inference input '{t.name}' for model "
-            f"'{m.name}', got {seen}")
-    if cut:
+            f"'{m.name}', got {found.count}")
+    if found.cut:
         raise InvalidArgument(
-            f"incomplete string data for inference input '{t.name}', expecting string of length {n} but only "
-            f"{t.nbytes - at} bytes available")
+            f"incomplete string data for inference input '{t.name}', expecting string of length {found.length} but "
+            f"only {found.left} bytes available")
     return 0
 
 

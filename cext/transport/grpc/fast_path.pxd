@@ -36,6 +36,7 @@ cdef class UnaryCore(GrpcStream):
     cdef public bint _compressed
     cdef public InferRequest _request  # the request while it executes
     cdef public Py_ssize_t _inflated   # bytes that it holds of the inflate budget
+    cdef public Py_ssize_t _kept       # bytes that it holds of the server's budget
     cdef public int64_t _began_ns
     cpdef start(self)
     cdef int answer(self, InferRequest request, InferResponse response) except -1

@@ -19,8 +19,8 @@ import logging
 from collections import deque
 
 from neptrio.loop.socket_writer_core import VIEW
-from neptrio.codec.outputs import select
-from neptrio.codec.proto_request import decode_request
+from neptrio.codec.outputs import select, selects_slowly
+from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
 
 from neptrio.errors import Code, TritonError
@@ -160,7 +160,8 @@ cdef class UnaryCore(GrpcStream):
         if self.ended or self.trailers is not None:
             self._message = None
             return
-        if message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers:
+        if (message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers
+                or (len(message) > LARGE_MESSAGE and decodes_slowly(message))):
             self.start_generally()
             return
         self._message = None
@@ -184,7 +185,7 @@ cdef class UnaryCore(GrpcStream):
         self._request = None
         if self._timer is not None:
             self.stop_clock()
-        if self._inflated:
+        if self._inflated or self._kept:
             self.give_back()
         if self.ended:
             return 0
@@ -201,6 +202,9 @@ cdef class UnaryCore(GrpcStream):
             return 0
         try:
             if request.outputs is not None:
+                if selects_slowly(request, response):
+                    self.answer_later(request, response)
+                    return 0
                 select(request, response, connection.services)
             segments = encode_response(response)
         except TritonError as error:

@@ -41,7 +41,7 @@ from collections import deque
 from neptrio.codec.json_request import decode_request
 from neptrio.codec.json_response import encode_response
 from neptrio.loop.socket_writer_core import VIEW
-from neptrio.codec.outputs import select
+from neptrio.codec.outputs import select, selects_slowly
 
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
@@ -175,6 +175,9 @@ cdef class FastPathExchange(ExchangeCore):
             return
         try:
             if request.outputs is not None:
+                if selects_slowly(request, response):
+                    self.connection.encode_later(self, request, response, self.binary_default, True)
+                    return
                 select(request, response, self.connection.services)
             encoded = encode_response(request, response, self.binary_default, True)
         except TritonError as error:
@@ -184,7 +187,7 @@ cdef class FastPathExchange(ExchangeCore):
             self.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         else:
             if encoded is None:
-                self.connection.encode_later(self, request, response, self.binary_default)
+                self.connection.encode_later(self, request, response, self.binary_default, False)
             else:
                 self.encoded(request, encoded)
 

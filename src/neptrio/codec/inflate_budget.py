@@ -39,18 +39,18 @@ class InflateBudget:
         self._changed = trio.Event()
         self._stopped = False
 
-    async def inflate(self, inflater: Inflater) -> bytearray:
+    async def inflate(self, inflater: Inflater, whose: object = None) -> bytearray:
         """Returns the whole content; the caller must release(len(content)) when it is gone.
 
         Raises Unavailable after stop(), and what Inflater.step() raises. May be cancelled at any time: the
-        work ends with the step that is under way.
+        work ends with the step that is under way. `whose` is the connection that it is for (loop.workers).
         """
         async with self._begun:
             self._running[inflater] = 0
             try:
                 while not inflater.done:
                     await self._grow(inflater)
-                    await self._workers.run(inflater.step)
+                    await self._workers.run(inflater.step, whose)
                     self._set(inflater, len(inflater.content))
             except BaseException:
                 self._set(inflater, 0)

@@ -1,8 +1,18 @@
 # The types of cext/codec/proto_request.pyx, which says what everything does.
 
+from collections.abc import Callable
+
 from typing_extensions import Buffer
 
+from neptrio.codec.json_reader import Stop
 from neptrio.codec.shared_memory import SharedMemory
 from neptrio.request.infer_request import InferRequest
 
-def decode_request(r: InferRequest, message: Buffer, shared_memory: SharedMemory | None = None) -> None: ...
+def decodes_slowly(message: Buffer) -> bool: ...
+def decode_request(
+    r: InferRequest,
+    message: Buffer,
+    shared_memory: SharedMemory | None = None,
+    stop: Stop | None = None,
+    reserve: Callable[[int], None] | None = None,
+) -> None: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any, Protocol
 
+import trio
+
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import Tensor
 
@@ -30,6 +32,33 @@ class WithSharedMemory(Protocol):
 
     @property
     def shared_memory(self) -> SharedMemory: ...
+
+
+class AskedFromThread:
+    """Lets a worker thread use the shared memory service, which only the loop's thread may call.
+
+    It stands for an object that knows the registered regions too.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        """Itself."""
+        return self
+
+    def input_tensor(self, *arguments: Any) -> Tensor:
+        """Calls the service's input_tensor() on the loop's thread; the worker waits for its result."""
+        return trio.from_thread.run_sync(self._memory.input_tensor, *arguments)
+
+    def output_place(self, *arguments: Any) -> Any:
+        """As input_tensor()."""
+        return trio.from_thread.run_sync(self._memory.output_place, *arguments)
+
+    def write_output(self, *arguments: Any) -> Tensor:
+        """As input_tensor()."""
+        return trio.from_thread.run_sync(self._memory.write_output, *arguments)
 
 
 def system_registration(document: Any) -> tuple[str, int, int]:

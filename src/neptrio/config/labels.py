@@ -8,10 +8,10 @@ from typing import Any
 from neptrio.errors import InvalidArgument
 
 
-def read(model_dir: Path, config: Any) -> dict[str, list[str]]:
-    """Output name -> its labels by index; outputs without label_filename are left out."""
+def read(model_dir: Path, config: Any) -> dict[str, list[bytes]]:
+    """Output name -> its labels by index, in UTF-8; outputs without label_filename are left out."""
     return {
-        output.name: read_file(model_dir / output.label_filename, output.name)
+        output.name: [label.encode() for label in read_file(model_dir / output.label_filename, output.name)]
         for output in config.output
         if output.label_filename
     }

@@ -36,7 +36,8 @@ class HeldBytes:
         """`limit` 0: default_limit()."""
         self.limit = limit or default_limit()
         self.full = False  # as of the last look
-        self._sources: list[Callable[[], int]] = []
+        self._kept = 0
+        self._sources: list[Callable[[], int]] = [lambda: self._kept]
         self._total = 0
         self._looked_ns = -2 * GOOD_NS
 
@@ -62,3 +63,12 @@ class HeldBytes:
                 f"(--max-held-bytes): there is no room for another {size}; send the request again later"
             )
         self._total += size
+
+    def keep(self, size: int) -> None:
+        """take() for somebody who is no source: the bytes are held until let_go(). Raises Overloaded."""
+        self.take(size)
+        self._kept += size
+
+    def let_go(self, size: int) -> None:
+        """Bytes of keep() are free again."""
+        self._kept -= size

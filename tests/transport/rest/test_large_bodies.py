@@ -6,16 +6,15 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import trio
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException
 
-from neptrio.loop.workers import Workers
 from tests.support.embedded import EmbeddedServer
+from tests.support.gated_workers import WorkersGate, gate_workers
 from tests.support.http import Http1
 from tests.support.repository import write_model
 
@@ -29,40 +28,16 @@ output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "OUTPUT
 """
 
 
-class Gate:
-    """Stands before the workers: holds what they are asked until it is opened. For the server's thread."""
-
-    def __init__(self) -> None:
-        self.open = trio.Event()
-        self.asked = 0
-        self.left = 0
-        self.done = 0
-
-
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    made = Gate()
-    run = Workers.run
-
-    async def gated(self: Workers, step: Any) -> Any:
-        made.asked += 1
-        try:
-            await made.open.wait()
-            answer = await run(self, step)
-        except trio.Cancelled:
-            made.left += 1
-            raise
-        made.done += 1
-        return answer
-
-    monkeypatch.setattr(Workers, "run", gated)
-    return made
+def gate(monkeypatch: pytest.MonkeyPatch) -> WorkersGate:
+    return gate_workers(monkeypatch)
 
 
 @pytest.fixture(params=[True, False], ids=["lean", "hypercorn"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
     write_model(tmp_path, "m", CONFIG)
     write_model(tmp_path, "two", TWO)
+    write_model(tmp_path, "strings", CONFIG.replace("INT32", "STRING"))
     with EmbeddedServer(tmp_path, http_lean=request.param, allow_client_shm=True) as made:
         yield made
 
@@ -83,7 +58,7 @@ def post(content: bytes, path: str = "/v2/models/m/infer") -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-def test_a_large_body_is_answered(server: EmbeddedServer, gate: Gate) -> None:
+def test_a_large_body_is_answered(server: EmbeddedServer, gate: WorkersGate) -> None:
     server.ask(gate.open.set)
     with httpclient.InferenceServerClient(server.http) as client:
         tensor = httpclient.InferInput("INPUT0", [N], "INT32")
@@ -117,7 +92,7 @@ def test_a_region_is_asked_on_the_loop(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.parametrize("server", [True], indirect=True)
-def test_nothing_overtakes_a_large_body(server: EmbeddedServer, gate: Gate) -> None:
+def test_nothing_overtakes_a_large_body(server: EmbeddedServer, gate: WorkersGate) -> None:
     (model,) = [model for model in server.server.repository.ready_models() if model.name == "m"]
     with Http1(server.http) as client:
         client.send(post(body(N, 1)) + post(body(1, 2)) + post(body(N, 3)) + post(body(1, 4)))
@@ -134,7 +109,7 @@ def test_nothing_overtakes_a_large_body(server: EmbeddedServer, gate: Gate) -> N
     assert gate.done == 2
 
 
-def test_a_client_that_leaves_ends_the_work(server: EmbeddedServer, gate: Gate) -> None:
+def test_a_client_that_leaves_ends_the_work(server: EmbeddedServer, gate: WorkersGate) -> None:
     with Http1(server.http) as client:
         client.send(post(body(N)))
         server.until(lambda: gate.asked == 1, "it is with the workers")
@@ -144,7 +119,7 @@ def test_a_client_that_leaves_ends_the_work(server: EmbeddedServer, gate: Gate) 
     assert server.ask(model.counters.accounts)["accepted"] == 0
 
 
-def test_the_exit_timeout_holds(tmp_path: Path, gate: Gate) -> None:
+def test_the_exit_timeout_holds(tmp_path: Path, gate: WorkersGate) -> None:
     """A request that is never decoded holds up the end no longer than any other."""
     write_model(tmp_path, "m", CONFIG)
     with EmbeddedServer(tmp_path, exit_timeout_secs=1.0) as server, Http1(server.http) as client:
@@ -174,7 +149,7 @@ def post_binary(count: int, number: int, more: str = "") -> bytes:
 
 
 @pytest.mark.parametrize("more", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
-def test_a_large_answer_is_printed_by_a_worker(server: EmbeddedServer, gate: Gate, more: str) -> None:
+def test_a_large_answer_is_printed_by_a_worker(server: EmbeddedServer, gate: WorkersGate, more: str) -> None:
     server.ask(gate.open.set)
     with Http1(server.http) as client:
         for count in (20_000, 10):
@@ -187,7 +162,7 @@ def test_a_large_answer_is_printed_by_a_worker(server: EmbeddedServer, gate: Gat
 
 @pytest.mark.parametrize("server", [True], indirect=True)
 @pytest.mark.parametrize("more", ["", "Accept-Encoding: identity\r\n"], ids=["fast path", "parser"])
-def test_large_answers_keep_their_order(server: EmbeddedServer, gate: Gate, more: str) -> None:
+def test_large_answers_keep_their_order(server: EmbeddedServer, gate: WorkersGate, more: str) -> None:
     with Http1(server.http) as client:
         for number in range(4):
             client.send(post_binary(20_000 if number % 2 == 0 else 1, number, more))
@@ -199,8 +174,46 @@ def test_large_answers_keep_their_order(server: EmbeddedServer, gate: Gate, more
 
 
 @pytest.mark.parametrize("more", ["", "Accept-Encoding: identity\r\n"], ids=["fast path", "parser"])
-def test_nobody_prints_for_a_client_that_left(server: EmbeddedServer, gate: Gate, more: str) -> None:
+def test_nobody_prints_for_a_client_that_left(server: EmbeddedServer, gate: WorkersGate, more: str) -> None:
     with Http1(server.http) as client:
         client.send(post_binary(20_000, 1, more))
         server.until(lambda: gate.asked == 1, "the answer is with the workers")
     server.until(lambda: gate.left == 1, "the work is given up")
+
+
+def test_a_worker_walks_over_strings(server: EmbeddedServer, gate: WorkersGate) -> None:
+    """Only of strings; other binary tensors need no work at all."""
+    server.ask(gate.open.set)
+    strings = np.array([b"%d" % i for i in range(100_000)], dtype=object)
+    with httpclient.InferenceServerClient(server.http) as client:
+        tensor = httpclient.InferInput("INPUT0", [N], "INT32")
+        tensor.set_data_from_numpy(np.arange(N, dtype=np.int32))
+        client.infer("m", [tensor])
+        assert gate.asked == 0
+        tensor = httpclient.InferInput("INPUT0", [len(strings)], "BYTES")
+        tensor.set_data_from_numpy(strings)
+        assert np.array_equal(client.infer("strings", [tensor]).as_numpy("OUTPUT0"), strings)
+        assert gate.done == 1
+        tensor.set_shape([len(strings) - 1])
+        with pytest.raises(InferenceServerException, match="unexpected number of string elements 100000 "):
+            client.infer("strings", [tensor])
+        tensor.set_shape([len(strings) + 1])
+        with pytest.raises(InferenceServerException, match=r"expected 100001 string elements .* got 100000"):
+            client.infer("strings", [tensor])
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_worker_classifies_a_large_output(server: EmbeddedServer, gate: WorkersGate, binary: bool) -> None:
+    server.ask(gate.open.set)
+    data = np.random.default_rng(1).permutation(N).astype(np.int32)
+    with httpclient.InferenceServerClient(server.http) as client:
+        for count, steps in ((N, 1), (100, 1)):
+            tensor = httpclient.InferInput("INPUT0", [count], "INT32")
+            tensor.set_data_from_numpy(data[:count])
+            wanted = httpclient.InferRequestedOutput("OUTPUT0", binary_data=binary, class_count=3)
+            found = client.infer("m", [tensor], outputs=[wanted]).as_numpy("OUTPUT0")
+            best = np.argsort(data[:count])[::-1][:3]
+            assert [text if isinstance(text, bytes) else text.encode() for text in found] == [
+                b"%d:%d" % (data[i], i) for i in best
+            ]
+            assert gate.done == steps, "the small one is the loop's"

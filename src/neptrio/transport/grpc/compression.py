@@ -68,13 +68,13 @@ def refusal(message: bytes, error: Undecodable | TooLong) -> TritonError:
     return InvalidArgument(f"cannot decompress the message: {error}")
 
 
-async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater) -> bytearray:
-    """Lets the workers inflate a message that is not small, and returns all of it.
+async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater, whose: object) -> bytearray:
+    """Lets the workers inflate a message that is not small, for the connection `whose`, and returns all of it.
 
     The caller must call budget.release(len(result)) when it drops the result. Raises TritonError.
     """
     try:
-        return await budget.inflate(made)
+        return await budget.inflate(made, whose)
     except (Undecodable, TooLong) as error:
         raise refusal(message, error) from None
 

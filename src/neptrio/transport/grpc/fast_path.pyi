@@ -50,6 +50,7 @@ class UnaryCore(GrpcStream):
     _compressed: bool
     _request: InferRequest | None
     _inflated: int
+    _kept: int
     _began_ns: int
     def __init__(
         self, session: Http2Session, stream_id: int, headers: Headers, connection: GrpcFastPath

@@ -176,7 +176,7 @@ class HandlerCall(Call):
             bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
             inflater = compression.inflater(raw, bits)
             if not inflater.done:
-                await compression.inflate_later(self._connection.inflating, raw, inflater)
+                await compression.inflate_later(self._connection.inflating, raw, inflater, self._connection)
                 self._connection.inflating.release(len(inflater.content))
             raw = bytes(inflater.content)
         try:

@@ -21,9 +21,9 @@ from grpclib.const import Status
 
 from neptrio.codec.inflate import Inflater
 from neptrio.codec.outputs import select
-from neptrio.codec.proto_request import decode_request
+from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
-from neptrio.errors import TritonError, Unavailable
+from neptrio.errors import Internal, TritonError, Unavailable
 from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import (
     InferRequest,
@@ -35,6 +35,8 @@ from neptrio.request.infer_request import (
 )
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call, apply_policy, framed_size
+from neptrio.transport.grpc.decoding import LARGE_MESSAGE, decode_later
+from neptrio.transport.grpc.selecting import Selecting
 from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS
 from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import GrpcStream
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from neptrio.transport.grpc.server import GrpcConnection
 
 log = logging.getLogger("neptrio.grpc")
-
-LARGE_MESSAGE = 64 << 10  # decoding more is noted for the log of what held up the loop (loop.lag)
 
 RECV_END = int(Timestamp.RECV_END)
 
@@ -80,7 +80,7 @@ RESPONDER = StreamResponder()
 class _Entry:
     """A request of a stream, and its responses that wait until those of earlier requests are sent."""
 
-    __slots__ = ("done", "held", "inflated", "ordered", "request", "size")
+    __slots__ = ("done", "held", "inflated", "kept", "ordered", "request", "size")
 
     def __init__(self, request: InferRequest, size: int, inflated: int) -> None:
         self.request = request
@@ -89,6 +89,7 @@ class _Entry:
         self.done = False
         self.size = size
         self.inflated = inflated
+        self.kept = 0  # bytes that it has decoded into memory of their own, counted in the server's budget
 
 
 class StreamInfer(Call):
@@ -105,10 +106,11 @@ class StreamInfer(Call):
         self.sequences: dict[Any, Any] = {}
         self._waiting: deque[tuple[bytes, bool]] = deque()  # messages that are not decoded yet
         self._input_bytes = 0
-        self._inflating: trio.CancelScope | None = None
+        self._working: trio.CancelScope | None = None  # of the worker that inflates or decodes a message
         self._draining = False
         self._deflating: deque[list[Any]] = deque()
-        self._deflating_bytes = 0
+        self._unfinished_bytes = 0  # of answers that workers classify or compress
+        self._selecting = Selecting(connection, self._respond, self._hold_unfinished)
         self._held_bytes = 0  # of answers that wait for earlier ones
         self._writable: list[Callable[[], None]] = []
         self._began_ns = monotonic_ns() if connection.services.admission.tracer.tracing else 0
@@ -138,10 +140,10 @@ class StreamInfer(Call):
     @property
     def _unsent_bytes(self) -> int:
         """Bytes of answers that are not sent yet. Answers that are not compressed yet count with their full size."""
-        return self.out_bytes + self._deflating_bytes
+        return self.out_bytes + self._unfinished_bytes
 
     def on_message(self, message: bytes, compressed: bool) -> None:
-        if self._waiting or self._inflating or self._full:
+        if self._waiting or self._working or self._full:
             self._waiting.append((message, compressed))
             self.paused = True
         else:
@@ -160,40 +162,76 @@ class StreamInfer(Call):
         if inflater.done:
             self._submit(inflater.content, 0)
         else:
-            self._inflating = trio.CancelScope()
-            self._connection.nursery.start_soon(self._inflate, message, inflater, self._inflating)
+            self._working = trio.CancelScope()
+            self._connection.nursery.start_soon(self._inflate, message, inflater, self._working)
 
     async def _inflate(self, message: bytes, inflater: Inflater, scope: trio.CancelScope) -> None:
         budget = self._connection.inflating
         content = None
         try:
             with scope:
-                content = await compression.inflate_later(budget, message, inflater)
+                content = await compression.inflate_later(budget, message, inflater, self._connection)
         except TritonError as error:
             self.refuse(error.code.grpc.value, str(error))
+        self._working = None
         if content is not None:
             if self.ended or self.refused:
                 budget.release(len(content))
             else:
                 self._submit(content, len(content))
-        self._inflating = None
         self._advance()
         self._connection.pass_ends()
 
     def _submit(self, message: Any, inflated: int) -> None:
+        """Decodes and submits a message, or lets a worker decode it."""
         services = self._connection.services
-        request = InferRequest()
-        entry = _Entry(request, len(message), inflated)
+        entry = _Entry(InferRequest(), len(message), inflated)
+        refused: TritonError | None
+        try:
+            refused = Unavailable(SHUTTING_DOWN) if self._draining else self._connection.limit()
+            if refused is None and len(message) > LARGE_MESSAGE:
+                if decodes_slowly(message):
+                    self._working = trio.CancelScope()
+                    self._connection.nursery.start_soon(self._decode, message, entry, self._working)
+                    return
+                services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
+            if refused is None:
+                decode_request(entry.request, message, services.shared_memory)
+        except TritonError as error:
+            refused = error
+        self._submit_decoded(entry, refused)
+
+    async def _decode(self, message: Any, entry: _Entry, scope: trio.CancelScope) -> None:
+        """_submit() of a message that a worker decodes; later messages wait meanwhile."""
+        refused: TritonError | None = None
+
+        def keep(size: int) -> None:
+            self._connection.services.held.keep(size)
+            entry.kept += size
+
+        try:
+            with scope:
+                await decode_later(self._connection, entry.request, message, keep)
+        except TritonError as error:
+            refused = error
+        except Exception as error:
+            log.exception("decoding a message failed")
+            refused = Internal(f"internal error: {type(error).__name__}: {error}")
+        self._working = None
+        if self.ended or self.refused or scope.cancelled_caught:
+            self._give_back(entry)
+        else:
+            self._submit_decoded(entry, refused)
+        self._advance()
+        self._connection.pass_ends()
+
+    def _submit_decoded(self, entry: _Entry, refused: TritonError | None) -> None:
+        services = self._connection.services
+        request = entry.request
         added = False
         try:
-            if self._draining:
-                raise Unavailable(SHUTTING_DOWN)
-            refused = self._connection.limit()
             if refused is not None:
                 raise refused
-            if len(message) > LARGE_MESSAGE:
-                services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
-            decode_request(request, message, services.shared_memory)
             if self._connection.forward is not None:
                 apply_policy(self._connection, self.headers, request)
             entry.ordered = not services.admission.find(request, None).decoupled
@@ -225,12 +263,18 @@ class StreamInfer(Call):
 
     def _close(self, entry: _Entry) -> None:
         self._input_bytes -= entry.size
+        self._give_back(entry)
+
+    def _give_back(self, entry: _Entry) -> None:
+        """Returns the bytes of the inflated and decoded message to the server's budgets."""
         if entry.inflated:
             self._connection.inflating.release(entry.inflated)
+        if entry.kept:
+            self._connection.services.held.let_go(entry.kept)
 
     def _advance(self) -> None:
         """Decodes waiting messages while there is room, then lets the client send more, then ends a finished stream."""
-        while self._waiting and not self._inflating and not self._full and not self.refused:
+        while self._waiting and not self._working and not self._full and not self.refused:
             self._accept(*self._waiting.popleft())
         if self.paused and not self._waiting and not self._full:
             self.session.resume_input(self)
@@ -238,7 +282,7 @@ class StreamInfer(Call):
 
     def _settle(self) -> None:
         """Ends the stream if all its requests are answered and no more will come, or the server drains."""
-        if self._open or self._waiting or self._inflating or self._deflating or self.refused:
+        if self._open or self._waiting or self._working or self._deflating or self.refused:
             return
         if self.input_ended:
             self.stop_clock()
@@ -291,12 +335,16 @@ class StreamInfer(Call):
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         """Takes one response of a request; `final` says that it is the last."""
+        if not self._selecting.take(request, response, final):
+            self._respond(request, response, final, False)
+
+    def _respond(self, request: InferRequest, response: InferResponse, final: bool, selected: bool) -> None:
         entry = self._open.get(request)
         if entry is None or self.ended:
             return
         segments: list[Any] = []
         try:
-            if response.error is None and not response.null:
+            if response.error is None and not response.null and not selected:
                 select(request, response, self._connection.services)
         except TritonError as error:
             response.outputs = None
@@ -355,7 +403,7 @@ class StreamInfer(Call):
             self.send_segments(deflater.segments)
         else:
             self._deflating.append(segments)
-            self._hold_deflating(framed_size(segments))
+            self._hold_unfinished(framed_size(segments))
             if len(self._deflating) == 1:
                 self._connection.nursery.start_soon(self._deflate)
 
@@ -363,12 +411,13 @@ class StreamInfer(Call):
         """Lets the workers compress the large answers, one after the other, and sends them in order."""
         level, encoding = compression.LEVELS[self._connection.compression], self._encoding
         assert encoding is not None
+        workers = self._connection.services.workers
         while self._deflating and not self.ended:
             deflater = compression.FrameDeflater(self._deflating[0], encoding, level)
-            if not await self._connection.services.workers.finish(deflater.step, lambda: self.ended):
+            if not await workers.finish(deflater.step, lambda: self.ended, self._connection):
                 break
             if self._deflating:
-                self._hold_deflating(-framed_size(self._deflating.popleft()))
+                self._hold_unfinished(-framed_size(self._deflating.popleft()))
             self.send_segments(deflater.segments)
             self._connection.flush_soon()
         if not self.ended and not self.out_bytes:
@@ -380,8 +429,8 @@ class StreamInfer(Call):
         self._held_bytes += n
         self.account.hold(n)
 
-    def _hold_deflating(self, n: int) -> None:
-        self._deflating_bytes += n
+    def _hold_unfinished(self, n: int) -> None:
+        self._unfinished_bytes += n
         self.account.hold(n)
 
     def _abort(self, error: TritonError) -> None:
@@ -390,18 +439,18 @@ class StreamInfer(Call):
 
     def release(self) -> None:
         self.stop_clock()
-        if self._inflating is not None:
-            self._inflating.cancel()
+        if self._working is not None:
+            self._working.cancel()
         self._waiting.clear()
         self._deflating.clear()
+        self._selecting.end()
         self._hold(-self._held_bytes)
-        self._hold_deflating(-self._deflating_bytes)
+        self._hold_unfinished(-self._unfinished_bytes)
         self._order.clear()
         open_, self._open = self._open, {}
         self._input_bytes = 0
         for request, entry in open_.items():
-            if entry.inflated:
-                self._connection.inflating.release(entry.inflated)
+            self._give_back(entry)
             if request.model is not None:
                 self._connection.services.admission.cancel(request)
         self._end_sequences()

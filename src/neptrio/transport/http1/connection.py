@@ -308,12 +308,20 @@ class Http1Connection(Http1FastPath):
         exchange.output = answer("1.1", 200, headers, [text, *(blobs or ())], exchange.keep_alive)
 
     def encode_later(
-        self, exchange: FastPathExchange, request: InferRequest, response: InferResponse, binary_default: bool
+        self,
+        exchange: FastPathExchange,
+        request: InferRequest,
+        response: InferResponse,
+        binary_default: bool,
+        selecting: bool,
     ) -> None:
-        """Has an answer of the fast path printed by a worker, for as long as there is a peer."""
+        """Has an answer of the fast path printed by a worker, for as long as there is a peer. With `selecting` the
+        worker also does what the client asked to be done with the outputs."""
         self.pause()
         exchange.encoding = trio.CancelScope()
-        self.nursery.start_soon(self._encode, exchange, exchange.encoding, request, response, binary_default)
+        self.nursery.start_soon(
+            self._encode, exchange, exchange.encoding, request, response, binary_default, selecting
+        )
 
     async def _encode(
         self,
@@ -322,10 +330,11 @@ class Http1Connection(Http1FastPath):
         request: InferRequest,
         response: InferResponse,
         binary_default: bool,
+        selecting: bool,
     ) -> None:
         try:
             with scope:
-                encoded = await print_later(self.services, request, response, binary_default)
+                encoded = await print_later(self.services, request, response, binary_default, selecting, self)
             if scope.cancelled_caught:
                 raise Cancelled
             exchange.encoded(request, encoded)

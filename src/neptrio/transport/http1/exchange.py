@@ -119,6 +119,7 @@ class Exchange(ExchangeCore):
             infer.request.owner = owner
             infer.forwarded = forwarded
             self.infer = infer
+            infer.whose = connection
             if connection.services.admission.tracer.trace_headers:
                 infer.request.asked = asked(connection.headers)
             plain = infer.plain(body)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
-
-import trio
+from typing import Any
 
 from neptrio.codec.compression import deflater, inflater, negotiate, refusal
 from neptrio.codec.http_json import HEADER_LENGTH, decode_request, dump_json, encode_response
 from neptrio.codec.inflate import Inflater, TooLong, Undecodable
 from neptrio.codec.json_reader import Stop
-from neptrio.codec.outputs import select
-from neptrio.codec.shared_memory import SharedMemory
+from neptrio.codec.outputs import select, selects_slowly
+from neptrio.codec.shared_memory import AskedFromThread
+from neptrio.datatypes import BYTES
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
@@ -36,17 +35,6 @@ LARGE_BODY = 4 << 10  # before decoding more, the queue is asked whether it has 
 ON_LOOP_BYTES = 64 << 10  # compressing or inflating more takes milliseconds: workers do it
 DECODED_LATER = 256 << 10  # reading more JSON takes over a quarter of a millisecond: see docs/loop.md
 ON_LOOP_CALLS = 32  # of zlib, when the loop inflates: a body may consist of very many tiny compressed parts
-
-
-class AskedFromThread:
-    """Lets a worker thread use the shared memory service, which only the loop's thread may call."""
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-
-    def input_tensor(self, *arguments: Any) -> Any:
-        """Calls the service's input_tensor() on the loop's thread; the worker waits for its result."""
-        return trio.from_thread.run_sync(self._memory.input_tensor, *arguments)
 
 
 def error_body(error: TritonError) -> list[bytes]:
@@ -70,17 +58,28 @@ def leading_int(value: bytes) -> int:
 
 
 async def print_later(
-    services: Services, request: InferRequest, response: InferResponse, binary_default: bool
+    services: Services,
+    request: InferRequest,
+    response: InferResponse,
+    binary_default: bool,
+    selecting: bool,
+    whose: object,
 ) -> tuple[bytes, list[Any] | None, int]:
-    """encode_response() on a worker's thread. Raises what that raises.
+    """encode_response() on a worker's thread for the connection `whose`, after select() with `selecting`. Raises what these
+    raise.
 
     Cancellation: asks the worker to stop; it does so before it prints much more.
     """
     stop = Stop()
+    memory = AskedFromThread(services.shared_memory)
+
+    def work() -> tuple[bytes, list[Any] | None, int] | None:
+        if selecting:
+            select(request, response, memory)
+        return encode_response(request, response, binary_default, False, stop)
+
     try:
-        encoded = await services.workers.run(
-            lambda: encode_response(request, response, binary_default, False, stop)
-        )
+        encoded = await services.workers.run(work, whose)
     except BaseException:
         stop.ask()
         raise
@@ -106,11 +105,13 @@ class HttpInfer:
         "_content_encoding",
         "_header_length",
         "_inflater",
+        "_selecting",
         "_services",
         "encoding",
         "forwarded",
         "inflated",
         "request",
+        "whose",
     )
 
     def __init__(
@@ -123,6 +124,7 @@ class HttpInfer:
     ) -> None:
         self._services = services
         self.forwarded: Forwarded | None = None  # headers that become parameters of the request
+        self.whose: object = self  # the connection; what one has of the workers' threads is its share
         self.request = InferRequest()
         self.request.model_name = route.model
         self.request.model_version = route.version
@@ -131,6 +133,7 @@ class HttpInfer:
         self._header_length = header_length
         self._content_encoding = content_encoding
         self._inflater: Inflater | None = None
+        self._selecting = False  # encode_later() chooses and classifies outputs too
         self.inflated = 0  # bytes that this request has counted in the server's budget
         self.encoding = ""
         self._accept = accept_encoding
@@ -176,7 +179,7 @@ class HttpInfer:
         assert self._inflater is not None and self._content_encoding is not None
         made, self._inflater = self._inflater, None
         try:
-            content = await self._services.inflating.inflate(made)
+            content = await self._services.inflating.inflate(made, self.whose)
         except (Undecodable, TooLong) as error:
             encoding = self._content_encoding.decode("latin-1").strip()
             limit = self._services.settings.http_max_input_size
@@ -195,7 +198,7 @@ class HttpInfer:
     ) -> list[Any] | None:
         """The body compressed by the workers as `encoding` says. Stops and returns None if `unless()` becomes true."""
         made = deflater(self.encoding, body)
-        return made.out if await self._services.workers.finish(made.step, unless) else None
+        return made.out if await self._services.workers.finish(made.step, unless, self.whose) else None
 
     def submit(self, body: Any, responder: Responder, receive_start: int = 0) -> None:
         """Decodes the plain body and submits the request."""
@@ -213,7 +216,10 @@ class HttpInfer:
         """Whether decoding the plain body takes so long that decode_later() must do it."""
         if len(body) <= DECODED_LATER:
             return False
-        return self._header_length is None or leading_int(self._header_length) > DECODED_LATER
+        if self._header_length is None or leading_int(self._header_length) > DECODED_LATER:
+            return True
+        # the lengths of very many strings are to be read
+        return any(spec.dtype == BYTES for spec in self.request.model.input_specs)
 
     async def decode_later(self, body: Any, receive_start: int = 0) -> bool:
         """Decodes a large body on a worker's thread; submit_decoded() needs what it returns.
@@ -223,13 +229,13 @@ class HttpInfer:
         header_length = self._begin(body, receive_start)
         stop = Stop()
         request = self.request
-        memory = cast(SharedMemory, AskedFromThread(self._services.shared_memory))
+        memory = AskedFromThread(self._services.shared_memory)
         binary: Any = None
         if isinstance(body, SplitBody):
             body, binary = body.text, body.binary
         try:
             return await self._services.workers.run(
-                lambda: decode_request(request, body, header_length, memory, stop, binary)
+                lambda: decode_request(request, body, header_length, memory, stop, binary), self.whose
             )
         except BaseException:
             stop.ask()
@@ -262,7 +268,7 @@ class HttpInfer:
     def encode(self, response: InferResponse, later: bool = False) -> tuple[int, Headers, list[Any]] | None:
         """Status, headers without content-length, and the body's buffers.
 
-        With `later`, None if printing the JSON takes so long that encode_later() must do it.
+        With `later`, None if classifying outputs or printing the JSON takes so long that encode_later() must do it.
         """
         request = self.request
         request.stamp(SEND_START)
@@ -270,6 +276,9 @@ class HttpInfer:
             return response.error.code.http, self._json_headers(), error_body(response.error)
         try:
             if request.outputs is not None:
+                if later and selects_slowly(request, response):
+                    self._selecting = True
+                    return None
                 select(request, response, self._services)
             encoded = encode_response(request, response, self._binary_default, later)
         except Exception as error:
@@ -279,7 +288,9 @@ class HttpInfer:
     async def encode_later(self, response: InferResponse) -> tuple[int, Headers, list[Any]]:
         """What encode() returns, made by a worker. Cancellation: asks the worker to stop."""
         try:
-            encoded = await print_later(self._services, self.request, response, self._binary_default)
+            encoded = await print_later(
+                self._services, self.request, response, self._binary_default, self._selecting, self.whose
+            )
         except Exception as error:
             return self._encoding_failed(error)
         return self._encoded(*encoded)

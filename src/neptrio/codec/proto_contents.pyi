@@ -1,0 +1,1 @@
+# The types of cext/codec/proto_contents.pyx, which says what everything does.
