@@ -1,7 +1,8 @@
 """Wrong requests by the thousand, over HTTP, gRPC and HTTP/2 frames: no death, no fault of the server's, no memory kept.
 
-`make test` runs the short form; `make soak` (NEPTRIO_SOAK_REQUESTS=1000000) the long one. The requests are the same in
-every run of the same length. What comes back is read and judged: a 5xx is the server's fault but for 501 and 503,
+`make test` runs the short form; `make soak` (NEPTRIO_SOAK_REQUESTS=1000000) the long one. Each of the three ways has a
+third of the requests, which several clients send at once. A client's requests are the same in every run of the same
+length; what fails names the client's seed. NEPTRIO_SOAK_SEED=TEXT makes others. What comes back is read and judged: a 5xx is the server's fault but for 501 and 503,
 which say that something is not there; so is INTERNAL over gRPC.
 """
 
@@ -14,6 +15,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +34,11 @@ from tests.transport.rest.conftest import in_flight
 from tests.transport.rest.test_fuzz import Fuzz, write_models
 
 COUNT = int(os.environ.get("NEPTRIO_SOAK_REQUESTS", "6000"))  # of all kinds together
+SEED = os.environ.get("NEPTRIO_SOAK_SEED", "")
+CLIENTS = 12  # at once: the server waits up to a second for what some connections left behind
 PIPELINED = 8
 STREAMS = 20
-FRAMES = 12
+FRAMES = 20
 PATHS = [INFER, INFER, INFER, STREAM_INFER, LIVE] + [
     "/inference.GRPCInferenceService/" + name
     for name in ("ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex", "ModelReady", "LogSettings")
@@ -174,43 +178,52 @@ def over_grpc(server: ServerProcess, dice: random.Random, seen: Counter[str]) ->
 
 
 def over_frames(server: ServerProcess, dice: random.Random, seen: Counter[str]) -> int:
-    """Frames of every kind, mostly in an order that a connection survives, some damaged, to either port."""
+    """Frames of every kind to either port. Half of the connections break no rule of HTTP/2, so that what their calls make
+    of each other is seen; the others are ended by the server sooner or later."""
     encoder = Encoder()
-    made, opened = [frame(1, 4, 1, headers_of(encoder, dice.choice(PATHS)))], 1
+    tame = dice.random() < 0.5
+    opened, sending = -1, False  # the newest stream, and whether it may have more DATA
+    made: list[bytes] = []
     for _ in range(FRAMES):
-        stream = dice.choices([opened, 1, 0, dice.randrange(1 << 31)], [90, 5, 3, 2])[0]
-        how = dice.choices(["open", "data", "reset", "window", "settings", "any"], [40, 35, 8, 8, 5, 4])[0]
-        if how == "open":
+        how = dice.choices(["call", "open", "data", "reset", "window", "settings"], [25, 25, 30, 8, 8, 4])[0]
+        stream = max(opened, 1)
+        if not tame:
+            how = "any" if dice.random() < 0.05 else how
+            stream = dice.choices([stream, 1, 0, dice.randrange(1 << 31)], [90, 5, 3, 2])[0]
+        elif (how == "data" and not sending) or opened < 0:
+            how = "call"
+        if how in ("call", "open"):
             opened += 2
-            made.append(
-                frame(1, dice.choice([4, 4, 4, 4, 5, 0]), opened, headers_of(encoder, dice.choice(PATHS)))
-            )
+            flags = 4 if how == "call" else dice.choice([4, 4, 4, 5] if tame else [4, 4, 4, 4, 5, 0])
+            made.append(frame(1, flags, opened, headers_of(encoder, dice.choice(PATHS))))
+            sending = flags == 4
+            if how == "call":  # whole, so that it is answered if the rest lets it
+                made.append(frame(0, 1, opened, message(b"")))
+                sending = False
         elif how == "data":
             body = dice.choice([b"", message(dice.randbytes(dice.choice([0, 3, 50]))), dice.randbytes(7)])
-            made.append(frame(0, dice.choice([0, 1]), stream, body))
+            sending = dice.random() < 0.5
+            made.append(frame(0, 0 if sending else 1, stream, body))
         elif how == "reset":
-            made.append(frame(3, 0, opened, struct.pack(">I", dice.choice([0, 1, 8, 2**32 - 1]))))
+            made.append(frame(3, 0, max(opened, 1), struct.pack(">I", dice.choice([0, 1, 8, 2**32 - 1]))))
+            sending = False
         elif how == "window":
-            made.append(
-                frame(
-                    8, 0, dice.choice([0, opened]), struct.pack(">I", dice.choice([1, 8, 1 << 20, 1, 8, 0]))
-                )
-            )
+            step = struct.pack(">I", dice.choice([1, 8, 1 << 20] if tame else [1, 8, 1 << 20, 0]))
+            made.append(frame(8, 0, dice.choice([0, max(opened, 1)]), step))
+        elif how == "settings" and tame:
+            key, value = dice.choice([(1, 0), (1, 65536), (2, 0), (3, 5), (4, 0), (4, 1 << 20), (5, 1 << 20)])
+            made.append(frame(4, 0, 0, struct.pack(">HI", key, value)))
         elif how == "settings":
-            setting = struct.pack(">HI", dice.randrange(8), dice.choice([0, 1, 16384, 1 << 20, 2**32 - 1]))
+            value = dice.choice([0, 1, 16384, 1 << 20, 2**32 - 1])
+            kind, flags = dice.choice([4, 4, 4, 6, 2]), dice.choice([0, 0, 0, 1])
             made.append(
-                frame(
-                    dice.choice([4, 4, 4, 6, 2]),
-                    dice.choice([0, 0, 0, 1]),
-                    dice.choice([0, 0, 0, stream]),
-                    setting,
-                )
+                frame(kind, flags, dice.choice([0, 0, stream]), struct.pack(">HI", dice.randrange(8), value))
             )
         else:
             size = dice.choice([0, 4, 5, 8, 40])
             made.append(frame(dice.randrange(11), dice.randrange(256), stream, dice.randbytes(size)))
     data = b"".join(made)
-    if dice.random() < 0.3:
+    if not tame and dice.random() < 0.5:
         data = damaged(dice, data)
     data = PREFACE + frame(4, 0, 0) + data
     judge_http2(Exchange(dice.choice([server.grpc, server.grpc, server.http]), data).answer, data, seen)
@@ -235,17 +248,28 @@ def answers(server: ServerProcess) -> None:
 def test_wrong_requests_leave_nothing(way: str, tmp_path: Path) -> None:
     write_models(tmp_path)
     write_model(tmp_path, "good", identity_config())
-    dice = random.Random(way)
-    seen: Counter[str] = Counter()
+    seeds = [f"{way}{SEED}-{number}" for number in range(CLIENTS)]
+    dice = [random.Random(seed) for seed in seeds]
+    heard = [Counter[str]() for _ in seeds]
     sizes: list[int] = []
-    with ServerProcess(tmp_path, "--cache-config=local,size=1000000") as server:
+    with (
+        ServerProcess(tmp_path, "--cache-config=local,size=1000000") as server,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
         pid = server.process.pid
 
-        def run(count: int) -> None:
+        def send(number: int, count: int) -> None:
             done = 0
             while done < count:
-                done += WAYS[way](server, dice, seen)
-                assert server.process.poll() is None, "the server is gone"
+                try:
+                    done += WAYS[way](server, dice[number], heard[number])
+                    assert server.process.poll() is None, "the server is gone"
+                except BaseException as error:
+                    error.add_note(f"seed {seeds[number]}")
+                    raise
+
+        def run(count: int) -> None:
+            list(pool.map(send, range(CLIENTS), [count // CLIENTS] * CLIENTS))
             answers(server)
             until(lambda: in_flight(server) == 0, "every request is over")
             sizes.append(resident(pid))
@@ -256,8 +280,10 @@ def test_wrong_requests_leave_nothing(way: str, tmp_path: Path) -> None:
         for _ in range(4):
             run(COUNT // 24)
         until(lambda: held(pid).within(before), "nothing is held that was not held before")
+    seen = sum(heard, Counter[str]())
     print(
-        f"\n{way}: {COUNT // 3} requests, {sizes[0] >> 10} KiB before, {sizes[-1] >> 10} KiB after, {dict(seen)}"
+        f"\n{way}: {COUNT // 3} requests with the seeds {', '.join(seeds)}; {sizes[0] >> 10} KiB before, "
+        f"{sizes[-1] >> 10} KiB after, {dict(seen)}"
     )
     # it is no test if everything is refused, or nothing is
     answered = {
