@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
 
-.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test
+.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -19,18 +19,18 @@ $(VENV)/.system:
 	@sh tools/system_libraries.sh
 	@touch $@
 
-$(VENV)/.deps: $(VENV)/.system pyproject.toml
-	@$(BIN)/python tools/requirements.py run | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
-	@$(BIN)/python tools/requirements.py examples | $(BIN)/pip install -q --disable-pip-version-check --no-deps -r /dev/stdin
+# packages are those of requirements/ (make lock), by their hashes; LOCK=no: the newest that pyproject.toml allows
+$(VENV)/.deps: $(VENV)/.system pyproject.toml requirements/run.txt
+	@$(BIN)/python tools/install.py run examples
 	@touch $@
 
-$(VENV)/.deps-test: $(VENV)/.deps
-	@$(BIN)/python tools/requirements.py test | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+$(VENV)/.deps-test: $(VENV)/.deps requirements/test.txt
+	@$(BIN)/python tools/install.py test
 	@touch $@
 
 # not every platform has a wheel of the fuzzer: tools/fuzz.py says then what is not run
 $(VENV)/.deps-fuzz: $(VENV)/.built-test pyproject.toml
-	@-$(BIN)/python tools/requirements.py fuzz | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+	@-$(BIN)/python tools/install.py fuzz
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.deps $(CEXT)
@@ -76,14 +76,19 @@ test-gpu: build ## Run the tests that need a GPU (skipped, saying why, where the
 bench-gpu: build ## Measure kernel models on a GPU and print Markdown (benchmarks/gpu.md)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-lint: build ## Check formatting, lint rules and types
+lint: build ## Check formatting, lint rules and types, and known vulnerabilities of what running needs where a service answers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/audit.py
 
 format: build ## Rewrite the Python sources in the project's format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+lock: build ## Write requirements/ again after a change of pyproject.toml; ARGS=--upgrade takes the newest versions
+	@$(BIN)/python tools/install.py lock
+	@$(BIN)/python tools/lock.py $(ARGS)
 
 proto: build ## Regenerate src/neptrio/_proto from proto/
 	@$(BIN)/python tools/gen_proto.py
@@ -110,10 +115,11 @@ bench-readme: build ## Put the last results into README.md
 	@$(BIN)/python -m benchmarks.report $(ARGS)
 
 # auditwheel puts libnghttp2 into the wheel and finds out which systems it fits
-wheel: build ## Build a manylinux wheel into dist/ that installs without a compiler (fits the glibc it is built on, or newer)
-	@$(BIN)/python tools/requirements.py wheel | $(BIN)/pip install -q --disable-pip-version-check -r /dev/stdin
+wheel: build ## Build a manylinux wheel into dist/ that installs without a compiler (fits the glibc it is built on, or newer), and its bill of materials
+	@$(BIN)/python tools/install.py wheel
 	@rm -rf build/wheel && $(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null 2>&1
 	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl 2>build/wheel/log || { cat build/wheel/log; exit 1; }
+	@$(BIN)/python tools/sbom.py $$(ls -1t dist/*.whl | head -n 1)
 	@ls -1t dist/*.whl | head -n 1
 
 wheel-test: wheel ## Install the newest wheel into an empty environment and serve a model from there

@@ -1,4 +1,4 @@
-"""Prints requirements of pyproject.toml, one per line.
+"""Which requirements of pyproject.toml stand for what `make` installs. Prints them, one per line.
 
     python tools/requirements.py run|test|EXTRA
 
@@ -19,6 +19,11 @@ project = pyproject["project"]
 extras = project["optional-dependencies"]
 
 
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver."""
+    return Path("/proc/driver/nvidia/version").exists()
+
+
 def expanded(requirements: list[str]) -> list[str]:
     """The requirements with the project's own extras replaced by what they hold."""
     found: list[str] = []
@@ -28,12 +33,16 @@ def expanded(requirements: list[str]) -> list[str]:
     return found
 
 
-def wanted(what: str) -> list[str]:
-    """The requirements that a word stands for. Raises KeyError for an unknown extra."""
+def wanted(what: str, gpu: bool | None = None) -> list[str]:
+    """The requirements that a word stands for. Raises KeyError for an unknown extra.
+
+    `gpu` says whether `run` has the extra `cuda`; None: as this machine has a driver.
+    """
     if what == "run":
-        cuda = extras["cuda"] if Path("/proc/driver/nvidia/version").exists() else []
-        return [*pyproject["build-system"]["requires"], "wheel", *project["dependencies"], *cuda]
-    return [*wanted("run"), *extras["test"]] if what == "test" else list(extras[what])
+        cuda = extras["cuda"] if (has_gpu() if gpu is None else gpu) else []
+        return expanded([*pyproject["build-system"]["requires"], "wheel", *project["dependencies"], *cuda])
+    return expanded([*wanted("run", gpu), *extras["test"]] if what == "test" else list(extras[what]))
 
 
-print("\n".join(expanded(wanted(sys.argv[1]))))
+if __name__ == "__main__":
+    print("\n".join(wanted(sys.argv[1])))

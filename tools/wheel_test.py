@@ -101,6 +101,9 @@ def serve(neptrio: Path, folder: Path) -> None:
 def main() -> int:
     wheels = sorted((ROOT / "dist").glob("neptrio-*.whl"), key=lambda path: path.stat().st_mtime)
     wheel = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else wheels[-1]
+    bill = json.loads(wheel.with_name(f"{wheel.stem}.cdx.json").read_text())
+    if sys.platform == "linux" and "libnghttp2" not in {part["name"] for part in bill["components"]}:
+        sys.exit("the bill of materials does not name libnghttp2")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)

@@ -1,0 +1,102 @@
+"""Writes requirements/*.txt: the exact packages, with their hashes, that `make` installs (`make lock`).
+
+    python tools/lock.py [--upgrade]
+
+pyproject.toml says which versions are possible, these files which ones are taken. All groups are resolved
+together first, so that no two files disagree about a package. Then each group is resolved within that, and
+its file gets what the groups below it lack:
+
+    run       building and running
+      cuda      on machines with an NVIDIA driver
+      examples  the packages whose models the example repository uses; without their dependencies
+      test      testing
+        fuzz, wheel, audit, lock   the tools of the make targets with these names
+
+Versions stay as they are in the files while pyproject.toml allows them; --upgrade takes the newest. The
+resolution is uv's; it is made for every system, so one file holds for all of them. Hashes are those that the
+package index gives, and the files do not say which index that was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import requirements
+
+FOLDER = Path(__file__).resolve().parent.parent / "requirements"
+OLDEST = "3.11"
+# group -> the groups that are installed before it
+BELOW: dict[str, tuple[str, ...]] = {
+    "run": (),
+    "cuda": ("run",),
+    "examples": (),
+    "test": ("run",),
+    "fuzz": ("run", "test"),
+    "wheel": ("run", "test"),
+    "audit": ("run", "test"),
+    "lock": ("run", "test"),
+}
+ALONE = ("examples",)  # whose dependencies are left out
+
+
+def entries(text: str) -> dict[str, str]:
+    """The requirements of a lock file, each with its hashes: `name==version ; marker` -> the whole text."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", "\n" + text):
+        head = entry.strip().partition(" \\")[0].strip()
+        if head and not head.startswith("#"):
+            found[head] = entry.strip("\n")
+    return found
+
+
+def compiled(wanted: list[str], output: Path, *flags: str) -> dict[str, str]:
+    """What uv resolves the requirements to. Versions in `output`, which is overwritten, are preferred."""
+    command = [
+        sys.executable, "-m", "uv", "pip", "compile", "-q", "--universal", f"--python-version={OLDEST}",
+        "--generate-hashes", "--no-header", "--no-annotate", "--only-binary=:all:", *flags, "-o", output, "-",
+    ]  # fmt: skip
+    run = subprocess.run(command, input="\n".join(wanted), text=True, capture_output=True)
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    return entries(output.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    options = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        together, scratch = Path(name) / "all.txt", Path(name) / "group.txt"
+        kept: dict[str, str] = {}
+        if not options.upgrade:
+            for file in FOLDER.glob("*.txt"):
+                kept |= entries(file.read_text())
+        together.write_text("\n".join(kept.values()))
+        wanted = {group: requirements.wanted(group, gpu=False) for group in BELOW}
+        compiled([line for group in BELOW if group not in ALONE for line in wanted[group]], together)
+        groups: dict[str, dict[str, str]] = {}
+        for group, below in BELOW.items():
+            scratch.unlink(missing_ok=True)
+            flags = ["--no-deps"] if group in ALONE else ["-c", str(together)]
+            # what is installed already, perhaps only in a narrower case: then it is listed again
+            had = {head for other in below for head in groups[other]}
+            groups[group] = compiled(wanted[group], scratch, *flags)
+            own = [
+                text
+                for head, text in sorted(groups[group].items())
+                if head not in had and head.partition(" ;")[0] not in had
+            ]
+            (FOLDER / f"{group}.txt").write_text("\n".join(own) + "\n")
+            print(f"requirements/{group}.txt: {len(own)} packages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
