@@ -46,6 +46,7 @@ startup
 server
 embedded
 cli
+commands.serve
 __main__
 """
 FLOOR_OF = {name: number for number, line in enumerate(FLOORS.split("\n")) for name in line.split()}

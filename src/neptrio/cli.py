@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -307,12 +308,19 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
         return super()._get_help_string(action)
 
 
-def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
-    """Settings from flags, and warnings about flags without effect. Exits with 2 when they are wrong."""
+def settings_of(argv: list[str], before: Mapping[str, Any] | None = None) -> tuple[Settings, list[str]]:
+    """Settings from flags, and warnings about flags without effect. Exits with 2 when they are wrong.
+
+    `before` are settings that flags may change: their defaults, and more repositories and backend settings.
+    """
+    before = dict(before or {})
     p = parser(commands.summary() if {"--help", "-h"} & set(argv) else "")
+    more = {name: before.pop(name) for name in ("model_repository", "backend_config") if name in before}
+    p.set_defaults(**{name: list(v) if isinstance(v, tuple) else v for name, v in before.items()})
     options, left = p.parse_known_args(argv)
     warnings = flags.refuse_unknown(p, left)
     values: dict[str, Any] = vars(options)
+    values["model_repository"] = [*more.get("model_repository", ()), *values["model_repository"]]
     if not values["model_repository"]:
         p.error("--model-repository=DIR is missing: the folder whose models are to be served")
     size = values.pop("response_cache_byte_size")
@@ -325,7 +333,7 @@ def settings_of(argv: list[str]) -> tuple[Settings, list[str]]:
         values["disable_auto_complete_config"] = values["disable_auto_complete_config"] or strict
     if values["rate_limit_resource"] and values["rate_limit"] == "off":
         warnings.append("--rate-limit-resource has no effect without --rate-limit=execution_count")
-    backends: dict[str, dict[str, str]] = {}
+    backends = {backend: dict(said) for backend, said in more.get("backend_config", {}).items()}
     for backend, key, value in values["backend_config"]:
         backends.setdefault(backend, {})[key] = value
     values["backend_config"] = backends
@@ -353,8 +361,11 @@ def main(argv: list[str] | None = None) -> int:
         near = flags.nearest(argv[0], commands.names())
         print(f"error: unknown subcommand '{argv[0]}'{near}", file=sys.stderr)
         return 2
-    settings, warnings = settings_of(argv)
+    return serve(*settings_of(argv))
 
+
+def serve(settings: Settings, warnings: list[str]) -> int:
+    """Serves in this process until a signal; returns its exit status."""
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     from neptrio import server
     from neptrio.logs import settle, start_logging

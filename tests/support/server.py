@@ -27,16 +27,17 @@ class ServerProcess:
     `http` and `grpc` are "127.0.0.1:PORT", `admin` too or "unix:PATH", "" without --admin-address; `log()` is everything written to stderr so far. `stop()` fails when the
     log contains a traceback that does not match the regular expression `failures`: a test names the failures that
     it causes, all others are defects. `limits` is a shell command that is run first in the process, such as
-    `ulimit -n 128`.
+    `ulimit -n 128`. `command` stands before the flags: a subcommand that serves.
     """
 
     def __init__(
         self,
-        repository: Path,
+        repository: Path | None,
         *flags: str,
         env: dict[str, str] | None = None,
         failures: str | None = None,
         limits: str = "",
+        command: tuple[str, ...] = (),
     ) -> None:
         self._failures = failures
         self._lines: list[str] = []
@@ -50,7 +51,8 @@ class ServerProcess:
                 "error",
                 "-m",
                 "neptrio",
-                f"--model-repository={repository}",
+                *command,
+                *([f"--model-repository={repository}"] if repository is not None else []),
                 "--http-address=127.0.0.1",
                 "--http-port=0",
                 "--grpc-address=127.0.0.1",

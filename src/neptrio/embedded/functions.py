@@ -64,7 +64,9 @@ class FunctionModel:
         if not NAME.fullmatch(self.name) or self.name in (".", ".."):
             raise ValueError(f"'{self.name}' cannot be the name of a model; say name=")
         self.signature: Signature = read(function, inputs, outputs, self.name)
-        self.app = ""  # "module:attribute" of the server, for a function that runs in a process of its own
+        self.app = (
+            ""  # how a process of the model's own finds the server (server_of); "": it runs in this process
+        )
         self.batched = bool(max_batch_size) and batching is not False and not self.signature.decoupled
         self._max_batch_size = max_batch_size
         self._batching = batching
@@ -151,20 +153,27 @@ def find(key: str, app: str, name: str) -> FunctionModel:
     raise LookupError(f"the function of model '{name}' is not in this process")
 
 
-def server_of(app: str) -> Any:
-    """The Server that "module:attribute" or "file.py:attribute" names. Raises ValueError, or what importing raises."""
+def absolute(app: str) -> str:
+    """`MODULE:SERVER` or `FILE.py:SERVER` in the form FOLDER:MODULE:SERVER that means the same in every process.
+
+    Raises ValueError.
+    """
     target, _, attribute = app.rpartition(":")
     if not target or not attribute:
-        raise ValueError(f"expected MODULE:SERVER, as in app:server, got '{app}'")
+        raise ValueError(f"expected MODULE:SERVER or FILE.py:SERVER, got '{app}'")
     path = Path(target)
     if path.suffix == ".py":
-        folder, module = str(path.resolve().parent), path.stem
-    else:
-        folder, module = str(Path.cwd()), target
+        return f"{path.resolve().parent}:{path.stem}:{attribute}"
+    return f"{Path.cwd()}:{target}:{attribute}"
+
+
+def server_of(app: str) -> Any:
+    """The Server that FOLDER:MODULE:SERVER names. Raises ValueError, or what importing the module raises."""
+    place, _, attribute = app.rpartition(":")
+    folder, _, module = place.rpartition(":")
     if folder not in sys.path:
         sys.path.insert(0, folder)
     made = getattr(importlib.import_module(module), attribute, None)
-    functions = getattr(made, "functions", None)
-    if made is None or not isinstance(functions, Mapping) or inspect.isclass(made):
-        raise ValueError(f"'{attribute}' of {target} is no neptrio.Server")
+    if inspect.isclass(made) or not isinstance(getattr(made, "functions", None), Mapping):
+        raise ValueError(f"'{attribute}' of module '{module}' is no neptrio.Server")
     return made

@@ -58,6 +58,7 @@ class Server:
         one = isinstance(model_repository, (str, Path))
         repositories: Sequence[Repository] = [model_repository] if one else model_repository  # type: ignore[list-item, assignment]
         asked = {switch: True for port, switch in PORTS.items() if port in settings}
+        self._given = settings
         self._settings = {**QUIET, **LOCAL, **asked, **settings}
         self._repositories = [_repository(where) for where in repositories]
         self._functions: dict[str, FunctionModel] = {}
@@ -118,22 +119,38 @@ class Server:
 
     # ---------------------------------------------------------------- running
 
-    def settings(self) -> Settings:
-        """The server's settings; functions are a repository too. Raises ValueError for what does not fit together."""
-        self._used = True
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
-            for function in self._functions.values():
-                function.write(self._folder)
-        given = dict(self._settings)
-        if given.get("model_control_mode") == "explicit":
-            given["load_model"] = (*given.get("load_model", ()), *self._functions)
-        return Settings(model_repository=(*self._repositories, self._folder), **given)
-
     def _once(self) -> Settings:
+        """The settings of the one run. Raises RuntimeError at the second, ValueError for what does not fit together."""
+        repositories, given = self._prepare(self._settings)
+        return Settings(model_repository=repositories, **given)
+
+    def _prepare(self, given: dict[str, Any]) -> tuple[tuple[Repository, ...], dict[str, Any]]:
+        """Makes the functions' repository; returns all repositories and the settings with what functions need."""
         if self._used:
             raise RuntimeError("this server has been started already: make another")
-        return self.settings()
+        self._used = True
+        self._folder = Path(tempfile.mkdtemp(prefix="neptrio-functions-"))
+        for function in self._functions.values():
+            function.write(self._folder)
+        if given.get("model_control_mode") == "explicit":
+            given = {**given, "load_model": (*given.get("load_model", ()), *self._functions)}
+        return (*self._repositories, self._folder), given
+
+    @contextmanager
+    def command(self, app: str, own_processes: bool) -> Iterator[dict[str, Any]]:
+        """For `neptrio serve`: the settings that the program gives, as defaults for flags.
+
+        `app` is what embedded.functions.server_of() finds this server by. With `own_processes` the functions run in
+        processes that import it again.
+        """
+        if own_processes:
+            for function in self._functions.values():
+                function.app = app
+        try:
+            repositories, given = self._prepare(self._given)
+            yield {**given, "model_repository": repositories}
+        finally:
+            self._clean()
 
     def _running(self) -> Engine:
         if self._engine is None:

@@ -125,8 +125,8 @@ def read(
 
     Raises TypeError saying what is missing.
     """
-    called = function.__call__ if inspect.isclass(function) else function
-    if inspect.isclass(function) and called is type.__call__:
+    called: Any = function.__call__ if inspect.isclass(function) else function
+    if inspect.isclass(function) and not inspect.isfunction(called):  # every class can be called itself
         raise TypeError(
             f"model '{name}': class {function.__name__} needs a method __call__ that executes requests"
         )

@@ -1,0 +1,138 @@
+"""`neptrio serve`: a Python program's models, in processes of their own, with reload."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+APP = """
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+import helper
+import neptrio
+
+server = neptrio.Server(metrics_port=0, id="mine")
+
+
+@server.model
+def scaled(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return helper.FACTOR * x
+
+
+@server.model
+def process() -> int:
+    return os.getpid()
+
+
+@server.model
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@server.model(
+    max_batch_size=4, inputs={"x": ("BYTES", [-1])}, outputs={"y": ("BYTES", [-1])}, batching={}
+)
+async def upper(x: np.ndarray) -> np.ndarray:
+    return np.char.upper(x.astype(bytes)).astype(object)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "helper.py").write_text("FACTOR = 2\n")
+    return tmp_path / "app.py"
+
+
+def scaled(server: ServerProcess, *values: float) -> list[float]:
+    with http_client.InferenceServerClient(server.http) as client:
+        given = http_client.InferInput("x", [len(values)], "FP32")
+        given.set_data_from_numpy(np.array(values, np.float32))
+        found: list[float] = client.infer("scaled", [given]).as_numpy("OUTPUT").tolist()
+        return found
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_functions_over_the_network(app: Path, isolation: str) -> None:
+    command = ("serve", f"--isolation={isolation}", f"{app}:server")
+    with ServerProcess(None, "--log-verbose=1", command=command) as server:
+        assert scaled(server, 1, 2) == [2, 4]
+        with http_client.InferenceServerClient(server.http) as client:
+            assert client.get_server_metadata()["name"] == "mine"
+            pid = client.infer("process", []).as_numpy("OUTPUT")[0]
+            assert (pid == server.process.pid) == (isolation == "none")
+        with grpc_client.InferenceServerClient(server.grpc) as client:
+            given = grpc_client.InferInput("x", [1, 2], "BYTES")
+            given.set_data_from_numpy(np.array([[b"a", b"b"]], object))
+            assert client.infer("upper", [given]).as_numpy("y").tolist() == [[b"A", b"B"]]
+
+
+def test_a_module_of_the_working_folder(app: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "neptrio", "serve", "app:server", "--http-port=nonsense"],
+        cwd=app.parent, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--http-port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "text"),
+    [
+        pytest.param("app.py", 2, "expected MODULE:SERVER or FILE.py:SERVER, got 'app.py'", id="no name"),
+        pytest.param("app.py:nobody", 1, "'nobody' of module 'app' is no neptrio.Server", id="no server"),
+        pytest.param("app.py:scaled", 1, "'scaled' of module 'app' is no neptrio.Server", id="a function"),
+        pytest.param("gone.py:server", 1, "gone.py:server cannot be imported", id="no file"),
+    ],
+)
+def test_programs_that_cannot_be_served(app: Path, target: str, status: int, text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "neptrio", "serve", target],
+        cwd=app.parent, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, text in done.stderr) == (status, True), done.stderr
+
+
+def test_reload(app: Path) -> None:
+    command = ("serve", "--reload", f"{app}:server")
+    with ServerProcess(None, command=command, failures="SyntaxError") as server:
+        assert scaled(server, 1) == [2]
+        (app.parent / "helper.py").write_text("FACTOR = 30\n")
+        server.until_logged("serving\n", 2)
+        server.http = re.findall(r"REST +on https?://(\S+)", server.log())[-1]
+        assert scaled(server, 1) == [30]
+        (app.parent / "helper.py").write_text("FACTOR = \n")  # the program is broken for a while
+        server.until_logged("cannot be imported")
+        (app.parent / "helper.py").write_text("FACTOR = 4\n")
+        server.until_logged("serving\n", 3)
+        server.http = re.findall(r"REST +on https?://(\S+)", server.log())[-1]
+        assert scaled(server, 1) == [4]
+
+
+def test_a_function_whose_process_is_killed_comes_back(app: Path) -> None:
+    with ServerProcess(None, command=("serve", f"{app}:server")) as server:
+        with http_client.InferenceServerClient(server.http) as client:
+            before = client.infer("process", []).as_numpy("OUTPUT")[0]
+            subprocess.run(["kill", "-9", str(before)], check=True)
+
+            def another() -> bool:
+                try:
+                    return bool(client.infer("process", []).as_numpy("OUTPUT")[0] != before)
+                except http_client.InferenceServerException:
+                    return False
+
+            until(another, "another process answers")
