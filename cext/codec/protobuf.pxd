@@ -28,12 +28,12 @@ cdef inline Cursor cursor_of(Slice s) noexcept:
     c.end = s.p + s.n
     return c
 
-cdef inline int read_varint(Cursor* c, uint64_t* out) except -1:
+cdef inline int read_bounded_varint(Cursor* c, uint64_t* out, int last_shift) except -1:
     cdef uint64_t value = 0
     cdef int shift = 0
     cdef uint8_t b
     while True:
-        if c.p >= c.end or shift > 63:
+        if c.p >= c.end or shift > last_shift:
             out[0] = 0
             return malformed("a varint is cut off or too long")
         b = c.p[0]
@@ -44,15 +44,19 @@ cdef inline int read_varint(Cursor* c, uint64_t* out) except -1:
             return 0
         shift += 7
 
+cdef inline int read_varint(Cursor* c, uint64_t* out) except -1:
+    return read_bounded_varint(c, out, 63)
+
+# tags and sizes have at most 5 bytes, however many zeros at the top: protobuf refuses more
 cdef inline int read_tag(Cursor* c, uint64_t* out) except -1:
-    read_varint(c, out)
+    read_bounded_varint(c, out, 28)
     if out[0] > 0xFFFFFFFF or out[0] < 8:
         return malformed(f"{out[0]} is no field tag")
     return 0
 
 cdef inline int read_slice(Cursor* c, Slice* out) except -1:
     cdef uint64_t n
-    read_varint(c, &n)
+    read_bounded_varint(c, &n, 28)
     if n > <uint64_t>(c.end - c.p):
         out.p = c.p
         out.n = 0
