@@ -47,7 +47,7 @@ cdef inline int read_bounded_varint(Cursor* c, uint64_t* out, int last_shift) ex
 cdef inline int read_varint(Cursor* c, uint64_t* out) except -1:
     return read_bounded_varint(c, out, 63)
 
-# tags and sizes have at most 5 bytes, however many zeros at the top: protobuf refuses more
+# a tag has at most 5 bytes: protobuf refuses more, even if only zeros are at the top
 cdef inline int read_tag(Cursor* c, uint64_t* out) except -1:
     read_bounded_varint(c, out, 28)
     if out[0] > 0xFFFFFFFF or out[0] < 8:
@@ -56,7 +56,7 @@ cdef inline int read_tag(Cursor* c, uint64_t* out) except -1:
 
 cdef inline int read_slice(Cursor* c, Slice* out) except -1:
     cdef uint64_t n
-    read_bounded_varint(c, &n, 28)
+    read_varint(c, &n)
     if n > <uint64_t>(c.end - c.p):
         out.p = c.p
         out.n = 0
