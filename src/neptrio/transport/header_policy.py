@@ -295,6 +295,31 @@ class HeaderPolicy:
         except Unauthenticated:
             return ""
 
+    def controls(
+        self, verb: str, headers: Pairs, model: str, method: str, certificate: Certificate | None = None
+    ) -> bool:
+        """Whether a REST request is a control verb that its client may use: limits on clients do not hold for it."""
+        scopes = VERB_SCOPES.get(verb, (READ,))
+        if len(scopes) > 1 and method != "GET":
+            scopes = scopes[1:]
+        return self._controls(scopes[:1], headers, model, certificate)
+
+    def controls_call(self, path: str, headers: Pairs, certificate: Certificate | None) -> bool:
+        """The same for a gRPC call, whose message, and so whose model, is not known yet."""
+        scopes = METHOD_SCOPES.get(path.rpartition("/")[2], (READ,))
+        return self._controls(scopes[-1:], headers, None, certificate)
+
+    def _controls(
+        self, scopes: tuple[str, ...], headers: Pairs, model: str | None, certificate: Certificate | None
+    ) -> bool:
+        if self._tokens is None or scopes[0] not in (OPERATE, ADMIN):
+            return False
+        try:
+            self._tokens.check(bearer(headers), scopes, model, certificate)
+        except TritonError:
+            return False
+        return True
+
     def _gate(self, endpoint: str, headers: Pairs) -> None:
         gate = self._gates.get(endpoint)
         if gate is not None:

@@ -77,7 +77,7 @@ class RestServer:
         from neptrio.transport.hypercorn.front import HypercornFront
 
         tls = rest_tls(self._services.settings, ["h2", "http/1.1"])
-        return HypercornFront(self._services, self._app, tls)
+        return HypercornFront(self._services, self._app, tls, policy=self._policy)
 
     def _held_bytes(self) -> int:
         return sum(connection.held_bytes() for connection in self._connections)

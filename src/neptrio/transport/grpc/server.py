@@ -53,7 +53,7 @@ from neptrio.transport import admin_only
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.grpc.calls import Call, no_grpc_call, restricted, too_many_connections, unknown_method
 from neptrio.transport.grpc.fast_path import GrpcFastPath
-from neptrio.transport.grpc.handlers import HandlerCall
+from neptrio.transport.grpc.handlers import HandlerCall, request_class
 from neptrio.transport.grpc.infer import UnaryInfer
 from neptrio.transport.grpc.stream_infer import StreamInfer
 from neptrio.transport.header_policy import METHOD_CATEGORIES, MODEL_FIELDS, grpc_policy
@@ -101,11 +101,17 @@ def _handlers(services: Services) -> dict[bytes, Any]:
     """The handlers of all calls other than inference, by path. Imports their modules (rule 6)."""
     from neptrio.transport.grpc.service import servicers
 
-    return {
+    found = {
         path.encode(): handler
         for servicer in servicers(services)
         for path, handler in servicer.__mapping__().items()
     }
+    # the first message of a class costs up to 0.2 s, which would otherwise stop the loop at the first calls
+    for path, handler in found.items():
+        request_class(path)
+        handler.request_type.parse(b"")
+        bytes(handler.reply_type())
+    return found
 
 
 @dataclass(frozen=True)
@@ -188,10 +194,15 @@ class GrpcConnection(GrpcFastPath):
         call: UnaryInfer | StreamInfer | HandlerCall
         if headers.problem:
             return no_grpc_call(session, stream_id, headers)
-        if self._turned_away and path not in PROBES:
+        always = path in PROBES or (
+            self._policy is not None
+            and bool(self._turned_away or self._limits is not None or self._held.full)
+            and self._policy.controls_call(path.decode("latin-1"), headers(), self.certificate)
+        )
+        if self._turned_away and not always:
             self._at("turned away", 0, self.start_drain)
             return too_many_connections(session, stream_id, headers, self._turned_away)
-        if (self._limits is not None or self._held.full) and path not in PROBES and not self._server.admin:
+        if (self._limits is not None or self._held.full) and not always and not self._server.admin:
             problem = self._over_limits()
             if problem is not None:
                 return restricted(session, stream_id, headers, problem)

@@ -58,6 +58,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body, leading_int, print_later
+from neptrio.transport.rest.routes import Route
 
 log = logging.getLogger("neptrio.http1")
 
@@ -126,7 +127,8 @@ class Http1Connection(Http1FastPath):
         only_app: bool = False,
         client: str = "",
     ) -> None:
-        """`turned_away`: why there is no room for this connection; it is answered that, and health probes as usual.
+        """`turned_away`: why there is no room for this connection; it is answered that; health probes, and control verbs
+        of those who may use them, are answered as usual.
 
         `only_app`: the app answers every request, whatever its path, and the limits of the REST port on clients and on
         the bytes of all requests do not hold; for the metrics port and the admin listener.
@@ -190,8 +192,8 @@ class Http1Connection(Http1FastPath):
         if problem is not None:
             raise Refusal(problem)
         if self._turned_away:
-            route = routes.match(self._parser.get_method().decode("latin-1"), self.url.decode("latin-1"))
-            if route is None or route.verb not in routes.PROBES:
+            method = self._parser.get_method().decode("latin-1")
+            if not self._always_answered(method, routes.match(method, self.url.decode("latin-1"))):
                 raise Refusal(Unavailable(self._turned_away), [(b"retry-after", RETRY_AFTER)])
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         if self.chunked and self.content_length >= 0:
@@ -210,6 +212,14 @@ class Http1Connection(Http1FastPath):
             and self._parser.get_http_version() != "1.0"
         ):
             self.expect = b"wanted"
+
+    def _always_answered(self, method: str, route: Route | None) -> bool:
+        """Whether the request under way is answered beyond limits too: a probe, or a control verb of who may use it."""
+        if route is None:
+            return False
+        return route.verb in routes.PROBES or (
+            self.policy is not None and self.policy.controls(route.verb, self.headers, route.model, method)
+        )
 
     def _only_chunked(self) -> None:
         """Refuses other encodings beside a Content-Length (rule 8): the parser would use the length for them."""
@@ -269,7 +279,7 @@ class Http1Connection(Http1FastPath):
         self.held += exchange.held
         self.exchanges.append(exchange)
         route = None if self._only_app else routes.match(method, exchange.path)
-        if self._limits is not None and (route is None or route.verb not in routes.PROBES):
+        if self._limits is not None and not self._always_answered(method, route):
             problem = self._limits.problem(self.client, monotonic_ns())
             if problem is not None:
                 exchange.refuse(problem)
@@ -381,7 +391,7 @@ class Http1Connection(Http1FastPath):
         Called regularly with the current time; `idle_timeout_ns` 0 means for ever. `pressed`: others wait for a place,
         so that receiving a head may take no longer than being idle.
         """
-        if self._turned_away and now_ns - self.since_ns > TURNED_AWAY_SECONDS * 10**9:
+        if self._turned_away and not self.exchanges and now_ns - self.since_ns > TURNED_AWAY_SECONDS * 10**9:
             self.over()
             return
         if self.writer.stalled(now_ns, request_timeout_ns):

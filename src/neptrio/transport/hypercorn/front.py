@@ -19,7 +19,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport.header_policy import RAW_HEADERS
+from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
 from neptrio.transport.http1.connection import MAX_HEAD_BYTES
 from neptrio.transport.hypercorn.server import App, HypercornConnection
 from neptrio.transport.rest.app import Bounded, TurnAway
@@ -32,11 +32,17 @@ class HypercornFront:
     """Configures hypercorn and serves connections with it."""
 
     def __init__(
-        self, services: Services, app: App, tls: ServerTls | None = None, limited: bool = True
+        self,
+        services: Services,
+        app: App,
+        tls: ServerTls | None = None,
+        limited: bool = True,
+        policy: HeaderPolicy | None = None,
     ) -> None:
         """`limited`: the REST port's limits on clients and bytes hold; not for the admin listener and metrics."""
         settings = services.settings
         self._limited = limited
+        self._policy = policy
         self._services = services
         self._held = 0  # bytes of bodies whose requests are not answered
         services.held.add(lambda: self._held)
@@ -79,10 +85,10 @@ class HypercornFront:
         """
         app, config, timeout = app or self._app, self._config, self._timeout
         if turned_away:
-            app, config, timeout = TurnAway(app, turned_away), copy(config), TURNED_AWAY_SECONDS
+            app, config, timeout = TurnAway(app, turned_away, self._policy), copy(config), TURNED_AWAY_SECONDS
             config.keep_alive_max_requests = 0
         tls = None if self.tls is None else self.tls.context
-        bounded = Bounded(app, self._services, address, self._count)
+        bounded = Bounded(app, self._services, address, self._count, self._policy)
         limits = self._services.request_limits
         limits.join(address, bounded.open_requests)
         connection = HypercornConnection(

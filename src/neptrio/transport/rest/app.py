@@ -417,18 +417,37 @@ def _with_headers(send: Send, extra: Headers) -> Send:
     return wrapped
 
 
-class TurnAway:
-    """Stands in for the app on a connection beyond the limit: answers health probes, and 503 to everything else."""
+def always_answered(scope: dict[str, Any], policy: HeaderPolicy | None) -> bool:
+    """Whether a request is answered beyond limits too: a probe, or a control verb of a client that may use it."""
+    route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+    if route is None:
+        return False
+    return route.verb in routes.PROBES or (
+        policy is not None
+        and policy.controls(
+            route.verb, scope["headers"], route.model, scope["method"], scope.get(CERTIFICATE)
+        )
+    )
 
-    def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]], why: str) -> None:
+
+class TurnAway:
+    """Stands in for the app on a connection beyond the limit: answers health probes, and control verbs of those who may
+    use them, and 503 to everything else."""
+
+    def __init__(
+        self,
+        app: Callable[[Any, Receive, Send], Awaitable[None]],
+        why: str,
+        policy: HeaderPolicy | None = None,
+    ) -> None:
         self._app = app
+        self._policy = policy
         self._body = error_body(Unavailable(why))
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
-        if route is not None and route.verb in routes.PROBES:
+        if always_answered(scope, self._policy):
             await self._app(scope, receive, send)
             return
         length = sum(len(part) for part in self._body)
@@ -450,6 +469,7 @@ class Bounded:
         services: Services,
         address: str,
         count: Callable[[int], None],
+        policy: HeaderPolicy | None = None,
     ) -> None:
         """`count` is called with the number of body bytes that were received, and negative when they are freed."""
         self._app = app
@@ -457,6 +477,7 @@ class Bounded:
         self._budget = services.held
         self._address = address
         self._count = count
+        self._policy = policy
         self._open = 0
 
     def open_requests(self) -> int:
@@ -497,13 +518,11 @@ class Bounded:
 
         self._open += 1
         try:
-            if self._limits.on:
-                route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
-                if route is None or route.verb not in routes.PROBES:
-                    problem = self._limits.problem(self._address, monotonic_ns())
-                    if problem is not None:
-                        await refuse(problem, sending)
-                        return
+            if self._limits.on and not always_answered(scope, self._policy):
+                problem = self._limits.problem(self._address, monotonic_ns())
+                if problem is not None:
+                    await refuse(problem, sending)
+                    return
             await self._app(scope, bounded, sending)
         finally:
             over()
