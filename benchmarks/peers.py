@@ -45,6 +45,7 @@ class Server:
     ready_cpu_s: float = 0.0  # CPU time until then
     idle_rss: int = 0  # bytes, before any load
     pids: list[int] = field(default_factory=list)
+    metrics_port: int = 0
 
     def tree(self) -> list[int]:
         """The server's process and everything below it."""
@@ -167,7 +168,7 @@ def neptrio(
     return _wait_ready(Server(name, process, http, grpc), "/v2/health/ready", log)
 
 
-def tritonserver(repository: Path, cpu: int | None, log: Path) -> Server:
+def tritonserver(repository: Path, cpu: int | None, log: Path, flags: tuple[str, ...] = ()) -> Server:
     """NVIDIA's C++ server with its Python backend (benchmarks/tritonserver.py)."""
     site = triton.home()
     if site is None:
@@ -176,7 +177,7 @@ def tritonserver(repository: Path, cpu: int | None, log: Path) -> Server:
     if not (backends / "python").exists():
         triton.lay_out(site, backends)
     http, grpc = free_port(), free_port()
-    command = triton.command(site, backends, repository, http, grpc, "--allow-metrics=false")
+    command = triton.command(site, backends, repository, http, grpc, "--allow-metrics=false", *flags)
     process = _start("tritonserver", command, triton.environment(site), cpu, log)
     return _wait_ready(Server("tritonserver", process, http, grpc), "/v2/health/ready", log)
 

@@ -68,3 +68,43 @@ def chart(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
         out += [f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3" fill="{colour}"/>' for x, y in points]
         out.append(f'<text x="{WIDTH - 140}" y="{TOP + 18 * i}" fill="{colour}">{name}</text>')
     return "\n".join(out) + "\n</svg>\n"
+
+
+def bars(title: str, rows: dict[str, dict[str, float]]) -> str:
+    """Rows of horizontal bars, one for each name in a row, on a logarithmic axis."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    values = [value for row in rows.values() for value in row.values()] or [1.0]
+    low, high = math.floor(math.log10(max(min(values), 1e-3))), math.ceil(math.log10(max(max(values), 2e-3)))
+    left, thick = 220, 12
+    tall = thick * len(names) + 10
+    height = 70 + tall * len(rows)
+
+    def px(value: float) -> float:
+        at = (math.log10(max(value, 1e-3)) - low) / max(high - low, 1)
+        return left + at * (WIDTH - left - 60)
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="11"><rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="10" y="20" font-size="14">{title}</text>',
+    ]
+    for i, name in enumerate(names):
+        out.append(f'<text x="{left + 150 * i}" y="38" fill="{COLOURS[i % len(COLOURS)]}">{name}</text>')
+    for power in range(low, high + 1):
+        x = px(10.0**power)
+        out.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="46" y2="{height - 18}" stroke="#ddd"/>'
+            f'<text x="{x:.1f}" y="{height - 6}" text-anchor="middle">{10.0**power:g}</text>'
+        )
+    for i, (label, row) in enumerate(rows.items()):
+        y = 50 + tall * i
+        out.append(f'<text x="{left - 8}" y="{y + tall / 2 + 2:.1f}" text-anchor="end">{label}</text>')
+        for j, name in enumerate(names):
+            if name in row:
+                end, at = px(row[name]), y + thick * j
+                colour = COLOURS[j % len(COLOURS)]
+                out.append(
+                    f'<rect x="{left}" y="{at}" width="{end - left:.1f}" height="{thick - 2}" fill="{colour}"/>'
+                    f'<text x="{end + 4:.1f}" y="{at + 9}">{row[name]:.1f}</text>'
+                )
+    return "\n".join(out) + "\n</svg>\n"

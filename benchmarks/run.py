@@ -342,13 +342,14 @@ def start(names: list[str], tmp: Path, cpu: int | None) -> list[peers.Server]:
     return made
 
 
-def write(part: str, data: Any, text: str, suffix: str = "") -> None:
-    """Stores a part's results with the machine's facts, and prints them."""
+def write(part: str, data: Any, text: str, suffix: str = "", quietly: bool = False) -> None:
+    """Stores a part's results with the machine's facts, and prints them unless `quietly`."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     content = {"machine": machine(), "part": part, "results": data, "text": text}
     (RESULTS / f"{part}{suffix}.json").write_text(json.dumps(content, indent=1))
     (RESULTS / f"{part}{suffix}.md").write_text(text)
-    print(f"\n{text}", flush=True)
+    if not quietly:
+        print(f"\n{text}", flush=True)
 
 
 def raise_file_limit() -> None:
