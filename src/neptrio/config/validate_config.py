@@ -17,6 +17,7 @@ from neptrio.config import accelerators, locate
 from neptrio.config.defaults import CPU, GPU, is_ensemble
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.problem import Problem
+from neptrio.config.sequence_config import CORRID, CORRID_TYPES
 from neptrio.errors import InvalidArgument
 from neptrio.observe.metrics_config import FIRST_RESPONSE
 
@@ -29,8 +30,6 @@ MOST_INSTANCES = 1024  # of a model version, a thread or process each
 MOST_SLOTS = 1 << 20  # slots for sequences, over all instances
 MOST_WARMUPS = 100_000  # executions of one sample
 MOST_BYTES = 1 << 30  # bytes of one tensor that the server makes when it loads the model
-START, READY, END, CORRID = range(4)  # inference.ModelSequenceBatching.Control.Kind
-CORRID_TYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 
 
 def files(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem]:
@@ -279,13 +278,12 @@ def _control(c: _Check, path: locate.Path, control: Any, name: str) -> None:
         if len(getattr(control, field))
     }
     if control.kind == CORRID:
-        datatype = datatypes.NAME.get(control.data_type, "")
         if pairs:
             c.fail(
                 (*path, next(iter(pairs))), f"the correlation id of '{name}' has a data_type and no values"
             )
-        if datatype not in CORRID_TYPES:
-            allowed = ", ".join(datatypes.CONFIG_NAME[datatypes.NUMBER[t]] for t in CORRID_TYPES)
+        if control.data_type not in CORRID_TYPES:
+            allowed = ", ".join(datatypes.CONFIG_NAME[number] for number in CORRID_TYPES)
             c.fail((*path, "data_type"), f"the correlation id of '{name}' has one of the types {allowed}")
         return
     if len(pairs) != 1:

@@ -30,25 +30,36 @@ OUTDATED = "Newer operation has been applied to the model lifecycle, current loa
 
 
 class State(Enum):
-    """The state of a version. The value, without spaces, is what the repository index shows."""
+    """The state of a version."""
 
-    NEW = "UNKNOWN"
-    LOADING = "LOADING"
-    READY = "READY"
-    RELOADING = "READY "  # serves while its successor loads; the space keeps it apart from READY
-    UNLOADING = "UNLOADING"
-    FAILED = "UNAVAILABLE"
-    UNLOADED = "UNAVAILABLE "
+    NEW = "new"
+    LOADING = "loading"
+    READY = "ready"
+    RELOADING = "reloading"  # serves while its successor loads
+    UNLOADING = "unloading"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
 
     @property
     def shown(self) -> str:
-        """The state's name in the index."""
-        return self.value.rstrip()
+        """The state's name in the repository index."""
+        return _SHOWN[self]
 
     @property
     def serves(self) -> bool:
         """True when requests are accepted."""
         return self in (State.READY, State.RELOADING)
+
+
+_SHOWN = {
+    State.NEW: "UNKNOWN",
+    State.LOADING: "LOADING",
+    State.READY: "READY",
+    State.RELOADING: "READY",
+    State.UNLOADING: "UNLOADING",
+    State.FAILED: "UNAVAILABLE",
+    State.UNLOADED: "UNAVAILABLE",
+}
 
 
 class Event(Enum):

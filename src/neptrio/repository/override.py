@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neptrio.config.validate_config import LONGEST_NAME
 from neptrio.errors import Internal, InvalidArgument
 
 FILE = "file:"
-LONGEST_COMPONENT = 255  # bytes; no file system in common use allows longer names
 
 
 class Folder:
@@ -115,8 +115,8 @@ def parts_of(path: str) -> tuple[str, ...]:
     if ".." in parts:
         raise InvalidArgument(f"'{FILE}{path}': must stay within model directory")
     for part in parts:
-        if len(part.encode("utf-8", "surrogatepass")) > LONGEST_COMPONENT:
-            raise InvalidArgument(f"'{FILE}{path[:40]}...': a name is longer than {LONGEST_COMPONENT} bytes")
+        if len(part.encode("utf-8", "surrogatepass")) > LONGEST_NAME:
+            raise InvalidArgument(f"'{FILE}{path[:40]}...': a name is longer than {LONGEST_NAME} bytes")
     return parts
 
 

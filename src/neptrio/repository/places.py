@@ -16,7 +16,7 @@ from neptrio.repository import scan
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
 
-LONGEST_SHOWN = 80  # letters of a name in a message
+LONGEST_SHOWN = 128  # characters of a name in an error
 
 
 class Places:

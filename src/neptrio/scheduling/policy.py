@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from neptrio.config.validate_config import DELAY
 from neptrio.errors import InvalidArgument
-
-DELAY = 1  # ModelQueuePolicy.TimeoutAction
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from neptrio.errors import Denied, InvalidArgument, Unavailable, Unsupported
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
+from neptrio.repository.places import LONGEST_SHOWN
 from neptrio.settings import Settings
-
-LONGEST_SHOWN = 128  # characters of a name in an error
 
 
 def check_name(name: str) -> None:
