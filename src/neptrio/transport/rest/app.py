@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -12,29 +11,26 @@ from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
-from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
-from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
+from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.service.audit import AuditLog
-from neptrio.service.connections import RETRY_AFTER
 from neptrio.service.sequences import parse_id, parse_owner
 from neptrio.service.statistics import Detail
 from neptrio.transport import admin_only
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
+from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
 
 log = logging.getLogger("neptrio.rest")
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
-FREE_BYTES = 32 << 10  # of each body that the server's budget of bytes is not asked for
-BODY_STEP = 1 << 20  # larger bodies ask the budget for this much at a time
 FORWARDING = ("infer", "generate", "generate_stream")
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which records when the answer is sent
@@ -42,10 +38,6 @@ TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which reco
 
 class TooSlow(Exception):
     """The request's body does not arrive in time."""
-
-
-class Disconnected(Exception):
-    """The client closed the connection, so no answer is sent."""
 
 
 class _Waiter(Responder):
@@ -417,127 +409,6 @@ def _with_headers(send: Send, extra: Headers) -> Send:
     return wrapped
 
 
-def always_answered(scope: dict[str, Any], policy: HeaderPolicy | None) -> bool:
-    """Whether a request is answered beyond limits too: a probe, or a control verb of a client that may use it."""
-    route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
-    if route is None:
-        return False
-    return route.verb in routes.PROBES or (
-        policy is not None
-        and policy.controls(
-            route.verb, scope["headers"], route.model, scope["method"], scope.get(CERTIFICATE)
-        )
-    )
-
-
-class TurnAway:
-    """Stands in for the app on a connection beyond the limit: answers health probes, and control verbs of those who may
-    use them, and 503 to everything else."""
-
-    def __init__(
-        self,
-        app: Callable[[Any, Receive, Send], Awaitable[None]],
-        why: str,
-        policy: HeaderPolicy | None = None,
-    ) -> None:
-        self._app = app
-        self._policy = policy
-        self._body = error_body(Unavailable(why))
-
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        if always_answered(scope, self._policy):
-            await self._app(scope, receive, send)
-            return
-        length = sum(len(part) for part in self._body)
-        headers = [*JSON, (b"retry-after", RETRY_AFTER), (b"content-length", b"%d" % length)]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": b"".join(self._body)})
-
-
-class Bounded:
-    """Wraps the app for a connection that hypercorn serves: applies the client's request limits, and counts the bytes
-    of bodies in the server's budget.
-
-    Our own HTTP/1.1 connection does both itself.
-    """
-
-    def __init__(
-        self,
-        app: Callable[[Any, Receive, Send], Awaitable[None]],
-        services: Services,
-        address: str,
-        count: Callable[[int], None],
-        policy: HeaderPolicy | None = None,
-    ) -> None:
-        """`count` is called with the number of body bytes that were received, and negative when they are freed."""
-        self._app = app
-        self._limits = services.request_limits
-        self._budget = services.held
-        self._address = address
-        self._count = count
-        self._policy = policy
-        self._open = 0
-
-    def open_requests(self) -> int:
-        """How many requests are not answered yet."""
-        return self._open
-
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        held = 0
-        let_in = FREE_BYTES
-
-        async def bounded() -> dict[str, Any]:
-            nonlocal held, let_in
-            event = await receive()
-            size = len(event.get("body", b""))
-            if size:
-                held += size
-                self._count(size)
-                while held > let_in:
-                    let_in += BODY_STEP
-                    self._budget.take(BODY_STEP)
-            return event
-
-        answered = False
-
-        def over() -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                self._open -= 1
-
-        async def sending(event: dict[str, Any]) -> None:
-            if event["type"] == "http.response.body" and not event.get("more_body", False):
-                over()  # before sending: a client that has read the answer may send its next request at once
-            await send(event)
-
-        self._open += 1
-        try:
-            if self._limits.on and not always_answered(scope, self._policy):
-                problem = self._limits.problem(self._address, monotonic_ns())
-                if problem is not None:
-                    await refuse(problem, sending)
-                    return
-            await self._app(scope, bounded, sending)
-        finally:
-            over()
-            self._count(-held)
-
-
-async def refuse(error: TritonError, send: Send) -> None:
-    """Sends an error as the whole answer."""
-    parts = error_body(error)
-    length = sum(len(part) for part in parts)
-    headers = [*JSON, *error.headers, (b"content-length", b"%d" % length)]
-    await send({"type": "http.response.start", "status": error.code.http, "headers": headers})
-    await send({"type": "http.response.body", "body": b"".join(parts)})
-
-
 def members(document: Any) -> dict[str, Any]:
     """The members of a control request's JSON body. `[]` and `null` count as an empty object, as a Triton server
     takes them (docs/protocol/observed.md 11, 14).
@@ -550,62 +421,3 @@ def members(document: Any) -> dict[str, Any]:
         return {}
     got = bytes_text(dump_json(document))[:60]
     raise InvalidArgument(f"attempt to get members for non-object, got: {got}")
-
-
-async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-    """Awaits `work(*args)` and returns its result. If the client disconnects first, cancels it and raises
-    Disconnected."""
-    result: Any = None
-    gone = False
-    error: TritonError | None = None
-    async with trio.open_nursery() as nursery:
-
-        async def watch() -> None:
-            nonlocal gone
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone = True
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(watch)
-        try:
-            result = await work(*args)
-        except TritonError as found:
-            error = found  # raised below, because a nursery would wrap it in an ExceptionGroup
-        nursery.cancel_scope.cancel()
-    if error is not None:
-        raise error
-    if gone:
-        raise Disconnected
-    return result
-
-
-async def wait_or_cancel(
-    services: Services, request: InferRequest, answered: trio.Event, receive: Receive
-) -> None:
-    """Waits for the answer. If the client disconnects first, cancels the request and raises Disconnected.
-
-    Cancellation: cancels the request too.
-    """
-    if answered.is_set():
-        return
-    gone = False
-    async with trio.open_nursery() as nursery:
-
-        async def watch() -> None:
-            nonlocal gone
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone = True
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(watch)
-        try:
-            await answered.wait()
-            nursery.cancel_scope.cancel()
-        finally:
-            if not answered.is_set():
-                services.admission.cancel(request)
-                services.loop.loop_pass.end()
-    if gone:
-        raise Disconnected

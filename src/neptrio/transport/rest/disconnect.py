@@ -1,0 +1,62 @@
+"""Ends the work for a request whose client has closed its connection."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from neptrio.errors import TritonError
+from neptrio.request.infer_request import InferRequest
+from neptrio.service import Services
+from neptrio.transport.rest.asgi import Receive
+
+
+class Disconnected(Exception):
+    """The client closed the connection, so no answer is sent."""
+
+
+async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    """Awaits `work(*args)` and returns its result. If the client disconnects first, cancels it and raises
+    Disconnected."""
+    result: Any = None
+    gone = False
+    error: TritonError | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        try:
+            result = await work(*args)
+        except TritonError as found:
+            error = found  # raised below, because a nursery would wrap it in an ExceptionGroup
+        nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
+    if gone:
+        raise Disconnected
+    return result
+
+
+async def wait_or_cancel(
+    services: Services, request: InferRequest, answered: trio.Event, receive: Receive
+) -> None:
+    """Waits for the answer. If the client disconnects first, cancels the request and raises Disconnected.
+
+    Cancellation: cancels the request too.
+    """
+    if answered.is_set():
+        return
+    try:
+        await unless_gone(receive, answered.wait)
+    finally:
+        if not answered.is_set():
+            services.admission.cancel(request)
+            services.loop.loop_pass.end()

@@ -1,0 +1,139 @@
+"""Stand before the app on connections that hypercorn serves: limits on connections, requests and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from neptrio.errors import TritonError, Unavailable
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.service import Services
+from neptrio.service.connections import RETRY_AFTER
+from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy
+from neptrio.transport.rest import routes
+from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.infer import JSON, error_body
+
+FREE_BYTES = 32 << 10  # of each body that the server's budget of bytes is not asked for
+BODY_STEP = 1 << 20  # larger bodies ask the budget for this much at a time
+
+
+def always_answered(scope: dict[str, Any], policy: HeaderPolicy | None) -> bool:
+    """Whether a request is answered beyond limits too: a probe, or a control verb of a client that may use it."""
+    route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+    if route is None:
+        return False
+    return route.verb in routes.PROBES or (
+        policy is not None
+        and policy.controls(
+            route.verb, scope["headers"], route.model, scope["method"], scope.get(CERTIFICATE)
+        )
+    )
+
+
+class TurnAway:
+    """Stands in for the app on a connection beyond the limit: answers health probes, and control verbs of those who may
+    use them, and 503 to everything else."""
+
+    def __init__(
+        self,
+        app: Callable[[Any, Receive, Send], Awaitable[None]],
+        why: str,
+        policy: HeaderPolicy | None = None,
+    ) -> None:
+        self._app = app
+        self._policy = policy
+        self._body = error_body(Unavailable(why))
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if always_answered(scope, self._policy):
+            await self._app(scope, receive, send)
+            return
+        length = sum(len(part) for part in self._body)
+        headers = [*JSON, (b"retry-after", RETRY_AFTER), (b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": b"".join(self._body)})
+
+
+class Bounded:
+    """Wraps the app for a connection that hypercorn serves: applies the client's request limits, and counts the bytes
+    of bodies in the server's budget.
+
+    Our own HTTP/1.1 connection does both itself.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Any, Receive, Send], Awaitable[None]],
+        services: Services,
+        address: str,
+        count: Callable[[int], None],
+        policy: HeaderPolicy | None = None,
+    ) -> None:
+        """`count` is called with the number of body bytes that were received, and negative when they are freed."""
+        self._app = app
+        self._limits = services.request_limits
+        self._budget = services.held
+        self._address = address
+        self._count = count
+        self._policy = policy
+        self._open = 0
+
+    def open_requests(self) -> int:
+        """How many requests are not answered yet."""
+        return self._open
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        held = 0
+        let_in = FREE_BYTES
+
+        async def bounded() -> dict[str, Any]:
+            nonlocal held, let_in
+            event = await receive()
+            size = len(event.get("body", b""))
+            if size:
+                held += size
+                self._count(size)
+                while held > let_in:
+                    let_in += BODY_STEP
+                    self._budget.take(BODY_STEP)
+            return event
+
+        answered = False
+
+        def over() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._open -= 1
+
+        async def sending(event: dict[str, Any]) -> None:
+            if event["type"] == "http.response.body" and not event.get("more_body", False):
+                over()  # before sending: a client that has read the answer may send its next request at once
+            await send(event)
+
+        self._open += 1
+        try:
+            if self._limits.on and not always_answered(scope, self._policy):
+                problem = self._limits.problem(self._address, monotonic_ns())
+                if problem is not None:
+                    await refuse(problem, sending)
+                    return
+            await self._app(scope, bounded, sending)
+        finally:
+            over()
+            self._count(-held)
+
+
+async def refuse(error: TritonError, send: Send) -> None:
+    """Sends an error as the whole answer."""
+    parts = error_body(error)
+    length = sum(len(part) for part in parts)
+    headers = [*JSON, *error.headers, (b"content-length", b"%d" % length)]
+    await send({"type": "http.response.start", "status": error.code.http, "headers": headers})
+    await send({"type": "http.response.body", "body": b"".join(parts)})
