@@ -37,6 +37,7 @@ from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.poller import Poller
 from neptrio.loop.socket_writer import listen
+from neptrio.loop.time_slice import serve_soon
 from neptrio.loop.timers import Timers
 from neptrio.loop.workers import Workers
 from neptrio.observe.host import HostSampler
@@ -359,6 +360,7 @@ def run(settings: Settings) -> int:
     """Runs a server in this process until a signal; returns the exit status."""
     server: Server | None = None
     open_files.raise_limit()
+    serve_soon()
 
     async def main() -> None:
         nonlocal server
