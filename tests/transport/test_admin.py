@@ -286,6 +286,19 @@ def test_an_operator_gets_in_under_every_limit(repository: Path, place: str) -> 
                     admin_grpc.load_model("simple")
 
 
+def test_an_operator_gets_in_when_clients_have_all_descriptors(repository: Path, place: str) -> None:
+    """Connections may not use the last ones, and those that are kept serve the admin listener too."""
+    with ServerProcess(repository, f"--admin-address={place}", *EXPLICIT, limits="ulimit -n 128") as server:
+        crowd = [Http1(server.http) for _ in range(200)]
+        server.until_logged("turned away a connection")
+        with Http1(server.admin) as admin:
+            assert admin.request("POST", "/v2/logging", b'{"log_verbose_level": 1}').status == 200
+        with triton_grpc.InferenceServerClient(server.admin) as admin_grpc:
+            admin_grpc.load_model("simple")
+        for client in crowd:
+            client.close()
+
+
 def test_the_newest_admin_connection_takes_the_place_of_the_oldest(repository: Path, place: str) -> None:
     """Whoever keeps connections open locks no operator out."""
     with ServerProcess(repository, f"--admin-address={place}", *EXPLICIT, limits="ulimit -n 256") as server:
