@@ -298,6 +298,8 @@ cdef class Reader:
                     while True:
                         name = self.name_text()
                         item = self.value(depth + 1)
+                        if self.large:
+                            self.breathe()
                         if name not in members:
                             members[name] = item
                         elif depth == 0 and self.repeated is not None:
@@ -310,6 +312,8 @@ cdef class Reader:
                 items.append(self.value(depth + 1))
                 while self.next_element():
                     items.append(self.value(depth + 1))
+                    if self.large:
+                        self.breathe()
             return items
         if c == b"t":
             self._word(b"true", 4)
@@ -446,10 +450,11 @@ cdef class Stop:
         self.asked = 1
 
 
-def load(data, list repeated=None):
+def load(data, list repeated=None, bint large=False):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 
-    Names that the document's outermost object has more than once are appended to `repeated`.
+    Names that the document's outermost object has more than once are appended to `repeated`. With `large` this is
+    called on a worker's thread, and lets other threads run in between.
     """
     cdef Py_buffer view
     cdef Reader r = Reader()
@@ -460,6 +465,7 @@ def load(data, list repeated=None):
         r.text = <const unsigned char*>view.buf
         r.end = view.len
         r.repeated = repeated
+        r.large = large
         r.begin()
         value = r.value(0)
         r.finish()

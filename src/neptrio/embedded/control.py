@@ -81,7 +81,7 @@ async def log_settings(core: Server, changes: Mapping[str, Any]) -> dict[str, An
 
 async def sequences(core: Server, model: str, version: str) -> dict[str, Any]:
     """A model's live sequences."""
-    return core.services.sequences.list(model, version)
+    return await core.services.sequences.list(model, version)
 
 
 async def metrics(core: Server) -> str:

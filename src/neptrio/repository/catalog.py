@@ -5,7 +5,7 @@ Nothing here changes what is served: repository.loading brings models in, reposi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,12 @@ class Catalog:
 
         `model_dirs` is what places.model_dirs() returned on another thread just before.
         """
-        rows: list[dict[str, Any]] = []
+        return list(self.index_rows(ready, timings, model_dirs))
+
+    def index_rows(
+        self, ready: bool, timings: bool = False, model_dirs: Mapping[str, list[Path]] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of index(), each made when it is asked for."""
         for name, folders in (self.places.model_dirs() if model_dirs is None else model_dirs).items():
             record = self.records.get(name)
             if len(folders) > 1 and not (record is not None and record.rows):
@@ -136,8 +141,9 @@ class Catalog:
                 ]
             else:
                 found = list(record.index(timings)) if record is not None else []
-            rows += [row for row in found or [{"name": name}] if not ready or row.get("state") == "READY"]
-        return rows
+            for row in found or [{"name": name}]:
+                if not ready or row.get("state") == "READY":
+                    yield row
 
     async def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error of a model. Raises NotFound."""

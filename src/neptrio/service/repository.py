@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from neptrio.errors import Denied, InvalidArgument, Unavailable, Unsupported
@@ -49,6 +50,10 @@ class RepositoryService:
         """The $repository_index_response; with `timings` also when each version was loaded and how long that
         took (our extension)."""
         return self._repository.index(ready, timings, await self._repository.places.listed())
+
+    async def index_rows(self, ready: bool, timings: bool = False) -> Iterator[dict[str, Any]]:
+        """The rows of index(), each made when it is asked for: there may be thousands."""
+        return self._repository.index_rows(ready, timings, await self._repository.places.listed())
 
     async def progress(self, name: str) -> dict[str, Any]:
         """The model's versions, its load under way and the last error (our extension). Raises NotFound."""

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from neptrio.errors import InvalidArgument, NotFound
+from neptrio.loop.slices import Slices
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.model import Model
 from neptrio.request.infer_request import monotonic_ns
@@ -59,7 +60,7 @@ class SequencesService:
             )
         return model, scheduler
 
-    def list(self, name: str, version: str, client: Account | None = None) -> dict[str, Any]:
+    async def list(self, name: str, version: str, client: Account | None = None) -> dict[str, Any]:
         """The model's sequences, oldest first, and how many requests wait in its slots and its backlog.
 
         `client` is who asks: its own sequences are listed, or all of them if it may end them. The numbers are of all.
@@ -69,7 +70,9 @@ class SequencesService:
         statistics = scheduler.statistics()
         table = statistics.table
         rows = []
+        slices = Slices()
         for found in scheduler.sequences(monotonic_ns()):
+            await slices.rest()
             row = asdict(found)
             owner = row.pop("owner")
             if client is not None:

@@ -12,6 +12,7 @@ asked for, and clients may ignore them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -83,6 +84,11 @@ class StatisticsService:
 
         A malformed version is refused before the model is looked up, also when no model is named.
         """
+        return {"model_stats": list(self.rows(name, version, detail)), **self.others(detail)}
+
+    def rows(self, name: str, version: str, detail: Detail = NOTHING) -> Iterator[dict[str, Any]]:
+        """The "model_stats" of model_statistics(), each made when it is asked for: there may be thousands. Raises what
+        that raises, at once."""
         number = version_number(version) if version else 0
         if number < 0:
             raise not_above_zero(version)
@@ -95,16 +101,21 @@ class StatisticsService:
                 models = [m for m in models if int(m.version) == number]
                 if not models:
                     raise InvalidArgument(f"requested model version is not available for model '{name}'")
-        answer: dict[str, Any] = {"model_stats": [self._one(model, detail) for model in models]}
-        if detail.live:
-            lag = self._lag.statistics()
-            answer["loop_lag"] = {
+        return (self._one(model, detail) for model in models)
+
+    def others(self, detail: Detail) -> dict[str, Any]:
+        """What model_statistics() has beside "model_stats"."""
+        if not detail.live:
+            return {}
+        lag = self._lag.statistics()
+        return {
+            "loop_lag": {
                 "count": lag.count,
                 "sum_ns": lag.sum_ns,
                 "max_ns": lag.max_ns,
                 "cumulative": [list(pair) for pair in zip(BOUNDS_NS, lag.cumulative, strict=True)],
             }
-        return answer
+        }
 
     def _one(self, model: Any, detail: Detail) -> dict[str, Any]:
         stat = {"name": model.name, "version": model.version, **model.counters.snapshot()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -22,6 +22,7 @@ from neptrio.codec.protobuf import well_formed
 from neptrio.errors import Code, TritonError
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
+from neptrio.transport.grpc.decoding import LARGE_MESSAGE
 from neptrio.transport.grpc.fast_path import CARDINALITY
 from neptrio.transport.http2.grpc_status import (
     OK_HEADERS,
@@ -179,15 +180,13 @@ class HandlerCall(Call):
                 await compression.inflate_later(self._connection.inflating, raw, inflater, self._connection)
                 self._connection.inflating.release(len(inflater.content))
             raw = bytes(inflater.content)
+        read = partial(_parsed, self._path, self._handler, [raw])
         try:
-            well_formed(raw)
-            declared = request_class(self._path)
-            if declared is not None:
-                message = declared.FromString(raw)
-                del raw  # a load request may carry large files: keep no third copy
-                raw = as_declared(message)
-                del message
-            parsed = self._handler.request_type.parse(raw)
+            if len(raw) > LARGE_MESSAGE:
+                del raw
+                parsed = await self._connection.services.workers.run(read, self._connection)
+            else:
+                parsed = read()
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
         self._request = parsed
@@ -280,6 +279,16 @@ class HandlerCall(Call):
                 trailers = self._outcome
             self.finish(trailers)
             self._connection.flush_soon()
+
+
+def _parsed(path: bytes, handler: Any, message: list[bytes]) -> Any:
+    """The request that the only bytes of `message` are; it is emptied, to keep no third copy of a load request's files."""
+    well_formed(message[0])
+    declared = request_class(path)
+    if declared is not None:
+        made = declared.FromString(message.pop())
+        message.append(as_declared(made))
+    return handler.request_type.parse(message.pop())
 
 
 def _encoded(metadata: Any) -> list[tuple[bytes, bytes]]:

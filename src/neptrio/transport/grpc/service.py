@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from neptrio._proto.inference import (
@@ -30,6 +31,7 @@ from neptrio._proto.inference import (
     TraceSettingResponseSettingValue,
 )
 from neptrio.errors import InvalidArgument, Unsupported
+from neptrio.loop.slices import in_slices
 from neptrio.service import Services
 from neptrio.transport.grpc.health import HealthHandlers
 from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
@@ -46,6 +48,22 @@ def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
     if isinstance(value, int):
         return LogSettingsResponseSettingValue(uint32_param=value)
     return LogSettingsResponseSettingValue(string_param=value)
+
+
+class Encoded:
+    """A message that is bytes already."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def __bytes__(self) -> bytes:
+        return self._text
+
+
+async def encoded(rows: Iterable[dict[str, Any]], message: Callable[[dict[str, Any]], Any]) -> Encoded:
+    """The message with all rows of a repeated field, made of messages with one row each: the bytes of protobuf messages
+    that follow each other are those of both together."""
+    return Encoded(b"".join(await in_slices(rows, lambda row: bytes(message(row)))))
 
 
 class InferenceHandlers(SharedMemoryHandlers):
@@ -78,9 +96,9 @@ class InferenceHandlers(SharedMemoryHandlers):
         config = self._services.metadata.config_message(message.name, message.version)
         return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
 
-    async def model_statistics(self, message: Any) -> ModelStatisticsResponse:
-        plain = self._services.statistics.model_statistics(message.name, message.version)
-        return ModelStatisticsResponse(model_stats=[_model_statistics(m) for m in plain["model_stats"]])
+    async def model_statistics(self, message: Any) -> Encoded:
+        rows = self._services.statistics.rows(message.name, message.version)
+        return await encoded(rows, lambda row: ModelStatisticsResponse(model_stats=[_model_statistics(row)]))
 
     async def log_settings(self, message: Any) -> LogSettingsResponse:
         changes: dict[str, Any] = {}
@@ -100,11 +118,13 @@ class InferenceHandlers(SharedMemoryHandlers):
             }
         )
 
-    async def repository_index(self, message: Any) -> RepositoryIndexResponse:
+    async def repository_index(self, message: Any) -> Encoded:
         if message.repository_name:
             raise Unsupported("'repository_name' specification is not supported")
-        rows = await self._services.repository.index(message.ready)
-        return RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row) for row in rows])
+        rows = await self._services.repository.index_rows(message.ready)
+        return await encoded(
+            rows, lambda row: RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row)])
+        )
 
     async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
         parameters: dict[str, Any] = {}

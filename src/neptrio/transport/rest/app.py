@@ -12,6 +12,7 @@ from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
 from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.loop.slices import in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.service.audit import AuditLog
@@ -24,7 +25,7 @@ from neptrio.transport.rest import routes
 from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
 from neptrio.transport.rest.generate import HttpGenerate
-from neptrio.transport.rest.infer import JSON, Headers, HttpInfer, error_body
+from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers, HttpInfer, error_body
 
 log = logging.getLogger("neptrio.rest")
 
@@ -254,6 +255,12 @@ class RestApp:
 
     # ------------------------------------------------------------ control routes
 
+    async def _document(self, body: Any) -> Any:
+        """The JSON of a control request's body; a worker reads a large one. Raises InvalidArgument."""
+        if len(body) <= DECODED_LATER:
+            return load_json(body)
+        return await self._services.workers.run(lambda: load_json(body, large=True))
+
     async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return (200 if self._services.metadata.live() else 400), TEXT, []
 
@@ -276,11 +283,14 @@ class RestApp:
 
     async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))
-        statistics = self._services.statistics.model_statistics(route.model, route.version, detail)
-        return 200, JSON, [dump_json(statistics)]
+        statistics = self._services.statistics
+        rows = statistics.rows(route.model, route.version, detail)
+        texts = await in_slices(rows, dump_json)
+        others = dump_json(statistics.others(detail))[1:]
+        return 200, JSON, [b'{"model_stats":', *listed(texts), b"," if len(others) > 1 else b"", others]
 
     async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        found = self._services.sequences.list(route.model, route.version, scope.get(CLIENT))
+        found = await self._services.sequences.list(route.model, route.version, scope.get(CLIENT))
         return 200, JSON, [dump_json(found)]
 
     async def _sequence_end(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -294,7 +304,7 @@ class RestApp:
     async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(self._services.logging.settings())]
-        changes = members(load_json(await self._body(scope, receive)))
+        changes = members(await self._document(await self._body(scope, receive)))
         return 200, JSON, [dump_json(self._services.logging.update(changes))]
 
     async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -306,7 +316,7 @@ class RestApp:
         memory = self._services.shared_memory
         memory.check_allowed(change=True)
         memory.system.check_named(route.region)
-        document = load_json(await self._body(scope, receive))
+        document = await self._document(await self._body(scope, receive))
         memory.system.register(route.region, *system_registration(document))
         return 200, JSON, []
 
@@ -325,7 +335,7 @@ class RestApp:
         memory = self._services.shared_memory
         memory.check_allowed(change=True)
         memory.cuda.check_named(route.region)
-        document = load_json(await self._body(scope, receive))
+        document = await self._document(await self._body(scope, receive))
         raw_handle, device_id, byte_size = cuda_registration(document)
         memory.cuda.register(route.region, raw_handle, device_id, byte_size)
         return 200, JSON, []
@@ -340,7 +350,7 @@ class RestApp:
         trace = self._services.trace
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(trace.settings(route.model))]
-        given = members(load_json(await self._body(scope, receive)))
+        given = members(await self._document(await self._body(scope, receive)))
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -348,7 +358,7 @@ class RestApp:
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
-        document = members(load_json(body)) if body else {}
+        document = members(await self._document(body)) if body else {}
         asked = {"ready": False, "timings": b"timings=true" in scope["query_string"].split(b"&")}
         for name in asked:
             if not isinstance(document.get(name, False), bool):
@@ -356,13 +366,13 @@ class RestApp:
                     f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
                 )
             asked[name] = document.get(name, asked[name])
-        rows = await self._services.repository.index(asked["ready"], asked["timings"])
-        return 200, JSON, [dump_json(rows)]
+        rows = await self._services.repository.index_rows(asked["ready"], asked["timings"])
+        return 200, JSON, listed(await in_slices(rows, dump_json))
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of a load, and the whole document they are in."""
         body = await self._body(scope, receive)
-        document = members(load_json(body)) if body else {}
+        document = members(await self._document(body)) if body else {}
         parameters = document.get("parameters", {})
         if not isinstance(parameters, dict):
             raise InvalidArgument("attempt to get members for non-object")
@@ -387,11 +397,16 @@ class RestApp:
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
         try:
-            dependents = load_json(body)["parameters"]["unload_dependents"] is True
+            dependents = (await self._document(body))["parameters"]["unload_dependents"] is True
         except (TritonError, KeyError, TypeError):
             dependents = False
         await self._services.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
+
+
+def listed(texts: list[bytes]) -> list[bytes]:
+    """JSON texts as one JSON array, in few buffers."""
+    return [b"[", b",".join(texts), b"]"]
 
 
 def _origin(headers: Headers) -> bytes | None:
