@@ -7,9 +7,10 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -142,6 +143,22 @@ def test_a_new_connection_may_send_a_request_too(front: Front) -> None:
         assert server.ended() == 0
 
 
+def stop_under(
+    server: ServerProcess, load: Callable[[int, Any], None], clients: Sequence[Any], answered: list[int]
+) -> None:
+    """Stops the server when each of `clients`, on a thread of its own that runs `load`, has got ten answers."""
+    threads = [threading.Thread(target=load, args=pair) for pair in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    until(
+        lambda: min(answered) >= 10 or not all(thread.is_alive() for thread in threads), "everybody is at it"
+    )
+    server.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(120)
+    assert server.ended() == 0
+
+
 def test_nobody_is_left_without_an_answer_under_load(front: Front) -> None:
     """Sixteen clients that never pause: every request is answered, until an answer says close."""
     answered = [0] * CLIENTS
@@ -162,15 +179,8 @@ def test_nobody_is_left_without_an_answer_under_load(front: Front) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(front.start(*PATIENT))
         clients = [stack.enter_context(front.connect(server)) for _ in range(CLIENTS)]
-        threads = [threading.Thread(target=load, args=pair) for pair in enumerate(clients)]
-        for thread in threads:
-            thread.start()
-        until(lambda: problems or min(answered) >= 10, "everybody is at it")
-        server.process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(120)
+        stop_under(server, load, clients, answered)
         assert problems == []
-        assert server.ended() == 0
 
 
 def test_an_idle_connection_ends_with_the_grace(front: Front) -> None:
@@ -312,15 +322,8 @@ def test_http2_clients_that_never_pause(lean: Front) -> None:
             stack.enter_context(RawClient(server.grpc if i % 2 else server.http))
             for i in range(len(answered))
         ]
-        threads = [threading.Thread(target=load, args=pair) for pair in enumerate(clients)]
-        for thread in threads:
-            thread.start()
-        until(lambda: problems or min(answered) >= 10, "everybody is at it")
-        server.process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(120)
+        stop_under(server, load, clients, answered)
         assert problems == []
-        assert server.ended() == 0
 
 
 def test_a_silent_grpc_connection_does_not_hold_up_the_end(lean: Front) -> None:
