@@ -22,6 +22,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 CEXT = ROOT / "cext"
@@ -158,8 +159,23 @@ def extensions() -> list[Extension]:
     return found
 
 
+class BuildPy(build_py):
+    """Puts the example models that `neptrio demo` serves into the package."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib) / "neptrio" / "demo_repository"
+        shutil.rmtree(target, ignore_errors=True)
+        for pattern in ("identity_*", "mean", "simple", "upper_case"):
+            for model in sorted((ROOT / "examples" / "model_repository").glob(pattern)):
+                shutil.copytree(model, target / model.name)
+
+
 os.chdir(ROOT)
 setup(
+    cmdclass={"build_py": BuildPy},
     ext_modules=cythonize(
         extensions(),
         include_path=[str(cimport_folder())],

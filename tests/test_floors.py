@@ -46,7 +46,7 @@ startup
 server
 embedded
 cli
-commands.serve
+commands.demo commands.serve
 __main__
 """
 FLOOR_OF = {name: number for number, line in enumerate(FLOORS.split("\n")) for name in line.split()}

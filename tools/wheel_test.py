@@ -60,17 +60,27 @@ def serve(neptrio: Path, folder: Path) -> None:
     """Runs the installed command on one Python model and asks it something."""
     (folder / "models" / "double" / "1").mkdir(parents=True)
     (folder / "models" / "double" / "1" / "model.py").write_text(MODEL)
-    log = folder / "log"
+    body = {"inputs": [{"name": "X", "datatype": "INT32", "shape": [2], "data": [3, 4]}]}
     flags = [
+        f"--model-repository={folder / 'models'}",
         "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1",
-        "--http-port=0",
-        "--grpc-port=0",
-        "--metrics-port=0",
     ]
+    answer(neptrio, folder, flags, "double", body, [6, 8])
+
+
+def demo(neptrio: Path, folder: Path) -> None:
+    """Asks a model that came with the wheel."""
+    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]}
+    answer(neptrio, folder, ["demo"], "upper_case", body, ["HELLO"])
+
+
+def answer(neptrio: Path, folder: Path, flags: list[str], model: str, body: dict, expected: list) -> None:
+    """Runs the installed command and exits unless that model's first output is `expected`."""
+    log = folder / "log"
     with log.open("w") as stderr:
         server = subprocess.Popen(
-            [neptrio, f"--model-repository={folder / 'models'}", *flags],
+            [neptrio, *flags, "--http-port=0", "--grpc-port=0", "--metrics-port=0"],
             stderr=stderr,
             cwd=folder,
             env=without_compiler(neptrio.parent),
@@ -82,10 +92,9 @@ def serve(neptrio: Path, folder: Path) -> None:
                 sys.exit(f"the installed server did not start:\n{log.read_text()}")
             time.sleep(0.05)
         address = log.read_text().split("REST     on ")[1].split()[0]
-        body = {"inputs": [{"name": "X", "datatype": "INT32", "shape": [2], "data": [3, 4]}]}
-        answer = request(f"{address}/v2/models/double/infer", body)
-        if answer["outputs"][0]["data"] != [6, 8]:
-            sys.exit(f"wrong answer: {answer}")
+        got = request(f"{address}/v2/models/{model}/infer", body)
+        if got["outputs"][0]["data"] != expected:
+            sys.exit(f"wrong answer: {got}")
         if sys.platform == "linux":
             own_nghttp2(server.pid, folder)
         server.terminate()
@@ -114,6 +123,7 @@ def main() -> int:
         subprocess.run([binaries / "python", "-c", check], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         subprocess.run([binaries / "neptrio", "--version"], check=True, cwd=folder)
         serve(binaries / "neptrio", folder)
+        demo(binaries / "neptrio", folder)
     print(f"{wheel.name} installs and serves")
     return 0
 

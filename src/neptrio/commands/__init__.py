@@ -5,6 +5,8 @@ A module NAME.py (a `_` in it is a `-` on the command line) has:
     HELP: str                                              one line for `neptrio --help`
     def add_arguments(parser: argparse.ArgumentParser)     declares its flags
     def run(options: argparse.Namespace) -> int            does it, returns the exit status
+    SERVES = True                                          optional: it serves; flags that it does not declare are
+                                                           options.flags, those of `neptrio`
 
 Without a subcommand `neptrio` serves. Modules are found by their file, so that adding one is
 adding a file, and imported only when they are asked for (or listed by `--help`).
@@ -42,7 +44,11 @@ def run(name: str, argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     module.add_arguments(parser)
-    options = parser.parse_args(argv)
+    options: argparse.Namespace
+    if getattr(module, "SERVES", False):
+        options, options.flags = parser.parse_known_args(argv)
+    else:
+        options = parser.parse_args(argv)
     try:
         status = int(module.run(options) or 0)
         sys.stdout.flush()

@@ -22,6 +22,7 @@ from neptrio.cli import serve, settings_of
 from neptrio.embedded.functions import absolute, server_of
 
 HELP = "serve the models of a Python program"
+SERVES = True
 LOOK_SECONDS = 0.3
 IGNORED = {"__pycache__", "node_modules", "site-packages"}
 
@@ -33,22 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
     parser.add_argument("--isolation", choices=("process", "none"), default="process",
         help="where functions run: in processes of their own, or in the server's (default: process)")  # fmt: skip
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves until a signal; 1 when the program cannot be imported or served, 2 for wrong flags."""
-    after = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    after.add_argument("--reload", action="store_true", default=options.reload)
-    after.add_argument("--isolation", choices=("process", "none"), default=options.isolation)
-    own, flags = after.parse_known_args(options.flags)
     try:
         app = absolute(options.app)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if own.reload:
-        return _reloading(app, [options.app, f"--isolation={own.isolation}", *flags])
+    if options.reload:
+        return _reloading(app, [options.app, f"--isolation={options.isolation}", *options.flags])
     try:
         server = server_of(app)
     except ValueError as error:
@@ -58,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
         traceback.print_exc()
         print(f"error: {options.app} cannot be imported", file=sys.stderr)
         return 1
-    with server.command(app, own.isolation == "process") as given:
-        return serve(*settings_of(flags, given))
+    with server.command(app, options.isolation == "process") as given:
+        return serve(*settings_of(options.flags, given))
 
 
 def _reloading(app: str, argv: list[str]) -> int:
