@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from importlib import import_module
 from typing import Any
 
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,37 @@ class Peer:
         while self.session.wants_output:
             sent += b"".join(bytes(memoryview(part)) for part in self.session.data_to_send())
         return sent
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize(
+    "sizes",  # in the SETTINGS before each call
+    [
+        ((0,), (65537, 65537), ()),
+        ((), (0, 0), (4096,)),
+        ((0,), (4096, 4096, 4096), (0,)),
+        ((4096,), (0, 4096), ()),
+    ],
+)
+def test_tables_of_headers_stay_alike(name: str, sizes: tuple[tuple[int, ...], ...]) -> None:
+    """SETTINGS that change the table's size, and say the same again before there are headers to announce it in."""
+    peer, encoder, decoder = Peer(name), Encoder(), Decoder()
+    decoder.max_allowed_table_size = 1 << 20
+    peer.session.receive(PREFACE + frame(4, 0, 0), SECOND)
+    answered = []
+    for stream, changes in zip((1, 3, 5, 7), (*sizes, ()), strict=True):
+        for size in changes:
+            peer.session.receive(frame(4, 0, 0, struct.pack(">HI", 1, size)), SECOND)
+        block = encoder.encode(HEADERS)
+        peer.session.receive(frame(1, 4, stream, block) + frame(0, 1, stream, message(b"x")), SECOND)
+        sent = peer.pump()
+        while sent:
+            size, kind = int.from_bytes(sent[:3], "big"), sent[3]
+            if kind == 1:
+                answered.append(decoder.decode(sent[9 : 9 + size]))
+            sent = sent[9 + size :]
+    assert [headers for headers in answered if ("grpc-status", "0") in headers] == [answered[1]] * 4
+    assert len(answered) == 8
 
 
 FRAMES = st.one_of(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http import Http1, Http2
+from tests.support.raw_http2 import frame
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.transport.http1.test_http1 import GOOD
@@ -58,6 +59,16 @@ def test_streams_that_are_reset(lean_server: ServerProcess) -> None:
             client.flush()
         assert client.request("POST", INFER, GOOD).status == 200
     serves(lean_server)
+
+
+def test_answers_can_be_read_after_settings_that_say_the_same_twice(lean_server: ServerProcess) -> None:
+    """The table of headers is given up, announced in an answer, and set up again by two SETTINGS that are alike."""
+    with Http2(lean_server.http) as client:
+        client.connection.decoder.max_allowed_table_size = 1 << 20
+        for sizes in ((0,), (65537, 65537), ()):
+            for size in sizes:
+                client.sock.sendall(frame(4, 0, 0, struct.pack(">HI", 1, size)))
+            assert client.request("POST", INFER, GOOD).status == 200
 
 
 def test_a_body_over_the_limit(lean_server: ServerProcess) -> None:

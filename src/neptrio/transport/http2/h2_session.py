@@ -31,6 +31,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from neptrio.transport.http2.grpc_status import OK_HEADERS
+from neptrio.transport.http2.header_encoder import HeaderEncoder
 from neptrio.transport.http2.limits import (
     CANCEL,
     CONNECTION_WINDOW,
@@ -152,6 +153,7 @@ class Session:
                 validate_inbound_headers=False,
             )
         )
+        self._conn.encoder = HeaderEncoder()
         self._conn.local_settings = Settings(
             client=False,
             initial_values={

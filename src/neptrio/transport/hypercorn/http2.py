@@ -58,6 +58,7 @@ from hypercorn.utils import filter_pseudo_headers
 from hyperframe.frame import GoAwayFrame
 
 from neptrio.request.infer_request import monotonic_ns
+from neptrio.transport.http2.header_encoder import HeaderEncoder
 from neptrio.transport.http2.limits import ENHANCE_YOUR_CALM, PING_COST, Nuisance
 
 log = logging.getLogger("neptrio.rest")
@@ -204,6 +205,7 @@ class Http2(H2Protocol):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.connection.encoder = HeaderEncoder()
         codes = h2.settings.SettingCodes
         self.connection.local_settings = h2.settings.Settings(
             client=False,
