@@ -14,7 +14,8 @@ its file gets what the groups below it lack:
 
 Versions stay as they are in the files while pyproject.toml allows them; --upgrade takes the newest. The
 resolution is uv's; it is made for every system, so one file holds for all of them. Hashes are those that the
-package index gives, and the files do not say which index that was.
+package index gives, and the files do not say which index that was. At the end uv is asked whether there is a wheel
+of everything for each of the Pythons and machines that tools/install.py uses the files for.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import install
+
 import requirements
 
 FOLDER = Path(__file__).resolve().parent.parent / "requirements"
 OLDEST = "3.11"
+GLIBC = "manylinux_2_28"
 # group -> the groups that are installed before it
 BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
@@ -67,6 +71,29 @@ def compiled(wanted: list[str], output: Path, *flags: str) -> dict[str, str]:
     return entries(output.read_text())
 
 
+def without_wheels(groups: dict[str, dict[str, str]], folder: Path) -> list[str]:
+    """What uv says where a package has no wheel that fits, for each Python and machine."""
+    file = folder / "everything.txt"
+    file.write_text(
+        "\n".join({head: text for group in groups.values() for head, text in group.items()}.values())
+    )
+    found = []
+    for major, minor in install.PYTHONS:
+        for machine in install.MACHINES:
+            run = subprocess.run(
+                [
+                    sys.executable, "-m", "uv", "pip", "install", "-q", "--dry-run", "--no-deps", "--require-hashes",
+                    "--only-binary=:all:", f"--python-version={major}.{minor}",
+                    f"--python-platform={machine}-{GLIBC}", f"--target={folder}/nothing", "-r", file,
+                ],
+                text=True,
+                capture_output=True,
+            )  # fmt: skip
+            if run.returncode:
+                found.append(f"Python {major}.{minor} on {machine}: {run.stderr.strip()}")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
@@ -95,7 +122,10 @@ def main() -> int:
             ]
             (FOLDER / f"{group}.txt").write_text("\n".join(own) + "\n")
             print(f"requirements/{group}.txt: {len(own)} packages")
-    return 0
+        problems = without_wheels(groups, Path(name))
+    if problems:
+        print("\n".join(problems))
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

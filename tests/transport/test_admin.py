@@ -30,6 +30,7 @@ from neptrio.transport.admin_only import check_call, check_verb
 from neptrio.transport.header_policy import METHOD_CATEGORIES, METHOD_SCOPES, VERB_CATEGORIES, VERB_SCOPES
 from neptrio.transport.unix_socket import UnixListener
 from tests.service.test_network_changes import CHANGES
+from tests.support.certificates import Certificates
 from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -394,6 +395,58 @@ def test_a_tcp_address_speaks_tls_where_rest_does(repository: Path, tmp_path: Pa
         with Http1(server.admin) as plain:
             plain.send(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
             assert plain.closed()
+
+
+def test_certificates_hold_at_the_admin_listener(repository: Path, tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    certificate, key = made.issue("server")
+    made.issue("boss", common_name="boss")
+    made.issue("reader", common_name="reader")
+    (tmp_path / "auth.toml").write_text(
+        "".join(
+            f'[[certificate]]\nname = "{name}"\ncommon_name = ["{name}"]\nscopes = ["{scope}"]\n'
+            for name, scope in (("boss", "admin"), ("reader", "read"))
+        )
+    )
+    audit = tmp_path / "audit"
+    flags = (
+        f"--http-tls-cert={certificate}", f"--http-tls-key={key}", f"--http-tls-client-ca={made.roots}",
+        f"--auth-config={tmp_path}/auth.toml", f"--audit-log={audit}", "--admin-address=127.0.0.1:0",
+    )  # fmt: skip
+    load = "/v2/repository/models/simple/load"
+
+    def over_grpc(server: ServerProcess, name: str) -> triton_grpc.InferenceServerClient:
+        own, own_key = made.files(name)
+        return triton_grpc.InferenceServerClient(
+            server.admin,
+            ssl=True,
+            root_certificates=str(made.roots),
+            private_key=str(own_key),
+            certificate_chain=str(own),
+        )
+
+    with ServerProcess(repository, *flags, *EXPLICIT) as server:
+        with Http1(server.admin, made.client("boss")) as admin:
+            assert admin.request("POST", load).status == 200
+            assert admin.request("GET", "/metrics").status == 403
+        with Http1(server.admin, made.client("reader")) as reader:
+            assert reader.request("POST", load).status == 403
+            assert reader.request("GET", "/metrics").status == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)), Http1(server.admin, made.client()) as nobody:
+            nobody.request("GET", "/v2/health/live")
+        with over_grpc(server, "boss") as admin_grpc:
+            admin_grpc.load_model("simple")
+        with over_grpc(server, "reader") as reader_grpc:
+            assert reader_grpc.get_model_metadata("simple").name == "simple"
+            with pytest.raises(InferenceServerException, match="certificate 'reader' may not do this"):
+                reader_grpc.load_model("simple")
+    found = [(r["protocol"], r["event"], r["outcome"], r["certificate"]) for r in rows(audit)]
+    assert [(p, e, o, "commonName=boss" in c) for p, e, o, c in found if e == "load"] == [
+        ("http", "load", "ok", True),
+        ("http", "load", "refused", False),
+        ("grpc", "load", "ok", True),
+        ("grpc", "load", "refused", False),
+    ]
 
 
 # ------------------------------------------------------------ the socket file
