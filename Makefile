@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.h') setup.py pyproject.toml
+CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
 .PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test
 

@@ -131,7 +131,7 @@ def extensions() -> list[Extension]:
             libraries.append("nghttp2")
         covered = SANITIZE and str(source.relative_to(CEXT)).startswith(COVERED)
         coverage = ["-fsanitize-coverage=trace-pc,trace-cmp"] if covered else []
-        include_dirs = []
+        include_dirs = [str(source.parent)] if any(source.parent.glob("*.h")) else []
         cuda = source.name.startswith("cuda_")
         if cuda:
             if headers is None:
@@ -173,6 +173,19 @@ class BuildPy(build_py):
                 shutil.copytree(model, target / model.name)
 
 
+def plain() -> list[Extension]:
+    """Libraries without Python: they are built and installed like modules, and loaded with ctypes."""
+    return [
+        Extension(
+            "neptrio.rings.plain_ring",
+            ["cext/rings/plain_ring.c"],
+            depends=["cext/rings/words.h"],
+            extra_compile_args=COMPILE_ARGS,
+            extra_link_args=LINK_ARGS,
+        )
+    ]
+
+
 os.chdir(ROOT)
 setup(
     cmdclass={"build_py": BuildPy},
@@ -182,6 +195,7 @@ setup(
         compiler_directives=DIRECTIVES,
         build_dir="build/cython",
         nthreads=JOBS,
-    ),
+    )
+    + plain(),
     options={"build_ext": {"parallel": JOBS}},
 )

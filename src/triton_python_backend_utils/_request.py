@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Set  # noqa: UP035
 
 from . import _host
 from ._errors import TritonError, TritonModelException
@@ -24,7 +24,7 @@ TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
 
-class OutputNames(set[str]):
+class OutputNames(Set[str]):  # noqa: UP006  # Python 3.8 cannot subscript set here
     """The outputs that a request asks for: a set of str, iterated in the order in which they were asked for."""
 
     _order: tuple[str, ...] = ()  # the default is for copies, which are made without __init__

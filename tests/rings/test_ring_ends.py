@@ -17,13 +17,14 @@ from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings import child as ring_child
 from tests.support.rings import AREA, Pair
+from triton_python_backend_utils._process import plain_end
 
 BIG = 100_000  # bytes: above what is copied anyway
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
+@pytest.fixture(params=["compiled", "plain"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(plain=request.param == "plain")
     yield made
     made.close()
 
@@ -112,6 +113,7 @@ def test_a_tensor_that_cannot_be_sent_fails_its_own_request(pair: Pair) -> None:
 # ---------------------------------------------------------------- copies
 
 
+@pytest.mark.parametrize("pair", ["compiled"], indirect=True)  # the other copies every output once
 def test_copies_of_large_tensors(pair: Pair) -> None:
     """docs/isolation.md counts them; here an address tells a copy from a view."""
     array = np.arange(BIG, dtype=np.float32)
@@ -144,6 +146,7 @@ def test_copies_of_large_tensors(pair: Pair) -> None:
     assert pair.place(tensor.address) == ""
 
 
+@pytest.mark.parametrize("pair", ["compiled"], indirect=True)
 def test_an_array_that_the_model_keeps_is_copied(pair: Pair) -> None:
     kept: list[np.ndarray] = []
 
@@ -282,3 +285,10 @@ def test_a_call_there_and_back(pair: Pair) -> None:
     response, final = pair.child.response(message)
     assert (kind, key, final) == (ring_child.K_CALL_RESPONSE, 6, False)
     assert response.error().message() == "no"
+
+
+def test_both_ends_of_a_process_use_the_same_numbers() -> None:
+    """The one for other interpreters (plain_end) has a list of its own."""
+    names = [name for name in vars(ring_child) if name.startswith("K_")]
+    assert len(names) > 8
+    assert {n: getattr(plain_end, n) for n in names} == {n: getattr(ring_child, n) for n in names}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import triton_python_backend_utils as utils
+from neptrio.backends.python.ring_instance import PLAIN_LIBRARY
 from neptrio.backends.python.ring_server import Layout, ServerEnd
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
@@ -17,6 +18,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore
 from neptrio.rings import child as ring_child
 from neptrio.rings.ring import Segment, sealed_memory
 from tests.support.requests import request_of
+from triton_python_backend_utils._process import plain_end
 
 AREA = 1 << 20
 
@@ -58,7 +60,8 @@ class Mailbox:
 class Pair:
     """A ServerEnd with its host, and a ChildEnd with its links; `model` answers batches."""
 
-    def __init__(self, area: int = AREA, decoupled: bool = False) -> None:
+    def __init__(self, area: int = AREA, decoupled: bool = False, plain: bool = False) -> None:
+        """`plain`: the model's end is that of other interpreters."""
         self.model = Model("m", "1")
         self.model.counters = ModelCounters()
         self.model.decoupled = decoupled
@@ -75,8 +78,9 @@ class Pair:
         self.shared = Segment(memory, self.layout.size)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.server = ServerEnd(self.shared, self.layout, self, decoupled)
-        self.child = ring_child.ChildEnd(
-            os.dup(memory), self.bell, vars(self.layout), self, Back, "m", 1, ["OUT"], False, 0
+        common = (os.dup(memory), self.bell, vars(self.layout), self, Back, "m", 1, ["OUT"], False)
+        self.child: Any = (
+            plain_end.PlainEnd(PLAIN_LIBRARY, *common) if plain else ring_child.ChildEnd(*common, 0)
         )
 
     # the interface of a ServerEnd's host and a ChildEnd's links

@@ -29,7 +29,7 @@ def _where(config: Any) -> list[str]:
         return [f"Its instances are threads of the server's process and share its GIL (parameter {why})."]
     if parameter(config, "EXECUTION_ENV_PATH"):
         return [
-            "Each instance is a process of its own, with the interpreter of its EXECUTION_ENV_PATH, behind a socket."
+            "Each instance is a process of its own, with the interpreter of its EXECUTION_ENV_PATH, behind shared memory."
         ]
     if parameter(config, "isolation"):
         return ["Each instance is a process of its own behind shared memory (parameter isolation 'process')."]

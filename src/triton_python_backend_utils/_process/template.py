@@ -78,7 +78,7 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
         if asked.get("preload"):
             serve(socket.socket(fileno=sock), asked["preload"])
         else:
-            from .ring import main
+            from .compiled_ring import main
 
             main(sock)
     except BaseException:
@@ -91,7 +91,7 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
 def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
     """Forks a process for each request, until the socket is closed."""
     if preload is not None:
-        from .ring import preload as run
+        from .compiled_ring import preload as run
 
         try:
             run(preload)
@@ -125,8 +125,8 @@ def main(descriptor: int) -> None:
     """Runs the template on the socket of that number."""
     entitle("py:template")
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from . import limits, ring
+    from . import compiled_ring, limits
 
-    del limits, ring
+    del compiled_ring, limits
     sys.stdout.flush()
     serve(socket.socket(fileno=descriptor))

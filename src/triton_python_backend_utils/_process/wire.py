@@ -19,6 +19,7 @@ Rules:
 
 from __future__ import annotations
 
+import array
 import fcntl
 import json
 import mmap
@@ -39,22 +40,32 @@ IDLE_BYTES = 64 << 20
 FRAME = struct.Struct("<II")
 MOST_SEGMENTS = 4096  # of the other side's that are mapped: each holds a descriptor
 MOST_DESCRIPTORS = 64  # that have come and that no message has taken yet
-SEALS = (
-    getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
-)
-SEALED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+SEALED = hasattr(os, "memfd_create")
+# the kernel's numbers: the module fcntl has their names from Python 3.9 on
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
 class Broken(ValueError):
     """The other side sent something that the protocol does not allow."""
 
 
+def sealed_memory(size: int) -> int:
+    """Makes `size` bytes of anonymous shared memory that keeps its size; returns its descriptor. Linux only."""
+    fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _memory(size: int) -> int:
     """Makes `size` bytes of anonymous shared memory; returns its descriptor."""
     if SEALED:
-        fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        fd = sealed_memory(size)
     else:
         fd, path = tempfile.mkstemp()
         os.unlink(path)
@@ -65,7 +76,7 @@ def _memory(size: int) -> int:
 def _check(fd: int, size: int) -> None:
     """Raises Broken if the other side's memory is shorter than `size` bytes or could be shortened."""
     try:
-        kept = not SEALED or bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+        kept = not SEALED or bool(fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)
     except OSError:
         kept = False
     if not kept:
@@ -171,7 +182,12 @@ class Wire:
         head = FRAME.pack(len(text), blob_bytes) + text
         sent = 0
         if fds:
-            sent = socket.send_fds(self._sock, [head], list(fds))
+            rights = (
+                socket.SOL_SOCKET,
+                socket.SCM_RIGHTS,
+                array.array("i", fds),
+            )  # Python 3.8 has no send_fds()
+            sent = self._sock.sendmsg([head], [rights])
         self._sock.sendall(head[sent:])
         if blobs:
             self._sock.sendall(b"".join(bytes(blob) for blob in blobs))

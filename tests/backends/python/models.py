@@ -45,11 +45,14 @@ def python_model(
 
 
 ISOLATION = ' parameters {{ key: "isolation" value: {{ string_value: "{}" }} }}'
+ENVIRONMENT = ' parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{}" }} }}'
 
 
 def isolated(
     repository: Path, name: str, code: str, text: str | None = None, way: str = "process", **more: Any
 ) -> Path:
-    """A model folder as of python_model(), whose model says where it runs: `way` is "process" or "none"."""
+    """A model folder as of python_model(), whose model says where it runs: `way` is "process", "none", or the path of
+    an environment with an interpreter of its own."""
     text = config() if text is None else text
-    return python_model(repository, name, code, text + ISOLATION.format(way), **more)
+    said = (ENVIRONMENT if way.startswith("/") else ISOLATION).format(way)
+    return python_model(repository, name, code, text + said, **more)

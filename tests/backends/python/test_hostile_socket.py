@@ -6,6 +6,7 @@ that has taken its process over: past the library, on the same socket.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,17 +130,26 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=["rings", "socket"])
+@pytest.fixture(scope="module", params=["rings", "interpreter", "socket"])
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("repository")
-    # an environment of its own cannot load the server's rings: all goes over the socket
-    own = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{sys.prefix}" }} }} '
-    python_model(repository, "hostile", HOSTILE, TEXT + (own if request.param == "socket" else ""))
+    extra = {
+        "interpreter": ("EXECUTION_ENV_PATH", sys.prefix),
+        "socket": ("ENVIRONMENT", "PYTHONPATH="),  # what is done to the server below is not done to the model
+        "rings": ("isolation", "process"),
+    }[request.param]
+    own = ' parameters {{ key: "{}" value: {{ string_value: "{}" }} }} '.format(*extra)
+    python_model(repository, "hostile", HOSTILE, TEXT + own)
     python_model(repository, "good", HOSTILE, TEXT)
     flags = ("--model-control-mode=explicit", "--load-model=hostile", "--load-model=good")
-    with ServerProcess(repository, *flags) as process:
+    env = dict(os.environ)
+    if request.param == "socket":  # a system without what rings need: all goes over the socket
+        folder = tmp_path_factory.mktemp("site")
+        (folder / "sitecustomize.py").write_text("import fcntl\ndel fcntl.F_ADD_SEALS\n")
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
+    with ServerProcess(repository, *flags, env=env) as process:
         yield process
 
 

@@ -1,9 +1,11 @@
 # ruff: noqa: F401  (imported tests run against this module's server)
-"""Models behave alike in processes of their own and in the server's, whatever the default is."""
+"""Models behave alike in processes of their own, in the server's, and with an interpreter of their own, whatever the
+default is."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +51,9 @@ from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
 
-@pytest.fixture(scope="module", params=["process", "none"])
+@pytest.fixture(
+    scope="module", params=["process", "none", sys.prefix], ids=["process", "none", "interpreter"]
+)
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[ServerProcess]:

@@ -32,7 +32,7 @@ def parameter(key: str, value: str) -> str:
         (parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no"), "threads of the server's process"),
         (
             parameter("EXECUTION_ENV_PATH", "/env"),
-            "the interpreter of its EXECUTION_ENV_PATH, behind a socket",
+            "the interpreter of its EXECUTION_ENV_PATH, behind shared memory",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from neptrio.backends.python.environment import cache_directory, environment_pyt
 from neptrio.backends.python.instance import OWN_FILES, InProcessInstance, ModelRunner
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated import auto_complete as isolated_auto_complete
-from neptrio.backends.python.ring_instance import SUPPORTED, RingInstance
+from neptrio.backends.python.ring_instance import PLAIN_LIBRARY, SUPPORTED, RingInstance
 from neptrio.backends.python.source import ModelSource
 from neptrio.backends.python.template import ModelTemplate, Template
 from neptrio.config import model_config as model_config
@@ -223,7 +223,7 @@ class PythonBackend(Backend):
                 initialize_seconds(context),
                 *resources(context),
             )
-            if python is not None or not SUPPORTED:  # another interpreter cannot load our modules
+            if not SUPPORTED or (python is not None and not PLAIN_LIBRARY):
                 return IsolatedInstance(*common, execute_seconds=execute_seconds(context))
             read_only = parameter(config, "READ_ONLY_INPUTS").lower() == "true"
             return RingInstance(
@@ -231,7 +231,7 @@ class PythonBackend(Backend):
                 version=context.version,
                 read_only=read_only,
                 execute_seconds=execute_seconds(context),
-                origin=self._origin(),
+                origin=self._origin() if python is None else template.template,
             )
         runner = ModelRunner(
             name,

@@ -41,7 +41,9 @@ m = u.module_from_spec(s)
 sys.modules[s.name] = m
 s.loader.exec_module(m)
 if sys.argv[3] == "rings":
-    from triton_python_backend_utils._process.ring import main
+    from triton_python_backend_utils._process.compiled_ring import main
+elif sys.argv[3] == "plain rings":
+    from triton_python_backend_utils._process.plain_ring import main
 else:
     from triton_python_backend_utils._process.child import main
 from triton_python_backend_utils._process.limits import apply
@@ -58,6 +60,13 @@ def kill_all() -> None:
     """Kills every child. Called before the server exits without waiting for threads that are stuck."""
     for process in list(_alive):
         process.kill()
+
+
+def _way(rings: bool, python: str | None) -> str:
+    """Which main() a new interpreter runs."""
+    if not rings:
+        return "socket"
+    return "rings" if python is None else "plain rings"
 
 
 class Process:
@@ -108,7 +117,7 @@ class Process:
                             str(PACKAGE),
                             str(theirs.fileno()),
                         ),
-                        *("rings" if rings else "socket", json.dumps(limits or {})),
+                        *(_way(rings, python), json.dumps(limits or {})),
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

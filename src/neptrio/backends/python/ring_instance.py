@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from typing import Any
@@ -37,6 +38,9 @@ log = logging.getLogger("neptrio.python")
 AREA_BYTES = 64 << 20  # for messages in each direction; pages that are never written take no memory
 BODIES_BYTES = 128 << 20  # for bodies of requests that are received straight into it
 SPIN_NS = 0
+# the file of cext/rings/plain_ring.c, which an interpreter of any version loads; "" where it was not built
+_plain = importlib.util.find_spec("neptrio.rings.plain_ring")
+PLAIN_LIBRARY = "" if _plain is None else str(_plain.origin)
 FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two checks of a ring that was full
 
 __all__ = ["SUPPORTED", "RingInstance"]
@@ -215,6 +219,7 @@ class RingInstance(IsolatedInstance):
             "outputs": self._output_names,
             "read_only": self._read_only,
             "spin_ns": SPIN_NS,
+            "library": PLAIN_LIBRARY,
         }
         try:
             process.wire.send_descriptors(message, [life.memory, life.bell])

@@ -1,7 +1,8 @@
 """The process of an isolated model whose requests come over rings in shared memory.
 
-Batches, responses and calls to other models cross on the rings (neptrio.rings.child). Rare messages use the socket:
-initialize, finalize, logs, metrics, loading, and the descriptors of segments.
+Batches, responses and calls to other models cross on the rings. Rare messages use the socket: initialize, finalize,
+logs, metrics, loading, and the descriptors of segments. What works on the memory itself is the "end" of the rings:
+compiled for the server's Python (compiled_ring.py), or in Python for any other (plain_ring.py).
 
 The main thread waits for batches. The answer to a call that it makes comes on the same ring; batches that come before
 the answer are kept for later. A second thread takes cancellations, acknowledgements and the answers to other calls.
@@ -10,45 +11,19 @@ With `async def execute` the main thread runs the event loop, and a third thread
 
 from __future__ import annotations
 
-import importlib.util
-import socket
-import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import neptrio.rings.child as ends
-
-from .._execute import check_class, check_count, check_none, failure_text, hidden
+from .._execute import check_count, check_none, failure_text
 from .._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
 from .._sender import Channel
 from . import tracing
 from .child import Child, contexts
 from .host import ChildHost
-
-PACKAGE = Path(ends.__file__).parents[1]
-hidden += ["cext/", str(PACKAGE)]
-
-
-def _model_source() -> Any:
-    """Loads the server's loader of model files by its path, because importing its package would import the server."""
-    spec = importlib.util.spec_from_file_location(
-        "neptrio_model_source", PACKAGE / "backends" / "python" / "source.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.ModelSource
-
-
-ModelSource = _model_source()
-preloaded: dict[str, Any] = {}  # path -> module, in a template of one model and what is forked from it
-OPEN, RESCHEDULED = ends.OPEN_ANSWER, ends.RESCHEDULED_ANSWER
 
 
 class _Back:
@@ -116,6 +91,11 @@ class _Back:
         return channel
 
 
+def make_back(child: RingChild) -> Any:
+    """The function by which an end of the rings makes the way back of a request that it has received."""
+    return lambda id, names: _Back(child, id, names)
+
+
 class _Handle:
     """A call to another model under way."""
 
@@ -129,10 +109,10 @@ class _Handle:
         self._child.took(self._key)
 
     def cancel(self) -> None:
-        self._child.end.post(ends.K_CALL_CANCEL, self._key)
+        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key)
 
     def drop(self) -> None:
-        self._child.end.post(ends.K_CALL_CANCEL, self._key, 1)
+        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key, 1)
 
 
 class RingHost(ChildHost):
@@ -174,14 +154,15 @@ class RingHost(ChildHost):
 class RingChild(Child):
     """The process of a model whose requests cross in shared memory."""
 
+    ends: Any  # the module of the rings' end; a subclass sets it
     end: Any = None
+
+    def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
+        """Makes this process's end of the rings, as the server describes them."""
+        raise NotImplementedError
 
     def host(self) -> ChildHost:
         return RingHost(self)
-
-    def _load(self, path: str) -> Any:
-        """Loads the model's file with the same import rules as in the server's process (ModelSource)."""
-        return preloaded.get(path) or ModelSource(Path(path), Path(path).parent.parent.name).load()
 
     def prepare(self, message: dict[str, Any]) -> None:
         rings = message["rings"]
@@ -195,18 +176,7 @@ class RingChild(Child):
         self.came: dict[int, int] = {}
         self.coming = threading.Condition()
         self.dropped = self.finished
-        self.end = ends.ChildEnd(
-            memory,
-            bell,
-            rings["layout"],
-            self,
-            lambda id, names: _Back(self, id, names),
-            rings["model"],
-            rings["version"],
-            rings["outputs"],
-            rings["read_only"],
-            rings["spin_ns"],
-        )
+        self.end = self.make_end(memory, bell, rings)
 
     # ------------------------------------------------------------ called by the ring's end
 
@@ -236,7 +206,7 @@ class RingChild(Child):
 
     def hear(self) -> None:
         """Handles the messages that wait on the second thread's ring. Any thread."""
-        end = self.end
+        end, ends = self.end, self.ends
         while end.has_control:
             taken = end.take_control()
             if taken is None:
@@ -284,7 +254,7 @@ class RingChild(Child):
         if key in self.decoupled_calls:
             if key not in self.calls:
                 self.decoupled_calls.discard(key)
-            self.end.post(ends.K_TOOK, key)
+            self.end.post(self.ends.K_TOOK, key)
 
     def finish(self) -> None:
         """Sends what finalizers (__del__) report, which must not block. Runs on a thread of its own."""
@@ -293,7 +263,7 @@ class RingChild(Child):
             if id < 0:
                 self.send({"t": "forget", "id": -id}, [])
             elif self.end is not None:
-                self.end.post(ends.K_DROPPED, id)
+                self.end.post(self.ends.K_DROPPED, id)
 
     # ------------------------------------------------------------ the main thread
 
@@ -304,7 +274,7 @@ class RingChild(Child):
             taken = self.end.take()
             if taken is None:
                 continue
-            if taken[0] == ends.K_ANSWER:
+            if taken[0] == self.ends.K_ANSWER:
                 self._ring_response(taken[1], taken[2])
                 return
             self.aside.append(taken)
@@ -315,7 +285,7 @@ class RingChild(Child):
             threading.Thread(target=self._feed, daemon=True).start()
             self._run_loop()
             return
-        end = self.end
+        end, ends = self.end, self.ends
         aside = self.aside
         while True:
             if aside:
@@ -353,6 +323,7 @@ class RingChild(Child):
     def _spawn(self, taken: Any) -> None:
         assert self.loop is not None
         kind, number, message, _ = taken
+        ends = self.ends
         if kind == ends.K_BATCH:
             task = self.loop.create_task(self._execute_ring_async(number, message))
         elif kind == ends.K_SEQUENCE_END:
@@ -451,9 +422,9 @@ class RingChild(Child):
             back = request._channel
             if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 back.close()
-                answers.append(RESCHEDULED)
+                answers.append(self.ends.RESCHEDULED_ANSWER)
             elif self.decoupled or (response is None and back.taken):
-                answers.append(OPEN)
+                answers.append(self.ends.OPEN_ANSWER)
             elif isinstance(response, InferenceResponse):
                 back.close()
                 answers.append((response, back.names))
@@ -466,19 +437,3 @@ class RingChild(Child):
                     )
                 )
         return answers
-
-
-def preload(asked: dict[str, Any]) -> None:
-    """Imports a model's file and calls its preload(args); processes forked from this one then have both."""
-    module = ModelSource(Path(asked["path"]), Path(asked["path"]).parent.parent.name).load()
-    function = getattr(check_class(module, asked["path"]), "preload", None) or getattr(
-        module, "preload", None
-    )
-    if function is not None:
-        function(dict(asked["args"]))
-    preloaded[asked["path"]] = module
-
-
-def main(descriptor: int) -> None:
-    """Runs the process on the socket of that number."""
-    RingChild(socket.socket(fileno=descriptor)).run()

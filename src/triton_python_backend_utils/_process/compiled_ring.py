@@ -1,0 +1,73 @@
+"""The process of an isolated model with the server's own Python: its end of the rings is neptrio.rings.child."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import neptrio.rings.child as ends
+
+from .._execute import check_class, hidden
+from .ring_child import RingChild, make_back
+
+PACKAGE = Path(ends.__file__).parents[1]
+hidden += ["cext/", str(PACKAGE)]
+
+
+def _model_source() -> Any:
+    """Loads the server's loader of model files by its path, because importing its package would import the server."""
+    spec = importlib.util.spec_from_file_location(
+        "neptrio_model_source", PACKAGE / "backends" / "python" / "source.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.ModelSource
+
+
+ModelSource = _model_source()
+preloaded: dict[str, Any] = {}  # path -> module, in a template of one model and what is forked from it
+
+
+class CompiledRingChild(RingChild):
+    """The process of a model with the server's interpreter."""
+
+    ends = ends
+
+    def _load(self, path: str) -> Any:
+        """Loads the model's file with the same import rules as in the server's process (ModelSource)."""
+        return preloaded.get(path) or ModelSource(Path(path), Path(path).parent.parent.name).load()
+
+    def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
+        return ends.ChildEnd(
+            memory,
+            bell,
+            rings["layout"],
+            self,
+            make_back(self),
+            rings["model"],
+            rings["version"],
+            rings["outputs"],
+            rings["read_only"],
+            rings["spin_ns"],
+        )
+
+
+def preload(asked: dict[str, Any]) -> None:
+    """Imports a model's file and calls its preload(args); processes forked from this one then have both."""
+    module = ModelSource(Path(asked["path"]), Path(asked["path"]).parent.parent.name).load()
+    function = getattr(check_class(module, asked["path"]), "preload", None) or getattr(
+        module, "preload", None
+    )
+    if function is not None:
+        function(dict(asked["args"]))
+    preloaded[asked["path"]] = module
+
+
+def main(descriptor: int) -> None:
+    """Runs the process on the socket of that number."""
+    CompiledRingChild(socket.socket(fileno=descriptor)).run()
