@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+
 
 def apply(limits: dict[str, Any]) -> None:
     """Sets the limits: `memory` (bytes of data), `nice`, `user` ([uid, gid]), `threads` (of numerical libraries).
@@ -24,11 +26,22 @@ def apply(limits: dict[str, Any]) -> None:
     if limits.get("threads"):
         _blas_threads(limits["threads"])
     user = limits.get("user")
-    if user:
-        uid, gid = user
-        os.setgroups([gid])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+    if (
+        user and os.getresuid() != (user[0],) * 3
+    ):  # a process of a model with preload() is forked as that user
+        _become(*user)
+
+
+def _become(uid: int, gid: int) -> None:
+    """Changes to another user for good. The kernel then forgets that this process is to end with the server, so that is
+    said again."""
+    libc = ctypes.PyDLL(None)
+    signal = ctypes.c_int(0)
+    libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(signal), 0, 0, 0)
+    os.setgroups([gid])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
 def _blas_threads(count: int) -> None:

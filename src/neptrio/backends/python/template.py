@@ -267,7 +267,12 @@ class ModelTemplate(Template):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = template.fork(
-                *(f"py:{self._name}"[:12] + "...", theirs.fileno(), self._environ, {}), preload=self._preload
+                f"py:{self._name}"[:12] + "...",
+                theirs.fileno(),
+                self._environ,
+                # what it runs is the model's code as well; niceness would be added twice
+                {name: self._limits[name] for name in ("memory", "user")},
+                preload=self._preload,
             )
         except OSError:
             ours.close()

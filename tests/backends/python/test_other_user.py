@@ -1,0 +1,115 @@
+"""Models whose processes run as another user: RUN_AS_UID and RUN_AS_GID. The server must be root for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+
+from tests.backends.python.models import config, python_model
+from tests.support.sanitizer import SANITIZED
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run models as other users")
+
+NOBODY, GROUP = 65534, 65533
+MODEL = """
+import ctypes, json, os
+import numpy as np
+
+PRELOADED = None
+
+class TritonPythonModel:
+    PRELOAD
+
+    def execute(self, requests):
+        if requests[0].request_id() == "hang":  # with the GIL
+            print("nothing else runs now", flush=True)
+            ctypes.PyDLL(None).sleep(100000)
+        try:
+            os.kill(os.getppid(), 0)
+            allowed = True
+        except PermissionError:
+            allowed = False
+        found = {"pid": os.getpid(), "users": os.getresuid(), "groups": [os.getresgid(), os.getgroups()],
+                 "preloaded": PRELOADED, "may signal the server": allowed}
+        out = np.frombuffer(json.dumps(found).encode(), np.uint8)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]) for _ in requests]
+"""
+PRELOAD = """@classmethod
+    def preload(cls, args):
+        global PRELOADED
+        PRELOADED = os.getresuid()
+"""
+TEXT = config(outputs="OUT:TYPE_UINT8:-1")
+USER = ' parameters { key: "RUN_AS_UID" value: { string_value: "65534" } }'
+BOTH = USER + ' parameters { key: "RUN_AS_GID" value: { string_value: "65533" } }'
+
+
+@pytest.fixture
+def repository() -> Iterator[Path]:
+    """A folder that every user can read."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def look(server: ServerProcess, model: str, id: str = "") -> dict[str, Any]:
+    with httpclient.InferenceServerClient(server.http, network_timeout=100) as client:
+        tensor = httpclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.ones(1, np.float32))
+        found: dict[str, Any] = json.loads(
+            client.infer(model, [tensor], request_id=id).as_numpy("OUT").tobytes()
+        )
+        return found
+
+
+def test_a_model_runs_as_the_user_that_it_names(repository: Path) -> None:
+    python_model(repository, "plain", MODEL.replace("    PRELOAD\n", "\n"), TEXT)
+    python_model(repository, "user", MODEL.replace("    PRELOAD\n", "\n"), TEXT + USER)
+    python_model(repository, "both", MODEL.replace("    PRELOAD\n", "    " + PRELOAD), TEXT + BOTH)
+    with ServerProcess(repository) as server:
+        assert look(server, "plain")["users"] == [0, 0, 0]
+        found = look(server, "user")
+        assert found["users"] == [NOBODY] * 3 and found["groups"] == [[NOBODY] * 3, [NOBODY]]
+        assert not found["may signal the server"]
+        found = look(server, "both")
+        assert found["users"] == [NOBODY] * 3 and found["groups"] == [[GROUP] * 3, [GROUP]]
+        assert found["preloaded"] == [NOBODY] * 3  # which is the model's code, too
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizers' library does not forward the call")
+def test_it_ends_with_the_server(repository: Path) -> None:
+    """Even when no thread of it can run; the kernel forgets that it should when a process changes its user."""
+    python_model(repository, "user", MODEL.replace("    PRELOAD\n", "\n"), TEXT + USER)
+    server = ServerProcess(repository)
+    pid = look(server, "user")["pid"]
+    text = json.dumps(
+        {"id": "hang", "inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    )
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = (
+            f"POST /v2/models/user/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
+        )
+        client.sendall((head + text).encode())
+        server.until_logged("nothing else runs now")
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: not runs(pid), "the process is gone")
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
