@@ -99,7 +99,7 @@ bench-instructions: build ## Count the hot paths' instructions against the store
 bench-peers: build ## Install the benchmark's peers (tritonserver, MLServer, KServe), each in its own environment
 	@$(BIN)/python -m benchmarks.peers
 
-bench: build ## Measure this server beside its peers (14 minutes) into benchmarks/results; ARGS='--only binary' narrows it
+bench: build ## Measure this server beside its peers (20 minutes) into benchmarks/results; ARGS='--only binary' narrows it
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 bench-open: build ## Measure latency at half of the saturation rate only (open loop)

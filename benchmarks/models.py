@@ -76,6 +76,27 @@ class TritonPythonModel:
         return responses
 """
 
+PURE = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            end = time.thread_time() + 0.005
+            while time.thread_time() < end:
+                pass
+            a = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            b = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a + b), pb_utils.Tensor("OUTPUT1", a - b)])
+            )
+        return responses
+"""
+
 SIMPLE_IO = """
 input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
@@ -118,6 +139,11 @@ def python_repository(repository: Path) -> None:
     _write(repository, "bls", python + "max_batch_size: 8\n" + SIMPLE_IO, CALL)
     _write(repository, "large", python + LARGE_IO, IDENTITY)
     _write(repository, "sequence", python + "max_batch_size: 1\n" + SEQUENCE_IO, ACCUMULATE)
+
+
+def pure_python(repository: Path, name: str) -> None:
+    """A model with 5 ms of Python code per request, which holds the GIL."""
+    _write(repository, name, 'backend: "python"\n' + ONE_INSTANCE + "max_batch_size: 8\n" + SIMPLE_IO, PURE)
 
 
 KERNEL = (

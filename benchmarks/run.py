@@ -6,7 +6,8 @@ backend in the same run. Every answer is checked for content.
 
 The parts (--parts): `table` is the closed loop; `open` (benchmarks.open_loop) the open loop; `onnx`
 (benchmarks.onnx_cost) an ONNX model beside its bare session; `scale` (benchmarks.scale) instances,
-connections and idle connections; `startup` time to ready and idle memory. Each writes
+connections and idle connections; `startup` time to ready and idle memory; `python`
+(benchmarks.python_models) Python models on one core and on two. Each writes
 benchmarks/results/PART.json and PART.md; `python -m benchmarks.report` puts them into the README.
 """
 
@@ -40,7 +41,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BASE = "tritonserver"
 PYTHON_PEERS = ("mlserver", "kserve")
 PYTHON_PEERS_TARGET = 10  # how many times their rate ours should be, wherever they take part
-PARTS = ("table", "open", "onnx", "scale", "startup")
+PARTS = ("table", "open", "onnx", "scale", "startup", "python")
 WARMUP = 0.3
 
 
@@ -395,13 +396,15 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help="what to measure, of: " + ", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--only", default="", help="cases of the table whose key contains this text")
+    parser.add_argument(
+        "--only", default="", help="cases of the table and of Python models that contain this text"
+    )
     parser.add_argument("--unpinned", action="store_true", help="let the scheduler place everyone")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    from benchmarks import onnx_cost, open_loop, scale
+    from benchmarks import onnx_cost, open_loop, python_models, scale
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped on the way out
     build_loadgen()
@@ -443,6 +446,7 @@ def main() -> int:
             ("startup", lambda: startup(tmp, server_cpu, servers, options.rounds)),
             ("onnx", lambda: onnx_cost.measure(tmp, server_cpu, load_cpu, options.rounds)),
             ("scale", lambda: scale.measure(tmp, server_cpu, load_cpu)),
+            ("python", lambda: python_models.measure(tmp, options.rounds, options.seconds, options.only)),
         ):
             if part in parts:
                 write(part, *measured(), suffix)

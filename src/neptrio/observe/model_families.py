@@ -188,6 +188,7 @@ class ModelFamilies:
             "gauge",
             "What waits for a sequence slot: sequences and their requests",
         )
+        self._pid = family("neptrio_process_id", "gauge", "Process id of an instance's process")
         self._resident = family(
             "neptrio_process_resident_bytes", "gauge", "Resident memory of an instance's process"
         )
@@ -224,6 +225,7 @@ class ModelFamilies:
             self._memory.sample(where, usage["byte_size"])
         for process in processes(model):
             where = texts(("instance", process.instance))
+            self._pid.sample(where, process.pid)
             self._resident.sample(where, process.resident_bytes)
             self._cpu.sample(where, process.cpu_seconds)
             self._restarts.sample(where, process.restarts)

@@ -261,6 +261,7 @@ def test_statistics_and_metrics_of_a_process(server: ServerProcess) -> None:
         assert json.loads(answer.read())["model_stats"][0]["processes"] == []
     text = urllib.request.urlopen(f"http://{server.metrics}/metrics").read().decode()
     labels = r'\{[^}]*instance="many_0"[^}]*\}'
+    assert re.search(f"^neptrio_process_id{labels} {pid}$", text, re.M)
     assert re.search(f"^neptrio_process_resident_bytes{labels} [1-9]", text, re.M)
     assert re.search(f"^neptrio_process_restarts_total{labels} {process['restarts']}$", text, re.M)
 
