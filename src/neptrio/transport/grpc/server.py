@@ -174,6 +174,10 @@ class GrpcConnection(GrpcFastPath):
         self._settings = server.services.settings
         self._handlers = server.handlers
         self._timers = server.services.loop.timers
+        # most connections have nothing to check before a call
+        self._guarded = bool(
+            turned_away or self._limits is not None or self._policy is not None or server.admin_elsewhere
+        )
         self._stream = stream
         self.certificate: Certificate | None = None  # what the client has shown
         self.session = server.new_session(self.open_stream)
@@ -194,6 +198,27 @@ class GrpcConnection(GrpcFastPath):
         call: UnaryInfer | StreamInfer | HandlerCall
         if headers.problem:
             return no_grpc_call(session, stream_id, headers)
+        if self._guarded or self._held.full:
+            refused = self._refused(session, stream_id, path, headers)
+            if refused is not None:
+                return refused
+        if path == MODEL_INFER:
+            call = UnaryInfer(session, stream_id, headers, self)
+        elif path == MODEL_STREAM_INFER:
+            call = StreamInfer(session, stream_id, headers, self)
+        else:
+            handler = self._handlers.get(path)
+            if handler is None and self._server.handlers_loaded.is_set():
+                return unknown_method(session, stream_id, headers)
+            call = HandlerCall(session, stream_id, headers, self, handler, path)
+        if headers.has_timeout:
+            call.set_deadline(headers.get(b"grpc-timeout") or b"")
+        return call
+
+    def _refused(
+        self, session: Http2Session, stream_id: int, path: bytes, headers: Headers
+    ) -> GrpcStream | None:
+        """The stream that answers a call which a limit or policy forbids, None for one that may go on."""
         always = path in PROBES or (
             self._policy is not None
             and bool(self._turned_away or self._limits is not None or self._held.full)
@@ -218,18 +243,7 @@ class GrpcConnection(GrpcFastPath):
             except TritonError as error:
                 self.record(path, headers, None, error)
                 return restricted(session, stream_id, headers, error)
-        if path == MODEL_INFER:
-            call = UnaryInfer(session, stream_id, headers, self)
-        elif path == MODEL_STREAM_INFER:
-            call = StreamInfer(session, stream_id, headers, self)
-        else:
-            handler = self._handlers.get(path)
-            if handler is None and self._server.handlers_loaded.is_set():
-                return unknown_method(session, stream_id, headers)
-            call = HandlerCall(session, stream_id, headers, self, handler, path)
-        if headers.has_timeout:
-            call.set_deadline(headers.get(b"grpc-timeout") or b"")
-        return call
+        return None
 
     def check_message(self, path: str, headers: Headers, message: Any) -> None:
         """Checks the request message of a call other than inference. Raises TritonError."""
