@@ -5,7 +5,7 @@ Source: docs/protocol/features.md A3, docs/protocol/observed.md 4.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.math cimport fabs, isnan
+from libc.math cimport fabs, isinf, isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
@@ -49,6 +49,8 @@ cdef char* _element(char* to, const void* value, char kind, int64_t index, const
             at += 3
         else:
             at += snprintf(at, MOST_REAL, b"%.6f", real)
+            if not isinf(real):
+                (at - 7)[0] = b"."    # a model may have set a locale with another one
     elif kind == b"u":
         at = put_uint(at, (<const uint64_t*>value)[0])
     else:

@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 from neptrio import datatypes
+from neptrio.observe.element_text import numbers_text
 from neptrio.request.infer_request import InferRequest, Tensor
 
 
@@ -68,7 +69,7 @@ def tensor_document(copied: Copied) -> dict[str, Any]:
     made: dict[str, Any] = {"name": copied.name, "data": "", "shape": ",".join(map(str, copied.shape)),
                             "dtype": datatypes.NAME[dtype]}  # fmt: skip
     raw = copied.raw
-    if raw is None:
+    if raw is None or copied.raw is None:
         made["omitted"] = "the tensor is in GPU memory"
         return made
     if dtype == datatypes.BYTES:
@@ -85,19 +86,24 @@ def tensor_document(copied: Copied) -> dict[str, Any]:
         ]
         if any(not _is_text(e) for e in elements):
             made["base64"] = b64encode(raw[:at]).decode()
+        made["data"] = ",".join(texts)
+        count = len(texts)
     else:
         item = datatypes.ITEM_SIZE[dtype]
-        array = np.frombuffer(raw[: len(raw) // item * item], dtype=datatypes.NUMPY[dtype])
-        if dtype == datatypes.BF16:
-            array = array.astype(np.float32)
-            made["dtype"], made["source_dtype"] = "FP32", "BF16"
-        if array.dtype.kind == "b":
-            array = array.view(np.uint8)
-        texts = [_short(value) if array.dtype.kind == "f" else str(value) for value in array]
-    made["data"] = ",".join(texts)
-    if copied.nbytes > len(raw):
+        count = len(raw) // item
+        raw = raw[: count * item]
+        if dtype == datatypes.FP16:
+            array = np.frombuffer(raw, dtype=datatypes.NUMPY[dtype])
+            made["data"] = ",".join(_short(value) for value in array)
+        else:
+            if dtype == datatypes.BF16:
+                raw = np.frombuffer(raw, dtype=datatypes.NUMPY[dtype]).astype("<f4").tobytes()
+                made["dtype"], made["source_dtype"] = "FP32", "BF16"
+                dtype = datatypes.NUMBER["FP32"]
+            made["data"] = numbers_text(raw, dtype)
+    if copied.nbytes > len(copied.raw):
         made["truncated_from"] = made["shape"]
-        made["shape"] = str(len(texts))
+        made["shape"] = str(count)
     return made
 
 

@@ -1,0 +1,3 @@
+# The types of cext/observe/element_text.pyx, which says what everything does.
+
+def numbers_text(raw: bytes, dtype: int) -> str: ...
