@@ -292,3 +292,17 @@ def test_both_ends_of_a_process_use_the_same_numbers() -> None:
     names = [name for name in vars(ring_child) if name.startswith("K_")]
     assert len(names) > 8
     assert {n: getattr(plain_end, n) for n in names} == {n: getattr(ring_child, n) for n in names}
+
+
+@pytest.mark.parametrize(("size", "by_thread"), [(1 << 20, 0), (2 << 20, 1)])
+def test_who_copies_a_large_batch(size: int, by_thread: int) -> None:
+    """A MiB takes the loop less time than waking a thread; more must not hold it up."""
+    pair = Pair(area=8 << 20)
+    try:
+        array = np.arange(size, dtype=np.uint8)
+        (tensor,) = pair.outputs(lambda r: answer(r[0].inputs()[0].as_numpy())(r), IN=array)
+        assert (to_numpy(tensor) == array).all()
+        assert pair.mailbox.submitted == by_thread
+    finally:
+        tensor = None
+        pair.close()

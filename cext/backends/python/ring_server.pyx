@@ -71,7 +71,7 @@ cdef enum:
     MOST_DIMENSIONS = 64
     MOST_OWN_PART = 268435456    # bytes of a message beside its tensors: texts and shapes
     MOST_SEGMENTS = 1088     # that have come for messages still to come: as many as descriptors, and a few threads more
-    COPY_ON_LOOP = 1048576   # bytes; what is more is copied by the instance's thread
+    COPY_ON_LOOP = 1114112   # bytes: a MiB of tensors and what surrounds it; more is copied by the instance's thread
 
 cdef object _loads = json.loads
 cdef object _dumps = json.dumps
