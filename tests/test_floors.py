@@ -45,6 +45,7 @@ commands
 startup
 server
 embedded
+compat
 cli
 commands.demo commands.serve
 __main__

@@ -201,3 +201,11 @@ def test_the_model_without_a_configuration(server: ServerProcess) -> None:
         tensor = httpclient.InferInput("VALUES", [2, 2], "FP32")
         tensor.set_data_from_numpy(np.array([[1, 2], [3, 5]], np.float32))
         np.testing.assert_array_equal(client.infer("mean", [tensor]).as_numpy("MEAN"), [[1.5], [4]])
+
+
+def test_the_program_of_the_in_process_interface(repository: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "in_process.py"), str(repository)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "first [['hello'], ['wörld']]" in done.stdout
+    assert done.stdout.endswith("[[0.0, 0.0, 0.0, 0.0]]\n[[1.0, 1.0, 1.0, 1.0]]\n[[2.0, 2.0, 2.0, 2.0]]\n")

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class Call(Responder):
         self._one_response = ONE_RESPONSE if one_response else None
         self._expires_ns = None if timeout is None else int(monotonic_ns()) + int(timeout * 1e9)
         self._timer: Timer | None = None
-        self._ahead = 0
+        self._ahead: float = 0
         self._room: list[Callable[[], None]] = []
         self._ended = False
         request.responder = self
@@ -114,7 +115,7 @@ class Call(Responder):
         size = self.size(response)
         self._engine.soon(lambda: self._less(size))
 
-    def _less(self, size: int) -> None:
+    def _less(self, size: float) -> None:
         self._ahead -= size
         if self._ahead <= AHEAD_BYTES:
             self._make_room()
@@ -123,6 +124,11 @@ class Call(Responder):
         room, self._room = self._room, []
         for callback in room:
             callback()
+
+    def abandon(self) -> None:
+        """The caller reads no more responses, and lets the request run: the model need not wait any more."""
+        if not self._ended:
+            self._engine.soon(lambda: self._less(math.inf))
 
     def cancel(self) -> None:
         """Cancels the request if it has not ended: its caller reads no more responses."""

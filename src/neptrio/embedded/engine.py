@@ -46,7 +46,9 @@ class Engine:
         self.core = CoreServer(settings)
         self.token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
-        self._lock = threading.Lock()  # of the two below, because callers may be on any thread
+        # Of the two below, because callers may be on any thread. Reentrant, because an iterator that is collected
+        # while its thread is in here cancels its request.
+        self._lock = threading.RLock()
         self._calls: set[Call] = set()
         self._closed = False
 
@@ -67,6 +69,11 @@ class Engine:
             for name, listener in listeners.items()
             if listener is not None
         }
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the server's own thread."""
+        return threading.get_ident() == self._thread
 
     def stop(self) -> None:
         """Begins the shutdown. On the server's thread; harmless when it has begun."""

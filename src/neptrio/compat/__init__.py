@@ -1,0 +1,1 @@
+"""Other programs' Python interfaces, served by this server: see the packages inside."""
