@@ -3,7 +3,10 @@
 Every request passes through here. So a request without wishes costs one comparison, and for the most common wish (all
 outputs, by name) pointers are compared.
 """
-from neptrio.request.infer_request cimport InferRequest, InferResponse, RequestedOutput, Tensor
+from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferResponse, RequestedOutput, Tensor
+
+cdef enum:
+    COPIED_BYTES = 1 << 20    # copying more takes over a quarter of a millisecond
 
 
 def select(InferRequest request, InferResponse response, services):
@@ -46,10 +49,15 @@ def select(InferRequest request, InferResponse response, services):
 
 
 def selects_slowly(InferRequest request not None, InferResponse response not None):
-    """Whether select() takes so long that a worker must do it: it classifies a large output. See docs/loop.md."""
+    """Whether select() takes so long that a worker must do it: it classifies a large output, or copies one into shared
+    memory. See docs/loop.md."""
     cdef RequestedOutput o
     cdef Tensor t
     for o in request.outputs:
+        if o.shm_region is not None and response.outputs is not None:
+            for t in response.outputs:
+                if t.nbytes > COPIED_BYTES and t.memory_kind != GPU_MEMORY and o.name == t.name:
+                    return True
         if o.class_count and response.outputs is not None:
             from neptrio.codec.classification import takes_long
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import trio
@@ -25,6 +26,9 @@ class SharedMemory(Protocol):
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
         """Puts an output into a region; returns the tensor that the response names. Raises TritonError."""
+
+    def output_writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
+        """write_output() in two parts: what it returns may be called by any thread. Both raise TritonError."""
 
 
 class WithSharedMemory(Protocol):
@@ -56,9 +60,14 @@ class AskedFromThread:
         """As input_tensor()."""
         return trio.from_thread.run_sync(self._memory.output_place, *arguments)
 
-    def write_output(self, *arguments: Any) -> Tensor:
+    def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
+        """Has the region looked up on the loop's thread, and copies the output on this one."""
+        self.output_writer(tensor, region, offset, size)()
+        return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")
+
+    def output_writer(self, *arguments: Any) -> Callable[[], None]:
         """As input_tensor()."""
-        return trio.from_thread.run_sync(self._memory.write_output, *arguments)
+        return trio.from_thread.run_sync(self._memory.output_writer, *arguments)
 
 
 def system_registration(document: Any) -> tuple[str, int, int]:

@@ -5,6 +5,7 @@ Off unless the server was started with --allow-client-shm=true, as in tritonserv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import neptrio.request.device_memory as device_memory
@@ -62,11 +63,21 @@ class SharedMemoryService:
         Raises NotFound, InvalidArgument, Internal, Unavailable or Unsupported. Does nothing to an output that a
         model on the region's GPU has already written there.
         """
+        self.output_writer(tensor, region, offset, size)()
+        return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")
+
+    def output_writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
+        """What write_output() does, in two parts: this one on the loop's thread; any thread may call what it returns.
+        Both raise as write_output() does."""
         self.check_allowed()
         if self.system.has(region):
-            self.system.write_output(device_memory.on_host(tensor), region, offset, size)
-        elif self.cuda.has(region):
+            return self.system.writer(device_memory.on_host(tensor), region, offset, size)
+        if self.cuda.has(region):
             self.cuda.write_output(tensor, region, offset, size)
         else:
             raise NotFound(f"Unable to find shared memory region: '{region}'")
-        return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")
+        return _written
+
+
+def _written() -> None:
+    """Nothing is left to do."""

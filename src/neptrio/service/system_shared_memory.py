@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,15 +162,24 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
         """Writes an output into its region. Raises InvalidArgument or Internal when it does not fit."""
+        self.writer(tensor, region, offset, size)()
+
+    def writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
+        """What write_output() does, in two parts: this one looks the region up, and any thread may call what it returns.
+        Both raise as write_output() does."""
         found = self._regions[region]
         begin = found.at(offset, size)
         check_fits(tensor.name, tensor.nbytes, size)
         if begin + size > found.size():  # writing beyond the end would make the object larger
             raise found.shorter(begin + size)
-        try:
-            file_part.write(found.file.fd, begin, tensor)
-        except OSError as error:
-            raise Internal(f"cannot write to shared memory region '{region}': {error.strerror}") from None
+
+        def write() -> None:
+            try:
+                file_part.write(found.file.fd, begin, tensor)
+            except OSError as error:
+                raise Internal(f"cannot write to shared memory region '{region}': {error.strerror}") from None
+
+        return write
 
 
 def _exhausted(message: str) -> TritonError:

@@ -91,6 +91,35 @@ def test_a_region_is_asked_on_the_loop(server: EmbeddedServer) -> None:
         shm.destroy_shared_memory_region(handle)
 
 
+def test_a_worker_copies_a_large_output(server: EmbeddedServer, gate: WorkersGate) -> None:
+    """Into a region, which is looked up on the loop; a small output is the loop's."""
+    server.ask(gate.open.set)
+    data = np.arange(2 * N, dtype=np.int32)
+    handle = shm.create_shared_memory_region("out", "/neptrio_large_outputs", data.nbytes)
+    try:
+        with httpclient.InferenceServerClient(server.http) as client:
+            client.register_system_shared_memory("out", "/neptrio_large_outputs", data.nbytes)
+            for count, steps in ((2 * N, 1), (100, 1)):
+                tensor = httpclient.InferInput("INPUT0", [count], "INT32")
+                tensor.set_data_from_numpy(data[:count] + count)
+                wanted = httpclient.InferRequestedOutput("OUTPUT0")
+                wanted.set_shared_memory("out", 4 * count)
+                client.infer("m", [tensor], outputs=[wanted])
+                found = shm.get_contents_as_numpy(handle, np.int32, [count])
+                assert np.array_equal(found, data[:count] + count)
+                assert gate.done == steps
+            wanted.set_shared_memory("unknown", 8 * N)
+            tensor.set_shape([2 * N])
+            tensor.set_data_from_numpy(data)
+            with pytest.raises(
+                InferenceServerException, match="Unable to find shared memory region: 'unknown'"
+            ):
+                client.infer("m", [tensor], outputs=[wanted])
+            client.unregister_system_shared_memory()
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
 @pytest.mark.parametrize("server", [True], indirect=True)
 def test_nothing_overtakes_a_large_body(server: EmbeddedServer, gate: WorkersGate) -> None:
     (model,) = [model for model in server.server.repository.ready_models() if model.name == "m"]
