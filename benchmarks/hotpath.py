@@ -60,15 +60,21 @@ class Meter:
             self._marks.end()
 
 
-async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int, meter: Meter) -> None:
-    """`count` requests over a lean HTTP/1.1 connection."""
+async def http(
+    server: Server, nursery: trio.Nursery, request: bytes, count: int, meter: Meter, token: str = ""
+) -> None:
+    """`count` requests over a lean HTTP/1.1 connection, which asks for `token` if there is one."""
     from neptrio.transport.http1.connection import Http1Connection
 
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
     app: Any = None
-    connection = Http1Connection(ours, server.services, app, nursery)
+    policy = None
+    if token:
+        request = request.replace(b"\r\n", f"\r\nAuthorization: Bearer {token}\r\n".encode(), 1)
+        policy = _policy(server, token)
+    connection = Http1Connection(ours, server.services, app, nursery, policy)
     loop_pass = server.loop.loop_pass
     with meter:
         for _ in range(count):
@@ -78,6 +84,18 @@ async def http(server: Server, nursery: trio.Nursery, request: bytes, count: int
                 raise AssertionError("a request failed")
     theirs.close()
     ours.close()
+
+
+def _policy(server: Server, token: str) -> Any:
+    """The policy of a REST port of which only `token` may use inference."""
+    from neptrio.service.tokens import Tokens, digest
+    from neptrio.transport.header_policy import http_policy
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "auth.toml"
+        kept = digest(token.encode()).hex()
+        file.write_text(f'[[token]]\nname = "bench"\nhash = "sha256:{kept}"\nscopes = ["infer"]\n')
+        return http_policy(server.settings, Tokens(file))
 
 
 _view = memoryview(bytearray(1 << 20))  # a fresh buffer for every read would cost more than the request
@@ -177,14 +195,15 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
 
 async def measure(server: Server, form: str, count: int, meter: Meter) -> float:
     """Microseconds of CPU per request."""
-    form, _, traced = form.partition("+")
-    await server.services.trace.update({"trace_level": ["TIMESTAMPS" if traced else "OFF"]})
+    form, _, more = form.partition("+")
+    await server.services.trace.update({"trace_level": ["TIMESTAMPS" if more == "trace" else "OFF"]})
     async with trio.open_nursery() as nursery:
         if form == "unary":
             await unary(server, nursery, grpc_message(WORK), count, meter)
         else:
             body, length, _ = http_binary(WORK) if form == "binary" else http_json(WORK)
-            await http(server, nursery, http_request(body, length), count, meter)
+            token = "npt_" + "0" * 43 if more == "token" else ""
+            await http(server, nursery, http_request(body, length), count, meter, token)
         nursery.cancel_scope.cancel()
     return meter.seconds / count * 1e6
 

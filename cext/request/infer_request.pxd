@@ -139,6 +139,7 @@ cdef class Owner:
     cdef public str name
     cdef public int64_t open           # its requests from the network that were accepted and are not answered
     cdef public int64_t most           # how many of these it may have, 0 = any number
+    cdef public int64_t generation     # grows when what it may do, or how it is known, may have changed
 
 cdef class InferRequest:
     cdef public str model_name

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.http1.head cimport RequestHead
 from neptrio.loop.socket_writer_core cimport SocketWriterCore
-from neptrio.request.infer_request cimport InferRequest, Responder
+from neptrio.request.infer_request cimport InferRequest, Owner, Responder
 from neptrio.loop.loop_pass_core cimport LoopPassCore
 
 cdef class ExchangeCore(Responder):
@@ -30,6 +30,11 @@ cdef class Http1FastPath(RequestHead):
     cdef Admission admission
     cdef object shared_memory
     cdef public bytes known_host     # the last Host that was accepted; most clients always send the same
+    cdef public bint asks_who        # requests must say who sends them (service.tokens)
+    cdef bytes known_token           # the last Authorization header that was accepted, None: no such header
+    cdef str known_model             # for this model
+    cdef Owner known_owner           # whose it is, None: nothing is known
+    cdef int64_t known_generation    # of the owner, when it was accepted
     cdef public int paused           # jobs of worker threads for this connection: further requests must wait
     cdef public bint fast_path            # plain infer requests may bypass the parser
     cdef public bint closing
@@ -50,5 +55,6 @@ cdef class Http1FastPath(RequestHead):
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1
     cdef bint takes_host(self, const char* value, Py_ssize_t n) except -1
+    cdef Owner owner_of(self, const char* token, Py_ssize_t n, str model)
     cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1
-    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start) except -1
+    cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner) except -1

@@ -103,6 +103,7 @@ class Owner:
     name: str
     open: int
     most: int
+    generation: int
 
     def __init__(self, name: str) -> None: ...
     def too_many(self) -> Exception: ...

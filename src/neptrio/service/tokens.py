@@ -102,13 +102,15 @@ class Tokens:
 
     def _open_accounts(self) -> None:
         before, self._accounts = self._accounts, {}
+        for account in before.values():
+            account.generation += 1  # whoever remembers what it may do asks again
         for client in self._config.clients():
-            account = before.get(client.name)
-            if account is None:
-                account = Account(client)
+            found = before.get(client.name)
+            if found is None:
+                found = Account(client)
             else:
-                account.take(client)
-            self._accounts[client.name] = account
+                found.take(client)
+            self._accounts[client.name] = found
         self._shown.clear()
 
     def _state(self) -> tuple[int, int, int] | None:

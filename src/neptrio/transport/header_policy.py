@@ -264,15 +264,19 @@ class _Gate:
 def bearer(headers: Pairs) -> bytes | None:
     """The token in the Authorization header, None if there is no such header.
 
-    Raises Unauthenticated if the header is not `Bearer TOKEN`.
+    Raises Unauthenticated if the header is not `Bearer TOKEN`, and if there are several, of which a proxy in front may
+    have checked another one.
     """
+    found = None
     for name, value in headers:
         if name.lower() == b"authorization":
+            if found is not None:
+                raise Unauthenticated("expected one Authorization header")
             scheme, _, token = value.strip().partition(b" ")
-            if scheme.lower() != b"bearer" or not token.strip():
+            found = token.strip()
+            if scheme.lower() != b"bearer" or not found:
                 raise Unauthenticated("expected Authorization: Bearer TOKEN")
-            return token.strip()
-    return None
+    return found
 
 
 class HeaderPolicy:
@@ -287,6 +291,10 @@ class HeaderPolicy:
     def reads_messages(self) -> bool:
         """Whether gRPC calls must pass their decoded messages to message() or request()."""
         return self.forward is not None or self._tokens is not None
+
+    def infers_by_token_alone(self) -> bool:
+        """Whether nothing but tokens decides about inference, and no header is forwarded to models."""
+        return self._tokens is not None and self.forward is None and "infer" not in self._gates
 
     def who(self, headers: Pairs, certificate: Certificate | None = None) -> str:
         """The name of the request's client (of its token or certificate), "" if it is not known."""

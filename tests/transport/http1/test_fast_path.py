@@ -13,6 +13,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.http1.connection import Http1Connection
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
@@ -47,15 +48,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
         yield running
 
 
-async def outcome(server: EmbeddedServer, data: bytes, fast_path: bool) -> tuple[Any, ...]:
+async def outcome(
+    server: EmbeddedServer, data: bytes, fast_path: bool, policy: HeaderPolicy | None = None
+) -> tuple[Any, ...]:
     """What comes back, which tasks were started, whether it closes; and what the fast path has taken."""
     ours, theirs = socket.socketpair()
     tasks = Tasks()
     for end in (ours, theirs):
         end.setblocking(False)
     try:
-        connection = Http1Connection(ours, server.server.services, None, tasks)  # type: ignore[arg-type]
-        connection.fast_path = fast_path
+        connection = Http1Connection(ours, server.server.services, None, tasks, policy)  # type: ignore[arg-type]
+        connection.fast_path = connection.fast_path and fast_path
         connection.pass_on(data)
         server.server.loop.loop_pass.end()
         await until_trio(
@@ -75,11 +78,13 @@ async def outcome(server: EmbeddedServer, data: bytes, fast_path: bool) -> tuple
         theirs.close()
 
 
-def both(server: EmbeddedServer, data: bytes) -> tuple[tuple[Any, ...], int]:
+def both(
+    server: EmbeddedServer, data: bytes, policy: HeaderPolicy | None = None
+) -> tuple[tuple[Any, ...], int]:
     """The outcome, the same with and without the fast path, and how many requests the fast path took."""
 
     async def run() -> tuple[Any, Any]:
-        return await outcome(server, data, True), await outcome(server, data, False)
+        return await outcome(server, data, True, policy), await outcome(server, data, False, policy)
 
     with_fast_path, without = trio.from_thread.run(run, trio_token=server._token)
     assert with_fast_path[:3] == without[:3], data

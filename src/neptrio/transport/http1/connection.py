@@ -44,7 +44,7 @@ from neptrio.codec.http_json import HEADER_LENGTH
 from neptrio.errors import Cancelled, Internal, TritonError, Unavailable
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW
-from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, Owner, monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER, TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import HeaderPolicy
@@ -139,10 +139,12 @@ class Http1Connection(Http1FastPath):
         writer.on_drained = self._drained
         self.app = app
         self.head_limit = MAX_HEAD_BYTES
-        # headers that are forwarded or restrict are looked at by the general path
+        # headers that are forwarded or restrict are looked at by the general path, tokens by both
         limits = services.request_limits
         self._limits = limits if limits.on and not only_app else None
-        self.fast_path = policy is None and not turned_away and not only_app and self._limits is None
+        self.asks_who = policy is not None
+        plain = policy is None or policy.infers_by_token_alone()
+        self.fast_path = plain and not turned_away and not only_app and self._limits is None
         self.client = client
         self._held = services.held
         self._let_in = 0  # bytes of the current message that the budget has granted
@@ -303,7 +305,8 @@ class Http1Connection(Http1FastPath):
         kept = ANSWERS_OF_ALIKE[exchange.keep_alive]
         output = kept.get(alike) if alike is not None else None
         if output is None:
-            output = answer("1.1", error.code.http, [*JSON, *headers], error_body(error), exchange.keep_alive)
+            headers = [*JSON, *error.headers, *headers]
+            output = answer("1.1", error.code.http, headers, error_body(error), exchange.keep_alive)
             if alike is not None:
                 kept[alike] = output
         exchange.output = list(output)
@@ -600,6 +603,16 @@ class Http1Connection(Http1FastPath):
         else:
             log.error("a request failed in the parser", exc_info=cause)
             self._refuse(TritonError("malformed HTTP request"))
+
+    def who(self, token: bytes | None, model: str) -> tuple[Owner | None, bool]:
+        """Who sends an infer request of `model` with this Authorization header; None if it is to be refused. And whether
+        that may be remembered: not if requests are counted."""
+        assert self.policy is not None
+        try:
+            account = self.policy.check("infer", () if token is None else ((b"authorization", token),), model)
+        except TritonError:
+            return None, False
+        return account, account is not None and not account.client.requests_per_second
 
     def accepts_host(self, host: bytes) -> bool:
         """Whether this Host is allowed; the fast path asks for each Host that is new on this connection."""

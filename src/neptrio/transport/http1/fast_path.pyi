@@ -41,6 +41,7 @@ class Http1FastPath(RequestHead):
     @property
     def services(self) -> Services: ...
     known_host: bytes | None
+    asks_who: bool
     paused: int
     fast_path: bool
     draining: bool
