@@ -360,3 +360,12 @@ def _same(value: str, off: str) -> bool:
 def nearest(word: str, known: list[str]) -> str:
     near = difflib.get_close_matches(word, known, 1, 0.5)
     return f", did you mean '{near[0]}'?" if near else "; see 'neptrio --help'"
+
+
+def authorization() -> dict[str, str]:
+    """The header by which a command shows the token in NEPTRIO_TOKEN to a server with --auth-config; empty without one.
+
+    The environment, because everybody on a machine can read its command lines.
+    """
+    token = os.environ.get("NEPTRIO_TOKEN", "")
+    return {"Authorization": f"Bearer {token}"} if token else {}

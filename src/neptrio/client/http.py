@@ -13,6 +13,7 @@ import numpy as np
 from neptrio import datatypes
 from neptrio.client.client import InferenceError, Inputs, Result
 from neptrio.client.connection import ConnectionLost
+from neptrio.flags import authorization
 from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 HEADER = "Inference-Header-Content-Length"
@@ -53,7 +54,8 @@ class HttpClient:
         """
         connection = self._connection()
         try:
-            connection.request(method, self._parts.path.rstrip("/") + path, body, headers or {})
+            headers = {**authorization(), **(headers or {})}
+            connection.request(method, self._parts.path.rstrip("/") + path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from neptrio.config import defaults
 from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.flags import authorization
 from neptrio.scheduling.explain import explain
 
 HELP = "say what will and won't batch for a model"
@@ -61,12 +62,16 @@ def _read(folder: Path, name: str) -> Any:
     return source.config
 
 
+def _get(url: str) -> urllib.request.Request:
+    return urllib.request.Request(url, headers=authorization())
+
+
 def _ask(url: str, name: str) -> tuple[Any, dict[str, Any]]:
     base = f"{url if '://' in url else f'http://{url}'}/v2/models/{quote(name, safe='')}"
     try:
-        with urllib.request.urlopen(f"{base}/config", timeout=10) as answer:
+        with urllib.request.urlopen(_get(f"{base}/config"), timeout=10) as answer:
             config = model_config.parse_json(answer.read(), f"{base}/config")
-        with urllib.request.urlopen(f"{base}/stats?live=true", timeout=10) as answer:
+        with urllib.request.urlopen(_get(f"{base}/stats?live=true"), timeout=10) as answer:
             stats = json.loads(answer.read())["model_stats"][-1]
     except urllib.error.HTTPError as error:
         with error:

@@ -13,6 +13,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
+from neptrio.flags import authorization
+
 HELP = "list a model's live sequences, or end one"
 COLUMNS = ("id", "state", "instance", "slot", "age", "idle", "queued", "executing")
 
@@ -80,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
         query = {key: value for key, value in (("type", options.type), ("token", options.token)) if value}
         path += f"?{urlencode(query)}" if query else ""
     base = options.url if "://" in options.url else f"http://{options.url}"
-    request = Request(f"{base}{path}", method="GET" if options.end is None else "POST")
+    method = "GET" if options.end is None else "POST"
+    request = Request(f"{base}{path}", method=method, headers=authorization())
     try:
         with urlopen(request, timeout=30) as reply:
             answer = json.load(reply)

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from neptrio.flags import authorization
 from neptrio.observe.top_view import Sample, render
 
 HELP = "watch a server's models in the terminal"
@@ -79,7 +80,7 @@ class Server:
     def sample(self) -> Sample:
         """The statistics at this moment. Raises ServerError."""
         try:
-            self._connection.request("GET", self._path)
+            self._connection.request("GET", self._path, headers=authorization())
             response = self._connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
