@@ -43,6 +43,7 @@ VERB_CATEGORIES = {
     "server_metadata": "metadata",
     "model_metadata": "metadata",
     "infer": "inference",
+    "infer_stream": "inference",
     "generate": "inference",
     "generate_stream": "inference",
     "sequences": "statistics",
@@ -92,7 +93,7 @@ assert set(VERB_CATEGORIES.values()) == set(METHOD_CATEGORIES.values()) == set(R
 # REST verb -> the scope that a token needs (service.tokens). Of two, the first is for GET, the second for other
 # methods. Verbs that are not listed need `read`.
 VERB_SCOPES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("infer", "generate", "generate_stream"), (INFER,)),
+    **dict.fromkeys(("infer", "infer_stream", "generate", "generate_stream"), (INFER,)),
     **dict.fromkeys(("repository_load", "repository_unload", "repository_check"), (ADMIN,)),
     **dict.fromkeys(("system_shm_register", "system_shm_unregister"), (OPERATE,)),
     **dict.fromkeys(("cuda_shm_register", "cuda_shm_unregister"), (OPERATE,)),

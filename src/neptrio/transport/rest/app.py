@@ -26,13 +26,14 @@ from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers, HttpInfer, error_body
+from neptrio.transport.rest.infer_stream import HttpInferStream
 
 log = logging.getLogger("neptrio.rest")
 
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
-FORWARDING = ("infer", "generate", "generate_stream")
+FORWARDING = ("infer", "infer_stream", "generate", "generate_stream")
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which records when the answer is sent
 
@@ -149,6 +150,10 @@ class RestApp:
             if made is not None:
                 scope[TRACE] = generate.request.trace
             return made
+        if route.verb == "infer_stream":
+            stream = HttpInferStream(self._services, route, scope["headers"], forwarded)
+            stream.request.owner = scope.get(CLIENT)
+            return await stream.run(await self._body(scope, receive), receive, send)
         answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
         return answer
 

@@ -25,6 +25,7 @@ from neptrio.observe.propagation import asked
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
+from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.routes import Route
 
@@ -116,7 +117,7 @@ class HttpGenerate:
     async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
         """Answers the request. Sends a stream itself and returns None; otherwise returns status, headers and body.
 
-        Raises TritonError if the request is refused. Cancellation: cancels the request.
+        Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
         """
         self._services.admission.received(self.request, self._began_ns)
         generate.decode(self.request, body)
@@ -127,26 +128,17 @@ class HttpGenerate:
         self._services.admission.submit(self.request)
         self._services.loop.loop_pass.end()
         answer: tuple[int, Headers, list[Any]] | None = None
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch)
-            try:
-                if self._stream:
-                    await self._events(queue, send)
-                else:
-                    answer = await self._single(queue)
-                nursery.cancel_scope.cancel()
-            finally:
-                if not queue.final:
-                    self._services.admission.cancel(self.request)
-                    self._services.loop.loop_pass.end()
-                if answer is None and self.request.trace is not None:
-                    self.request.trace.abandon()  # responses that were not sent by now never will be
+        try:
+            if self._stream:
+                await unless_gone(receive, self._events, queue, send)
+            else:
+                answer = await unless_gone(receive, self._single, queue)
+        finally:
+            if not queue.final:
+                self._services.admission.cancel(self.request)
+                self._services.loop.loop_pass.end()
+            if answer is None and self.request.trace is not None:
+                self.request.trace.abandon()  # responses that were not sent by now never will be
         return answer
 
     async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:

@@ -121,14 +121,16 @@ class HttpInfer:
         header_length: bytes | None,
         content_encoding: bytes | None,
         accept_encoding: bytes | None,
+        one_response: str | None = HTTP_ONE_RESPONSE,
     ) -> None:
+        """`one_response` refuses a decoupled model, None: any number of responses can be carried."""
         self._services = services
         self.forwarded: Forwarded | None = None  # headers that become parameters of the request
         self.whose: object = self  # the connection; what one has of the workers' threads is its share
         self.request = InferRequest()
         self.request.model_name = route.model
         self.request.model_version = route.version
-        services.admission.find(self.request, HTTP_ONE_RESPONSE)
+        services.admission.find(self.request, one_response)
         self._binary_default = False
         self._header_length = header_length
         self._content_encoding = content_encoding

@@ -16,6 +16,7 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (verb, re.compile(pattern + r"\Z"), methods)
     for verb, pattern, methods in (
         ("infer", _MODEL + "/infer", ("POST",)),
+        ("infer_stream", _MODEL + "/infer_stream", ("POST",)),
         ("generate", _MODEL + "/generate", ("POST",)),
         ("generate_stream", _MODEL + "/generate_stream", ("POST",)),
         ("sequences", _MODEL + "/sequences", ("GET",)),

@@ -1,0 +1,168 @@
+"""The verb infer_stream: an infer request in, any number of responses out. An extension of ours.
+
+POST v2/models/M[/versions/V]/infer_stream takes what infer takes. Each response is the answer that infer would give,
+with the parameter triton_final_response as over gRPC, as a server-sent event or, with `Accept: multipart/mixed`, as a
+part. A model that ends without a last response gives one without outputs.
+
+Rules:
+ 1. What refuses the request, and a first response that is an error, is answered as infer answers it: status and JSON.
+    An error behind other responses is an event `error` (a part with an `error`), and the stream goes on.
+ 2. Responses are sent as they come. If the client reads slowly, its own stream waits, and the model with it.
+ 3. A client that disconnects cancels the request.
+ 4. Binary outputs are base64 in events, and bytes behind the JSON in parts, whose Inference-Header-Content-Length says
+    where they begin.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from collections import deque
+from typing import Any
+
+from neptrio.codec.http_json import HEADER_LENGTH, dump_json, load_json
+from neptrio.errors import Internal
+from neptrio.observe.propagation import asked
+from neptrio.request.infer_request import InferRequest, InferResponse
+from neptrio.service import Services
+from neptrio.transport.header_policy import Forwarded
+from neptrio.transport.rest.disconnect import unless_gone
+from neptrio.transport.rest.generate import EVENTS, ResponseQueue
+from neptrio.transport.rest.infer import Headers, HttpInfer
+from neptrio.transport.rest.routes import Route
+
+FINAL = "triton_final_response"
+MULTIPART = b"multipart/mixed"
+
+
+class FlaggedQueue(ResponseQueue):
+    """Knows of each response whether it is the final one, and keeps an empty final one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._flags: deque[bool] = deque()
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        if response.null:
+            if not final:
+                return
+            response = InferResponse([])
+            response.model_name, response.model_version = request.model.name, request.model.version
+            response.id = request.id
+        self._flags.append(final)
+        super().respond(request, response, final)
+
+    async def next_flagged(self) -> tuple[InferResponse, bool] | None:
+        """Waits for the next response; None after the last."""
+        response = await self.next()
+        return None if response is None else (response, self._flags.popleft())
+
+
+class HttpInferStream:
+    """One infer_stream request."""
+
+    def __init__(
+        self, services: Services, route: Route, headers: Headers, forwarded: Forwarded | None
+    ) -> None:
+        """Raises TritonError for a model that does not serve."""
+        found = dict(headers)
+        self._services = services
+        self._infer = HttpInfer(
+            services, route, found.get(HEADER_LENGTH), found.get(b"content-encoding"), None, one_response=None
+        )
+        self._infer.forwarded = forwarded
+        self.request = self._infer.request
+        if services.admission.tracer.trace_headers:
+            self.request.asked = asked(headers)
+        self._boundary = b""
+        if MULTIPART in found.get(b"accept", b"").lower():
+            self._boundary = secrets.token_hex(16).encode()
+
+    async def run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+        """Answers the request: sends a stream and returns None, or returns status, headers and body of an error.
+
+        Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
+        """
+        infer = self._infer
+        queue = FlaggedQueue()
+        try:
+            plain = infer.plain(body)
+            if plain is None:
+                plain = await unless_gone(receive, infer.inflate_later)
+            if infer.is_large(plain):
+                infer.submit_decoded(await unless_gone(receive, infer.decode_later, plain), queue)
+            else:
+                infer.submit(plain, queue)
+            self._services.loop.loop_pass.end()
+            answer: tuple[int, Headers, list[Any]] | None = await unless_gone(
+                receive, self._responses, queue, send
+            )
+            return answer
+        finally:
+            infer.give_back()
+            if not queue.final and self.request.responder is queue:
+                self._services.admission.cancel(self.request)
+                self._services.loop.loop_pass.end()
+            if self.request.trace is not None:
+                self.request.trace.abandon()  # responses that were not sent by now never will be
+
+    async def _responses(self, queue: FlaggedQueue, send: Any) -> tuple[int, Headers, list[Any]] | None:
+        begun = False
+        trace = self.request.trace
+        while (flagged := await queue.next_flagged()) is not None:
+            response, final = flagged
+            if response.error is None:
+                response.parameters = {**(response.parameters or {}), FINAL: final}
+            answer = self._infer.encode(response, later=True)
+            if answer is None:
+                answer = await self._infer.encode_later(response)
+            status, headers, parts = answer
+            if not begun:
+                if status != 200:
+                    return answer
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+            if trace is not None:
+                trace.send_one()
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": self._packed(status, headers, parts),
+                    "more_body": True,
+                }
+            )
+            if trace is not None:
+                trace.sent_one()
+        if not begun:
+            raise Internal("the model ended the request without a response")
+        await send(
+            {"type": "http.response.body", "body": b"--%b--\r\n" % self._boundary if self._boundary else b""}
+        )
+        return None
+
+    def _headers(self) -> Headers:
+        if not self._boundary:
+            return EVENTS
+        return [(b"content-type", MULTIPART + b'; boundary="' + self._boundary + b'"')]
+
+    def _packed(self, status: int, headers: Headers, parts: list[Any]) -> bytes:
+        """One response as an event or a part."""
+        if self._boundary:
+            body = b"".join(parts)
+            lines = [b"%b: %b\r\n" % (name.title(), value) for name, value in headers]
+            return b"--%b\r\n%bContent-Length: %d\r\n\r\n%b\r\n" % (
+                self._boundary, b"".join(lines), len(body), body,
+            )  # fmt: skip
+        name = b"" if status == 200 else b"event: error\n"
+        text = bytes(parts[0]) if len(parts) == 1 else _with_base64(parts)
+        return b"%bdata: %b\n\n" % (name, text)
+
+
+def _with_base64(parts: list[Any]) -> bytes:
+    """A response with binary outputs as JSON alone; `parts` are its JSON and the outputs' bytes, in order."""
+    document = load_json(bytes(parts[0]))
+    blobs = iter(parts[1:])
+    for output in document["outputs"]:
+        if "binary_data_size" in output.get("parameters", ()):
+            output["base64"] = b64encode(memoryview(next(blobs)).cast("B")).decode()
+    return bytes(dump_json(document))
