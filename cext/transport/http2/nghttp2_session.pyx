@@ -217,7 +217,7 @@ cdef class Session:
             self.failure = nghttp2_strerror(rv).decode()
         return 0
 
-    cdef _reset_stream(self, GrpcStream stream, int code):
+    cdef _reset_stream(self, GrpcStream stream, unsigned int code):
         try:
             stream.reset_by_peer(code)
         except Exception:

@@ -91,7 +91,7 @@ cdef class GrpcStream:
     def on_half_close(self):
         """Called when the client has sent everything."""
 
-    def on_reset(self, int code):
+    def on_reset(self, unsigned int code):
         """Called when the client or the connection has ended the call. Nothing may be sent any more."""
 
     def on_writable(self):
@@ -191,7 +191,7 @@ cdef class GrpcStream:
         self.out_first = self.out_at = 0
         return 0
 
-    def reset_by_peer(self, int code):
+    def reset_by_peer(self, unsigned int code):
         """Called by sessions when the stream closes before its reply was complete. Calls on_reset once."""
         if not self.ended:
             self.ended = True

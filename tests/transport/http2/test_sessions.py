@@ -68,6 +68,18 @@ class Peer:
 
 
 @pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("code", [0, 8, 2**31 - 1, 2**31, 2**32 - 1])
+def test_a_reset_ends_the_call_whatever_its_code_is(name: str, code: int) -> None:
+    peer = Peer(name)
+    peer.session.receive(PREFACE + frame(4, 0, 0) + frame(1, 4, 1, Encoder().encode(HEADERS)), SECOND)
+    peer.session.receive(frame(0, 0, 1, message(b"x" * 100)[:50]), SECOND)
+    assert peer.session.account.in_bytes
+    peer.session.receive(frame(3, 0, 1, struct.pack(">I", code)), SECOND)
+    assert peer.streams[0].ended and peer.streams[0].events == ["reset"]
+    assert not peer.session.account.in_bytes and not peer.session.dead
+
+
+@pytest.mark.parametrize("name", SESSIONS)
 @pytest.mark.parametrize(
     "sizes",  # in the SETTINGS before each call
     [
