@@ -45,7 +45,7 @@ commands
 startup
 server
 embedded
-compat
+compat testing
 cli
 commands.demo commands.serve
 __main__

@@ -17,10 +17,21 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from neptrio.errors import InvalidArgument
 
+cdef extern from *:
+    # Tests move the clock while other threads read it without the GIL. These reads and writes are plain moves.
+    """
+    static int64_t clock_ahead_ns = 0;
+    #define READ_AHEAD() __atomic_load_n(&clock_ahead_ns, __ATOMIC_RELAXED)
+    #define ADD_AHEAD(ns) __atomic_add_fetch(&clock_ahead_ns, (ns), __ATOMIC_RELAXED)
+    """
+    int64_t READ_AHEAD() noexcept nogil
+    int64_t ADD_AHEAD(int64_t ns) noexcept nogil
+
+
 cdef int64_t now_ns() noexcept nogil:
     cdef timespec ts
     clock_gettime(CLOCK_MONOTONIC, &ts)
-    return <int64_t>ts.tv_sec * 1000000000 + ts.tv_nsec
+    return <int64_t>ts.tv_sec * 1000000000 + ts.tv_nsec + READ_AHEAD()
 
 
 cdef int[15] _SIZES
@@ -34,6 +45,16 @@ cdef int element_size(int dtype) noexcept nogil:
 def monotonic_ns() -> int:
     """Nanoseconds of CLOCK_MONOTONIC, the clock of every timestamp in the server."""
     return now_ns()
+
+
+def jump_clock(int64_t ns) -> int:
+    """Moves the clock of this process ahead by so many nanoseconds, for tests (neptrio.testing.Clock).
+
+    Returns how far ahead it is now. It never goes back: time that has passed stays passed. Raises ValueError.
+    """
+    if ns < 0:
+        raise ValueError(f"the clock cannot go back, got {ns} ns")
+    return ADD_AHEAD(ns)
 
 
 @cython.no_gc_clear  # clearing would drop view.obj without releasing the buffer it exported

@@ -20,6 +20,7 @@ import trio
 from neptrio import startup
 from neptrio.errors import Unavailable
 from neptrio.loop.mailbox import WorkItem
+from neptrio.request.infer_request import monotonic_ns
 from neptrio.server import Server as CoreServer
 from neptrio.settings import Settings
 
@@ -110,6 +111,12 @@ class Engine:
             if not self._closed:
                 self.core.completions.post(_Soon(function))
 
+    def look_at_clock(self) -> None:
+        """Runs the timers that are due, and what they have caused. On the server's thread, when the clock jumped."""
+        loop = self.core.loop
+        if loop.timers.fire_due(monotonic_ns()):
+            loop.loop_pass.end()
+
     def ask(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of `function(core, *args)`, which runs on the server's loop. For other threads than the server's.
 
@@ -141,8 +148,10 @@ class Engine:
 class OwnThread:
     """Runs an engine on a thread with a trio loop of its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: trio.abc.Clock | None = None) -> None:
+        """`clock`: the loop's, None for trio's own."""
         self._settings = settings
+        self._clock = clock
         self._engine: Engine | None = None  # from the moment it begins to load models
         self._serving = False
         self._stop_asked = False
@@ -174,7 +183,7 @@ class OwnThread:
                 self._started.set()
 
         try:
-            trio.run(main)
+            trio.run(main, clock=self._clock)
         except BaseException as error:
             self._error = first_error(error)
             if self._serving:

@@ -166,12 +166,14 @@ class Server:
             self._folder = None
 
     @contextmanager
-    def running(self) -> Iterator[RunningServer]:
+    def running(self, clock: trio.abc.Clock | None = None) -> Iterator[RunningServer]:
         """Runs the server on a thread of its own, for ordinary code; leaving the context drains and ends it.
+
+        `clock`: of the thread's loop, for tests: see neptrio.testing.Clock.
 
         Raises TritonError when a model cannot be loaded (unless exit_on_error=False), OSError for a port.
         """
-        thread = OwnThread(self._once())
+        thread = OwnThread(self._once(), clock)
         try:
             self._engine = thread.start()
             yield RunningServer(self._engine, self._new)

@@ -1,0 +1,3 @@
+"""Fixtures of the test kit, for the tests among the examples."""
+
+pytest_plugins = ["neptrio.testing.plugin"]
