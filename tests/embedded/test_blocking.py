@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
 import neptrio
+from neptrio.testing import FakeModel, TestServer
 from tests.embedded import models
 from tests.support.repository import identity_config, write_model
 from tests.support.waiting import until
@@ -97,15 +99,17 @@ def test_leaving_a_stream_cancels_its_request(server: neptrio.RunningServer) -> 
     until(lambda: not server.statistics("count", live=True)["model_stats"][0]["live"]["executing"], "it ends")
 
 
-def test_a_deadline_ends_the_wait_and_the_request(server: neptrio.RunningServer) -> None:
-    hold = server.model("hold")
-    try:
+def test_a_deadline_ends_the_wait_and_the_request() -> None:
+    held = FakeModel({"x": ("FP32", [1])}, {"y": ("FP32", [1])}).holds().answers({"y": [1]})
+    with TestServer(held) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.model("fake").infer, {"x": [1]}, timeout=3600)
+        held.until_asked()
+        server.clock.jump(3600)
         with pytest.raises(neptrio.TritonError, match="deadline") as caught:
-            hold.infer({"x": [1]}, timeout=0.05)
+            asked.result(60)
         assert caught.value.code is neptrio.Code.DEADLINE
-    finally:
-        models.gate.set()
-    assert hold.infer({"x": [1]}, timeout=60)["OUTPUT"].tolist() == [1]
+        held.release(2)
+        assert server.model("fake").infer({"x": [1]}, timeout=3600)["y"].tolist() == [1]
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1"])
