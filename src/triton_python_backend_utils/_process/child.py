@@ -49,21 +49,21 @@ def contexts(requests: list[InferenceRequest]) -> list[Any]:
     return [None if request._trace is None else request._trace.get_context() for request in requests]
 
 
-class _Back:
-    """What a received request needs from the server: whether it is cancelled, and a sender (see _sender.Channel)."""
+class Back:
+    """What a received request needs from the server: whether it is cancelled, and a sender (see _sender.Channel).
 
-    def __init__(self, child: Child, row: dict[str, Any]) -> None:
-        self.id = row["r"]
-        self.names = row["w"]
-        self.cancelled = False
-        self.channel: Channel | None = None
-        self._child = child
-        if child.decoupled:
-            self.channel = self._make()
-        child.backs[self.id] = self
+    The channel is made when the model first asks for a sender. Subclasses say how, and how they hear of cancellation.
+    """
 
-    def is_cancelled(self) -> bool:
-        return self.cancelled
+    __slots__ = ("__weakref__", "cancelled", "channel", "id", "names")
+
+    id: int
+    names: Any  # of the outputs that the client wants
+    cancelled: bool
+    channel: Channel | None
+
+    def _make(self) -> Channel:
+        raise NotImplementedError
 
     def sender(self, request: Any) -> Any:
         if self.channel is None:
@@ -77,6 +77,25 @@ class _Back:
     def close(self) -> None:
         if self.channel is not None:
             self.channel.closed = True
+
+
+class _Back(Back):
+    """The way back over the socket."""
+
+    __slots__ = ("_child",)
+
+    def __init__(self, child: Child, row: dict[str, Any]) -> None:
+        self.id = row["r"]
+        self.names = row["w"]
+        self.cancelled = False
+        self.channel = None
+        self._child = child
+        if child.decoupled:
+            self.channel = self._make()
+        child.backs[self.id] = self
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
 
     def _make(self) -> Channel:
         child, id, names = self._child, self.id, self.names

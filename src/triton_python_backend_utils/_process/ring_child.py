@@ -22,21 +22,21 @@ from .._execute import check_count, check_none, failure_text
 from .._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
 from .._sender import Channel
 from . import tracing
-from .child import Child, contexts
+from .child import Back, Child, contexts
 from .host import ChildHost
 
 
-class _Back:
-    """A received request's way back (see _sender.Channel)."""
+class _Back(Back):
+    """The way back over the ring."""
 
-    __slots__ = ("__weakref__", "cancelled", "channel", "child", "id", "names")
+    __slots__ = ("child",)
 
     def __init__(self, child: RingChild, id: int, names: Any) -> None:
         self.id = id
         self.names = names
         self.child = child
         self.cancelled = False
-        self.channel: Channel | None = None
+        self.channel = None
         if child.decoupled:
             self.channel = self._make()
 
@@ -47,19 +47,6 @@ class _Back:
             # the batch may have ended while the request's sender is still open
             self.cancelled = self.cancelled or self.id in child.cancelled
         return self.cancelled
-
-    def sender(self, request: Any) -> Any:
-        if self.channel is None:
-            self.channel = self._make()
-        return self.channel.sender(request)
-
-    @property
-    def taken(self) -> bool:
-        return self.channel is not None and self.channel.taken
-
-    def close(self) -> None:
-        if self.channel is not None:
-            self.channel.closed = True
 
     def _make(self) -> Channel:
         child, id, names = self.child, self.id, self.names
