@@ -169,4 +169,6 @@ class HttpGenerate:
             response = await queue.next()
             if response is not None:
                 payload, _ = _payload(response)
+        if trace is not None:
+            trace.left()  # before the client sees the end: settings it updates then find this trace finished
         await send({"type": "http.response.body", "body": b""})

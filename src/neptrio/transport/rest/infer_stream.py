@@ -135,6 +135,8 @@ class HttpInferStream:
                 trace.sent_one()
         if not begun:
             raise Internal("the model ended the request without a response")
+        if trace is not None:
+            trace.left()  # before the client sees the end: settings it updates then find this trace finished
         await send(
             {"type": "http.response.body", "body": b"--%b--\r\n" % self._boundary if self._boundary else b""}
         )
