@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test
+.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -124,6 +124,9 @@ wheel: build ## Build a manylinux wheel into dist/ that installs without a compi
 
 wheel-test: wheel ## Install the newest wheel into an empty environment and serve a model from there
 	@$(BIN)/python tools/wheel_test.py
+
+wheels: build ## Build wheels for Python 3.11 to 3.13 and the source distribution, and try each in an empty environment; ARGS='3.12 --no-sdist' narrows it
+	@$(BIN)/python tools/wheels.py $(ARGS)
 
 clean: ## Remove the environment and everything built
 	@rm -rf $(VENV) build dist src/*.egg-info

@@ -9,8 +9,9 @@ its file gets what the groups below it lack:
     run       building and running
       cuda      on machines with an NVIDIA driver
       examples  the packages whose models the example repository uses; without their dependencies
+      wheel     building wheels
       test      testing
-        fuzz, wheel, audit, lock   the tools of the make targets with these names
+        fuzz, deploy, audit, lock   the tools of the make targets with these names
 
 Versions stay as they are in the files while pyproject.toml allows them; --upgrade takes the newest. The
 resolution is uv's; it is made for every system, so one file holds for all of them. Hashes are those that the
@@ -42,7 +43,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "examples": (),
     "test": ("run",),
     "fuzz": ("run", "test"),
-    "wheel": ("run", "test"),
+    "wheel": ("run",),
+    "deploy": ("run", "test"),
     "audit": ("run", "test"),
     "lock": ("run", "test"),
 }

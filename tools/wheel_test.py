@@ -1,8 +1,9 @@
-"""Installs the wheel in dist/ into an empty environment, with no compiler in sight, and serves a model from there.
+"""Installs the wheel in dist/ into an empty environment, with no compiler in sight, and serves models from there.
 
-Usage: python tools/wheel_test.py [WHEEL]
+Usage: python tools/wheel_test.py [WHEEL or SOURCE DISTRIBUTION]
 
-On Linux the server must use the libnghttp2 that came with the wheel, not one that this machine has.
+On Linux the server must use the libnghttp2 that came with the wheel, not one that this machine has. A source
+distribution is built by pip, for which it may use this machine's compiler and libraries; the server then runs without.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def own_nghttp2(pid: int, folder: Path) -> None:
         sys.exit(f"expected libnghttp2 of the wheel below {folder}, loaded: {sorted(loaded) or 'none'}")
 
 
-def serve(neptrio: Path, folder: Path) -> None:
+def serve(neptrio: Path, folder: Path, own_library: bool) -> None:
     """Runs the installed command on one Python model and asks it something."""
     (folder / "models" / "double" / "1").mkdir(parents=True)
     (folder / "models" / "double" / "1" / "model.py").write_text(MODEL)
@@ -66,16 +67,18 @@ def serve(neptrio: Path, folder: Path) -> None:
         "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1",
     ]
-    answer(neptrio, folder, flags, "double", body, [6, 8])
+    answer(neptrio, folder, flags, "double", body, [6, 8], own_library)
 
 
-def demo(neptrio: Path, folder: Path) -> None:
+def demo(neptrio: Path, folder: Path, own_library: bool) -> None:
     """Asks a model that came with the wheel."""
     body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]}
-    answer(neptrio, folder, ["demo"], "upper_case", body, ["HELLO"])
+    answer(neptrio, folder, ["demo"], "upper_case", body, ["HELLO"], own_library)
 
 
-def answer(neptrio: Path, folder: Path, flags: list[str], model: str, body: dict, expected: list) -> None:
+def answer(
+    neptrio: Path, folder: Path, flags: list[str], model: str, body: dict, expected: list, own_library: bool
+) -> None:
     """Runs the installed command and exits unless that model's first output is `expected`."""
     log = folder / "log"
     with log.open("w") as stderr:
@@ -95,7 +98,7 @@ def answer(neptrio: Path, folder: Path, flags: list[str], model: str, body: dict
         got = request(f"{address}/v2/models/{model}/infer", body)
         if got["outputs"][0]["data"] != expected:
             sys.exit(f"wrong answer: {got}")
-        if sys.platform == "linux":
+        if own_library:
             own_nghttp2(server.pid, folder)
         server.terminate()
         if server.wait(30) != 0:
@@ -110,20 +113,24 @@ def answer(neptrio: Path, folder: Path, flags: list[str], model: str, body: dict
 def main() -> int:
     wheels = sorted((ROOT / "dist").glob("neptrio-*.whl"), key=lambda path: path.stat().st_mtime)
     wheel = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else wheels[-1]
-    bill = json.loads(wheel.with_name(f"{wheel.stem}.cdx.json").read_text())
-    if sys.platform == "linux" and "libnghttp2" not in {part["name"] for part in bill["components"]}:
-        sys.exit("the bill of materials does not name libnghttp2")
+    built_here = wheel.name.endswith(".tar.gz")
+    own_library = sys.platform == "linux" and not built_here
+    if not built_here:
+        bill = json.loads(wheel.with_name(f"{wheel.stem}.cdx.json").read_text())
+        if sys.platform == "linux" and "libnghttp2" not in {part["name"] for part in bill["components"]}:
+            sys.exit("the bill of materials does not name libnghttp2")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)
         binaries = folder / "venv" / "bin"
         pip = [binaries / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, wheel], check=True, cwd=folder, env=without_compiler(binaries))
+        tools = None if built_here else without_compiler(binaries)
+        subprocess.run([*pip, wheel], check=True, cwd=folder, env=tools)
         check = "import triton_python_backend_utils as u, neptrio, pathlib as p; [print(p.Path(m.__file__).with_name('py.typed').stat().st_size) for m in (u, neptrio)]"
         subprocess.run([binaries / "python", "-c", check], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         subprocess.run([binaries / "neptrio", "--version"], check=True, cwd=folder)
-        serve(binaries / "neptrio", folder)
-        demo(binaries / "neptrio", folder)
+        serve(binaries / "neptrio", folder, own_library)
+        demo(binaries / "neptrio", folder, own_library)
     print(f"{wheel.name} installs and serves")
     return 0
 
