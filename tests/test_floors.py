@@ -23,6 +23,7 @@ observe
 config
 execution
 scheduling
+storage_uri
 addresses flags
 settings
 logs

@@ -59,6 +59,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         "needs neptrio[cloud]); may be repeated")  # fmt: skip
     add("--model-repository-cache", type=Path, default=None,
         help="keep what was fetched from cloud storage here for the next start")  # fmt: skip
+    add("--model-name", "--model_name", type=flags.model_name, default="",
+        help="serve a repository that is itself the folder of one model under this name")  # fmt: skip
     add("--allow-file-override", type=flags.boolean, default=None,
         help="load calls may bring files along, which run as code (default: only where REST and gRPC listen on "
         "loopback addresses)")  # fmt: skip

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from neptrio import storage_uri
+
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")
 
@@ -71,11 +73,20 @@ def port(text: str) -> int:
 
 
 def repository(text: str) -> Path | str:
-    """A local folder as a Path, anything else with `scheme://` as the URL it is."""
-    scheme, separator, rest = text.partition("://")
-    if not separator or "/" in scheme:
-        return Path(text)
-    return Path(rest) if scheme in ("file", "local") else text
+    """A local folder as a Path, a URL of cloud storage as text; storage URIs of KServe become one of them."""
+    try:
+        return storage_uri.resolve(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def model_name(text: str) -> str:
+    """A name that a model's folder can have, "" for none."""
+    if text.startswith(".") or "/" in text or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"expected a model's name without '/' and without '.' in front, got '{text}'"
+        )
+    return text
 
 
 def origin(text: str) -> str:

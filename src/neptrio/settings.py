@@ -19,6 +19,7 @@ class Settings:
     id: str = "triton"
     model_repository: tuple[Path | str, ...] = ()  # str: a URL of cloud storage
     model_repository_cache: Path | None = None  # where files of cloud storage are kept; None: not kept
+    model_name: str = ""  # of a repository that is the folder of one model; "": every repository holds models
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()

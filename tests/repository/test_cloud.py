@@ -288,6 +288,13 @@ def test_an_s3_server(s3: str, tmp_path: Path) -> None:
             put({"models/m/2/model.onnx": onnx_models.add_sub()})
             until(lambda: ("2", "READY", "") in rows(client, "m"), "the poll sees the new version")
             infer(client, "m", ("A", "B"))
+    # the URL of one model instead of a repository's
+    one = ("--model-repository=s3://bucket/models/m", "--model-name=sums")
+    with ServerProcess(None, *one, env=environment) as server:
+        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+            np.testing.assert_array_equal(
+                infer(client, "sums", ("A", "B")).as_numpy("SUM"), np.full((1, 16), 2)
+            )
 
 
 def test_checking_cloud_storage(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ warnings), 1 when there are, 2 when nothing could be checked (no such folder, a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend-config", type=flags.backend_setting, action="append", default=[],
         metavar="NAME,KEY=VALUE", help="as the server's flag",
     )  # fmt: skip
+    parser.add_argument("--model-name", type=flags.model_name, default="", help="as the server's flag")
     parser.add_argument("--model-config-name", default="", help="as the server's flag")
     parser.add_argument(
         "--disable-auto-complete-config", type=flags.boolean, nargs="?", const=True, default=False,
@@ -55,16 +57,17 @@ def run(options: argparse.Namespace) -> int:
             model_repository=tuple(options.repository),
             backend_directory=options.backend_directory,
             backend_config=backends,
+            model_name=options.model_name,
             model_config_name=options.model_config_name,
             disable_auto_complete_config=options.disable_auto_complete_config,
             follow_external_links=options.follow_external_links,
         )
-        places = Places(settings)
-        places.refresh()
-        if places.problems:
-            raise Unavailable("; ".join(places.problems))
-        checker = Checker(settings, here=False, places=places)
-        models = [checker.model(name) for name in options.model] if options.model else checker.all()
+        with contextlib.closing(Places(settings)) as places:
+            places.refresh()
+            if places.problems:
+                raise Unavailable("; ".join(places.problems))
+            checker = Checker(settings, here=False, places=places)
+            models = [checker.model(name) for name in options.model] if options.model else checker.all()
     except (TritonError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -26,6 +26,7 @@ from typing import Any, overload
 import sniffio
 import trio
 
+from neptrio import storage_uri
 from neptrio.embedded import control
 from neptrio.embedded.blocking import RunningServer
 from neptrio.embedded.engine import Engine, OwnThread, first_error
@@ -276,4 +277,4 @@ class Server:
 
 
 def _repository(where: Repository) -> Repository:
-    return where if isinstance(where, str) and "://" in where else Path(where)
+    return storage_uri.resolve(where) if isinstance(where, str) else Path(where)

@@ -161,6 +161,8 @@ class Checker:
             for link in scan.leading_out(folder, self._places.roots):
                 checked.report(Problem(scan.link_text(link), str(link)))
             source = config_problems.read(folder, self._settings.model_config_name, checked.report)
+            if source is not None and self._places.named_by_flag(folder):
+                source.config.name = checked.name
             self._source(checked, folder, source)
         except OSError as error:
             checked.report(Problem(f"cannot be read: {error.strerror}", str(error.filename or folder)))

@@ -66,11 +66,17 @@ class _Remote:
 
 
 class CloudRepository:
-    """One URL and the local copies of its models. Any thread; every method may take long."""
+    """One URL and the local copies of its models. Any thread; every method may take long.
 
-    def __init__(self, url: str, cache: Path | None) -> None:
+    `single` is --model-name: when the URL is the folder of one model, with a configuration or version folders, this
+    is what it is called (`is_model`).
+    """
+
+    def __init__(self, url: str, cache: Path | None, single: str = "") -> None:
         self.url = re.sub(r"://[^/@]*@", "://", url)  # without credentials, to be shown
         self.problem = ""  # why the last listing failed
+        self.is_model = False  # the URL is the folder of one model, as the last listing saw it
+        self._single = single
         self._url = url
         self._cache = cache
         self._own = cache is None
@@ -134,12 +140,16 @@ class CloudRepository:
             with self._storage() as (storage, root):
                 storage.invalidate_cache()
                 found = storage.ls(root, detail=True)
+                is_model = bool(self._single) and _is_model(storage, found)
         except Unavailable as error:
             if self.problem != str(error):
                 log.error("%s", error)
             self.problem = str(error)
             return
+        self.is_model = is_model
         names = {_leaf(entry["name"]) for entry in found if entry["type"] == "directory"}
+        if is_model:
+            names = {self._single}
         self._names = tuple(sorted(name for name in names if name and not name.startswith(".")))
         self.problem = ""
 
@@ -151,7 +161,7 @@ class CloudRepository:
         """(relative path -> file, relative paths of folders) of a model."""
         with self._storage() as (storage, root):
             storage.invalidate_cache()
-            top = f"{root}/{name}"
+            top = root if self.is_model else f"{root}/{name}"
             found = storage.find(top, withdirs=True, detail=True)
             files: dict[str, _Remote] = {}
             folders = []
@@ -270,6 +280,20 @@ class CloudRepository:
             part = base / (MANIFEST + ".part")
             part.write_text(json.dumps(self._manifest))
             part.replace(base / MANIFEST)
+
+
+def _is_model(storage: Any, listing: list[dict[str, Any]]) -> bool:
+    """Whether what is listed is the folder of one model: a configuration, or numbers that are no models."""
+    for entry in listing:
+        name = _leaf(entry["name"])
+        if entry["type"] != "directory":
+            if name == "config.pbtxt":
+                return True
+        elif name.isascii() and name.isdigit():
+            below = {_leaf(file["name"]) for file in storage.ls(entry["name"], detail=True)}
+            if below and "config.pbtxt" not in below and not any(one.isdigit() for one in below):
+                return True
+    return False
 
 
 def _leaf(path: str) -> str:

@@ -168,6 +168,8 @@ class Loader:
             raise PollFailure("files were given without the parameter 'config'")
         else:
             source = model_config.read(model_dir, self._settings.model_config_name)
+            if self._places.named_by_flag(model_dir):
+                source.config.name = name
         defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
         for problem in validate_config.given(source, source.config, model_dir):
             raise InvalidArgument(str(problem))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from neptrio.repository import scan
+from neptrio.repository import scan, single_model
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
 
@@ -27,9 +27,13 @@ class Places:
         self._began = 0.0
         self._follow = settings.follow_external_links
         self._named = tuple(dict.fromkeys(str(place) for place in settings.model_repository))
-        self._local = tuple(place for place in settings.model_repository if isinstance(place, Path))
+        local = tuple(place for place in settings.model_repository if isinstance(place, Path))
+        name = settings.model_name
+        single = [place for place in dict.fromkeys(local) if name and single_model.is_model(place)]
+        self._singles = {place: single_model.SingleModel(place, name) for place in single}
+        self._local = tuple(self._singles[p].repository if p in self._singles else p for p in local)
         self.cloud = tuple(
-            CloudRepository(place, settings.model_repository_cache)
+            CloudRepository(place, settings.model_repository_cache, name)
             for place in dict.fromkeys(settings.model_repository)
             if isinstance(place, str)
         )
@@ -75,7 +79,14 @@ class Places:
         """The folders that symbolic links may lead to; None: links may lead anywhere."""
         if self._follow:
             return None
-        return scan.real((*self._local, *(repository.folder for repository in self.cloud)))
+        return scan.real((*self._local, *self._singles, *(repository.folder for repository in self.cloud)))
+
+    def named_by_flag(self, folder: Path) -> bool:
+        """Whether a model's name is --model-name's, whatever its configuration says."""
+        repository = self._cloud_of(folder)
+        if repository is not None:
+            return repository.is_model
+        return any(folder.parent == single.repository for single in self._singles.values())
 
     def localise(self, folder: Path) -> scan.Fingerprint | None:
         """Brings a model's local folder up to date; returns its state in the storage, None for a local repository.
@@ -96,6 +107,8 @@ class Places:
         return next((r for r in self.cloud if folder.parent == r.folder), None)
 
     def close(self) -> None:
-        """Removes local copies of cloud storage that are not to be kept."""
+        """Removes local copies of cloud storage that are not to be kept, and links to single models."""
+        for single in self._singles.values():
+            single.close()
         for repository in self.cloud:
             repository.close()
