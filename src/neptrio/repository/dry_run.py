@@ -1,7 +1,8 @@
 """Checks one model of a running server: would a load succeed, and what would it change?
 
-Nothing that serves is changed. The served configurations are collected on the trio thread; files are read on a
-thread of the check's own, so a check of large folders delays nobody.
+Nothing that serves is changed. The served configurations are collected on the trio thread; files are read, and
+configurations are compared, on a thread of the check's own, so a check of large folders or configurations delays
+nobody. Checks take turns: threads that run Python at the same time would take the interpreter's lock from the loop.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import trio
 
+from neptrio.codec.http_json import dump_json
 from neptrio.config import defaults
 from neptrio.config.describe_config import to_dict
 from neptrio.config.problem import WARNING, Problem
@@ -19,7 +21,9 @@ from neptrio.repository import change, override, scan
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.check import Checked, Checker
 from neptrio.repository.loader import Found
+from neptrio.repository.model import Model
 from neptrio.repository.override import LoadParameters
+from neptrio.repository.records import Record
 from neptrio.scheduling import ensemble_graph
 from neptrio.settings import Settings
 
@@ -27,11 +31,12 @@ Serving = Mapping[str, Mapping[int, Any]]  # model -> version -> its running con
 
 
 async def dry_run(
-    settings: Settings, catalog: Catalog, name: str, parameters: LoadParameters
-) -> dict[str, Any]:
-    """The answer of the verb `check`: problems, what a load with these parameters would do, and the differences.
+    settings: Settings, catalog: Catalog, name: str, parameters: LoadParameters, turns: trio.CapacityLimiter
+) -> bytes:
+    """The answer of the verb `check` as JSON: problems, what a load with these parameters would do, and the
+    differences.
 
-    Raises NotFound for a name that is no model's, InvalidArgument for broken parameters.
+    `turns` is held while a thread works. Raises NotFound for a name that is no model's, InvalidArgument for broken parameters.
     """
     serving = {
         name: {version: model.config for version, model in record.serving.items()}
@@ -65,11 +70,25 @@ async def dry_run(
             if folder is not None:
                 folder.release()
 
-    checked, state = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-    answer = checked.as_dict()
-    answer["load_would"] = _action(catalog, checked, state, parameters)
+    checked, state = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=turns)
     record = catalog.records.get(name)
     running = catalog.latest.get(name)
+
+    def compare() -> bytes:
+        return dump_json(_answer(checked, state, parameters, record, running))
+
+    return await trio.to_thread.run_sync(compare, abandon_on_cancel=True, limiter=turns)
+
+
+def _answer(
+    checked: Checked,
+    state: scan.Fingerprint | None,
+    parameters: LoadParameters,
+    record: Record | None,
+    running: Model | None,
+) -> dict[str, Any]:
+    answer = checked.as_dict()
+    answer["load_would"] = _action(record, checked, state, parameters)
     if record is not None and running is not None and checked.source is not None:
         answer["running_version"] = running.version
         if checked.config is not None and checked.complete:
@@ -112,9 +131,8 @@ def _above(checked: Checked, serving: Serving) -> None:
 
 
 def _action(
-    catalog: Catalog, checked: Checked, state: scan.Fingerprint | None, parameters: LoadParameters
+    record: Record | None, checked: Checked, state: scan.Fingerprint | None, parameters: LoadParameters
 ) -> str:
-    record = catalog.records.get(checked.name)
     if not checked.ok or checked.folder is None or checked.source is None:
         return "fail"
     if record is None or not record.serving:

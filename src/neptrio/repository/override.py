@@ -7,7 +7,6 @@ folder: a path must be relative, without `..` and without names that a file syst
 
 from __future__ import annotations
 
-import binascii
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neptrio.codec.base64_text import decode_base64
 from neptrio.config.validate_config import LONGEST_NAME
 from neptrio.errors import Internal, InvalidArgument
 
@@ -90,21 +90,12 @@ def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
     for path, value in files.items():
         if isinstance(value, str):
             try:
-                decoded[path] = _base64(value.encode("ascii"))
+                decoded[path] = decode_base64(value)
             except ValueError as error:
                 raise InvalidArgument(f"load parameter '{FILE}{path}' is not valid base64: {error}") from None
         else:
-            decoded[path] = bytes(value)
+            decoded[path] = value
     return decoded
-
-
-def _base64(text: bytes) -> bytes:
-    """Decodes base64. Raises ValueError unless the text is exactly the base64 form of some bytes."""
-    content = binascii.a2b_base64(text, strict_mode=True)
-    padding = len(text) - len(text.rstrip(b"="))
-    if len(text) % 4 or len(content) != len(text) // 4 * 3 - padding:
-        raise ValueError("wrong padding")
-    return content
 
 
 def parts_of(path: str) -> tuple[str, ...]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import trio
+
 from neptrio.errors import Denied, InvalidArgument, Unavailable, Unsupported
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.places import LONGEST_SHOWN
 from neptrio.settings import Settings
+
+CHECKS = 2  # that work at the same time
 
 
 def check_name(name: str) -> None:
@@ -34,6 +38,7 @@ class RepositoryService:
         self._settings = settings
         self._repository = repository
         self._of_models = of_models
+        self._checks = trio.CapacityLimiter(CHECKS)
 
     def _may(self, what: str, parameters: dict[str, Any]) -> None:
         """Raises Denied for a verb or a parameter that settings deny to the network."""
@@ -59,8 +64,9 @@ class RepositoryService:
         """The model's versions, its load under way and the last error (our extension). Raises NotFound."""
         return await self._repository.progress(name)
 
-    async def check(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """A dry run of load(): the problems it would meet, and the differences to what is loaded (our extension).
+    async def check(self, name: str, parameters: dict[str, Any]) -> bytes:
+        """A dry run of load() as JSON: the problems it would meet, and the differences to what is loaded (our
+        extension).
 
         Allowed only where load() is: it writes files that callers send to disk. Raises Unavailable, Denied,
         NotFound, or InvalidArgument for broken parameters.
@@ -68,7 +74,7 @@ class RepositoryService:
         if self._settings.model_control_mode != "explicit":
             raise Unavailable("checking a model needs --model-control-mode=explicit")
         self._may("checking models", parameters)
-        return await dry_run(self._settings, self._repository, name, override.parse(parameters))
+        return await dry_run(self._settings, self._repository, name, override.parse(parameters), self._checks)
 
     def _explicit(self, repository_name: str) -> None:
         if repository_name:

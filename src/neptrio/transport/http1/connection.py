@@ -64,7 +64,7 @@ log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies of which more bytes are to come are received into a buffer of their own
 CHUNKED_STEP = 1 << 20  # bytes of chunked bodies that are taken from the budget at once
-DIRECT_READ, DIRECT_READS = 256 << 10, 4  # read at once of such a body; copied in a fraction of a millisecond
+DIRECT_READ, DIRECT_READS = 1 << 20, 1
 MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined requests
 PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head

@@ -387,9 +387,13 @@ class RestApp:
         parameters, document = await self._load_parameters(scope, receive)
         config = document.get("config")
         if config is not None and "config" not in parameters:
-            plain = config if isinstance(config, str) else bytes_text(dump_json(config))
+            plain = (
+                config
+                if isinstance(config, str)
+                else bytes_text(await self._services.workers.run(lambda: dump_json(config)))
+            )
             parameters = {**parameters, "config": plain}
-        return 200, JSON, [dump_json(await self._services.repository.check(route.model, parameters))]
+        return 200, JSON, [await self._services.repository.check(route.model, parameters)]
 
     async def _repository_load(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         parameters, _ = await self._load_parameters(scope, receive)
