@@ -323,3 +323,28 @@ def test_the_way_and_the_reason_for_the_slower_one(mode: str, caplog: pytest.Log
     assert told == (
         [] if mode == "hook" else [f"sockets are waited for {expected[mode]}: slower, same behaviour"]
     )
+
+
+def test_gives_way_to_control_work_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", naps.append)
+
+    async def main() -> None:
+        async with running() as loop:
+
+            async def exchange() -> int:
+                before = len(naps)
+                loop.far.send(b"x")
+                await loop.hear()
+                return len(naps) - before
+
+            assert await exchange() == 0
+            with loop.poller.giving_way(), loop.poller.giving_way():
+                assert await exchange() >= 1
+                monkeypatch.setattr(module, "monotonic_ns", lambda: monotonic_ns() + module.GIVE_WAY_NS)
+                assert await exchange() == 0  # the thread works for long: others are served as ever
+                monkeypatch.undo()
+                monkeypatch.setattr(module.time, "sleep", naps.append)
+            assert await exchange() == 0
+
+    trio.run(main)

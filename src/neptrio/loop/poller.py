@@ -36,7 +36,9 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -50,6 +52,8 @@ log = logging.getLogger("neptrio.poller")
 
 ROUNDS = 4  # rounds over the ready sockets before other tasks run, where one task waits for all sockets
 READY_AT_ONCE = 256
+GIVE_WAY_NS = 20_000_000  # for so long the loop gives way to a thread that began a piece of control work
+NAP_SECONDS = 20e-6
 LONGEST_WAIT = 60.0  # seconds; also the most that a trio deadline can be late that is set while we wait
 
 _taken: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("neptrio.poller", default=False)
@@ -107,6 +111,8 @@ class Poller(trio.abc.Instrument):
         self._watches: dict[int, _Watch] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._running = False
+        self._helped = 0  # threads that the loop gives way to
+        self._give_way_until = 0
         self._inside: _Inside | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self.way = "not started"  # which of the two ways is active, as the start-up text shows it
@@ -132,6 +138,25 @@ class Poller(trio.abc.Instrument):
         if watch.error is not None:
             raise watch.error
 
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """While a thread does a short piece of control work, such as reading a model's folder.
+
+        Each system call of such a thread gives the interpreter's lock away. A loop that has something to do at every
+        moment lets go of it too briefly for the thread to wake up, so the thread would wait half a millisecond
+        after each. Therefore the loop naps before each pass, but not for long: the thread may compute as well.
+        """
+        self._helped += 1
+        self._give_way_until = monotonic_ns() + GIVE_WAY_NS
+        try:
+            yield
+        finally:
+            self._helped -= 1
+
+    def _nap(self) -> None:
+        if monotonic_ns() < self._give_way_until:
+            time.sleep(NAP_SECONDS)
+
     def _forget(self, fd: int) -> None:
         del self._watches[fd]
         if self._epoll is not None and not self._epoll.closed:
@@ -140,6 +165,8 @@ class Poller(trio.abc.Instrument):
     def _take(self, ready: list[tuple[int, int]]) -> bool:
         """Calls receive() of each ready socket once; returns True when trio's own descriptor was among them."""
         watches, trios, lag = self._watches, False, self.lag
+        if self._helped:
+            self._nap()
         lag.woke()
         for fd, _events in ready:
             watch = watches.get(fd)

@@ -310,7 +310,10 @@ class Loader:
 
         await self._limiter.acquire_on_behalf_of(run)
         try:
-            return await trio.to_thread.run_sync(run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+            with self._loop.poller.giving_way():
+                return await trio.to_thread.run_sync(
+                    run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
+                )
         except trio.Cancelled:
             with lock:
                 if not outcome:
