@@ -135,7 +135,7 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="requests that one client address may have under way, 0 = no limit; probes are free")  # fmt: skip
     add("--max-held-bytes", type=flags.not_negative, default=0,
         help="bytes of large requests, what they are inflated to, and unread answers, REST and gRPC together, "
-        "0 = half of the machine's memory")  # fmt: skip
+        "0 = half of the container's memory or the machine's")  # fmt: skip
 
     add = p.add_argument_group("web pages").add_argument
     add("--cors-allow-origin", type=flags.origin, action="append", default=[], metavar="ORIGIN",
@@ -210,9 +210,9 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--grpc-http2-max-ping-strikes", type=flags.not_negative, default=2,
         help="a client with more strikes is sent away, 0 = never")  # fmt: skip
     add("--grpc-max-unfinished-bytes", type=flags.not_negative, default=0,
-        help="bytes of unfinished requests over all connections, 0 = half of the machine's memory")  # fmt: skip
+        help="bytes of unfinished requests over all connections, 0 = half of the container's memory or the machine's")  # fmt: skip
     add("--grpc-max-unread-bytes", type=flags.not_negative, default=0,
-        help="bytes of answers that clients do not read, over all connections, 0 = a quarter of the machine's memory")  # fmt: skip
+        help="bytes of answers that clients do not read, over all connections, 0 = a quarter of the container's memory or the machine's")  # fmt: skip
     add("--grpc-max-connection-idle", dest="grpc_max_connection_idle_ms", type=flags.not_negative,
         default=600_000, help="ms after which a connection without calls ends, 0 = never")  # fmt: skip
     add("--grpc-max-connection-age", dest="grpc_max_connection_age_ms", type=flags.not_negative, default=0,

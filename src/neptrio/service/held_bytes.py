@@ -14,10 +14,10 @@ Rules:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from neptrio.errors import Overloaded
+from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
 
 GOOD_NS = 10_000_000
@@ -25,8 +25,8 @@ LEAST = 1 << 30
 
 
 def default_limit() -> int:
-    """Half of the machine's memory, but never less than a GiB."""
-    return max(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2, LEAST)
+    """Half of the container's memory, or of the machine's, then never less than a GiB."""
+    return memory_limit.share(2, at_least=LEAST)
 
 
 class HeldBytes:

@@ -30,6 +30,7 @@ from typing import Any
 
 import neptrio.request.file_part as file_part
 from neptrio.errors import Code, Internal, InvalidArgument, TritonError
+from neptrio.observe import memory_limit
 from neptrio.request.infer_request import Tensor
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
@@ -38,8 +39,8 @@ FOLDER = "/dev/shm"
 
 
 def default_input_limit() -> int:
-    """Half of the machine's memory, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Half of the container's memory or the machine's, in bytes."""
+    return memory_limit.share(2, at_least=0)
 
 
 class _File:

@@ -25,7 +25,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-import os
 import random
 import socket
 import sys
@@ -40,6 +39,7 @@ from neptrio.errors import Overloaded, TritonError
 from neptrio.loop.socket_writer import SocketWriter, Writer
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES
 from neptrio.loop.timers import Timer
+from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.certificates import Certificate, of_peer
@@ -87,14 +87,10 @@ NOT_HTTP2 = (
 TOO_MUCH_INPUT = "the server holds more than {} bytes of unfinished requests; send the request again"
 
 
-def memory() -> int:
-    """The machine's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def default_input_limit() -> int:
-    """Half of the machine's memory in bytes, but at least 2.5 GiB: a message of the largest size must fit."""
-    return max(memory() // 2, 5 << 29)
+    """Half of the container's memory or the machine's in bytes; without a limit on the container at least 2.5 GiB,
+    so that a message of the largest size fits."""
+    return memory_limit.share(2, at_least=5 << 29)
 
 
 def _handlers(services: Services) -> dict[bytes, Any]:
@@ -577,7 +573,7 @@ class GrpcServer:
         self.handlers_loaded = trio.Event()
         self.policy = grpc_policy(settings, services.tokens)
         self.input_limit = settings.grpc_max_unfinished_bytes or default_input_limit()
-        self.output_limit = settings.grpc_max_unread_bytes or max(memory() // 4, 1 << 30)
+        self.output_limit = settings.grpc_max_unread_bytes or memory_limit.share(4, at_least=1 << 30)
         self.inflating = services.inflating
         self.tls: ServerTls | None = None
         if self.admin:
