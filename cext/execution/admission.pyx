@@ -11,6 +11,7 @@ Rules:
  3. A model may be replaced between find() and submit(); the request then goes to the version that serves.
 """
 from neptrio.execution.batch cimport accept, count_for_owner, refuse
+from neptrio.observe.timing cimport take_wish
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
     RECV_END,
@@ -78,6 +79,10 @@ cdef class Admission:
             else:
                 model = self.lookup(request.model_name, request.model_version)
             request.model = model
+        if request.parameters is not None:
+            take_wish(request)
+        if model.tells_times and request.timing is None and request.parent is None:
+            request.timing = True
         validate(request, model)
         if model.input_reshapes is not None:
             reshape_inputs(request, model.input_reshapes)

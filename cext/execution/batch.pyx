@@ -35,6 +35,7 @@ from neptrio.request.infer_request cimport (
     Tensor,
     now_ns,
 )
+from neptrio.observe.timing cimport tell
 from neptrio.observe.trace cimport Trace
 
 from neptrio.errors import Cancelled, Code, Reason, TritonError
@@ -162,6 +163,8 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
             (<ModelCounters>model.counters).answered(request, response)
         if request.cache_key is not None:
             model.scheduler.offer(request, response)
+    if request.timing is not None:
+        tell(request, response, now)
     if not response.null:
         request.responses += 1
     if request.trace is not None:

@@ -175,6 +175,7 @@ cdef class ModelCounters:
             waited = end - s[<int>QUEUE_START]
             c_in = c_infer = c_out = 0
         if r.parent is not None and r.parent.composing:
+            r.parent.steps_queue_ns += waited + (r.steps_queue_ns if r.composing else 0)
             r.parent.steps_input_ns += c_in
             r.parent.steps_infer_ns += c_infer
             r.parent.steps_output_ns += c_out

@@ -184,6 +184,8 @@ cdef class InferRequest:
     cdef public bint composing         # an ensemble's request: the durations of its steps are added up
     cdef public object failure         # error of its last response with contents, or None
     cdef int64_t previous_response_ns
+    cdef public object timing          # whether its client wants to know its times (observe.timing), or None
+    cdef int64_t steps_queue_ns
     cdef int64_t steps_input_ns
     cdef int64_t steps_infer_ns
     cdef int64_t steps_output_ns
@@ -214,6 +216,7 @@ cdef class ModelCore:
     cdef public object counters        # counters.ModelCounters
     cdef public int64_t inflight       # accepted requests without a final response
     cdef public object input_reshapes  # converts clients' shapes of inputs to the backend's, or None
+    cdef public bint tells_times       # answers tell their times unless a client does not want that (observe.timing)
     cdef public object reshape_outputs # a function that converts outputs to clients' shapes, or None
     cdef public object on_idle         # called when inflight falls to 0, or None
 

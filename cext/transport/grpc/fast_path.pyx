@@ -23,6 +23,9 @@ from neptrio.codec.outputs import select, selects_slowly
 from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
 
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.observe.timing import wish
+
 from neptrio.errors import Code, TritonError
 from neptrio.execution.admission import GRPC_ONE_RESPONSE
 from neptrio.transport.http2.grpc_status import OK_TRAILERS, error_trailers
@@ -170,6 +173,10 @@ cdef class UnaryCore(GrpcStream):
             if len(message) > LARGE_MESSAGE:
                 connection.services.loop.lag.note("decoding a gRPC request", "", len(message))
             decode_request(request, message, connection.shared_memory)
+            if self.headers.has_custom:
+                asked = self.headers.get(TIMING)
+                if asked is not None:
+                    request.timing = wish(asked)
             admission.find(request, GRPC_ONE_RESPONSE)
             request.context = self
             request.responder = _responder

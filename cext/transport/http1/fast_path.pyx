@@ -46,6 +46,7 @@ from neptrio.codec.json_request import decode_request
 from neptrio.codec.json_response import encode_response
 from neptrio.loop.socket_writer_core import VIEW
 from neptrio.codec.outputs import select, selects_slowly
+from neptrio.observe.timing import timing_headers
 
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
@@ -210,8 +211,8 @@ cdef class FastPathExchange(ExchangeCore):
         cdef list blobs
         cdef Py_ssize_t binary_bytes
         head, blobs, binary_bytes = encoded
-        if request.trace is not None and (<Trace>request.trace).headers:
-            self.connection.reply_with(self, (<Trace>request.trace).headers, head, blobs)
+        if request.timing is not None or (request.trace is not None and (<Trace>request.trace).headers):
+            self.connection.reply_with(self, self.extra_headers(request), head, blobs)
         else:
             self.reply(head, blobs, binary_bytes)
         self.complete = True
@@ -259,9 +260,12 @@ cdef class FastPathExchange(ExchangeCore):
         self.output = [whole]
         return 0
 
+    cdef list extra_headers(self, InferRequest request):
+        return [*(request.trace.headers if request.trace is not None else ()), *timing_headers(request)]
+
     def refuse(self, error, InferRequest request=None):
         """Answers with an error."""
-        headers = request.trace.headers if request is not None and request.trace is not None else ()
+        headers = self.extra_headers(request) if request is not None else ()
         self.request = None
         self.connection.reply_error(self, error, headers)
         self.complete = True
@@ -467,7 +471,7 @@ cdef class Http1FastPath(RequestHead):
                 token = value
                 token_length = end - value
             elif ((length == 6 and (_spells(name, b"expect", 6) or _spells(name, b"origin", 6)))
-                    or (length == 14 and _spells(name, b"sec-fetch-site", 14))
+                    or (length == 14 and (_spells(name, b"sec-fetch-site", 14) or _spells(name, b"neptrio-timing", 14)))
                     or (length == 7 and _spells(name, b"upgrade", 7))
                     or (length == 15 and _spells(name, b"accept-encoding", 15))
                     or (length == 16 and _spells(name, b"content-encoding", 16))

@@ -12,6 +12,7 @@ cdef class RequestHead:
     cdef public int hosts                  # how many Host headers there were
     cdef public bytes origin               # Origin and Sec-Fetch-Site, which requests of web pages have
     cdef public bytes fetch_site
+    cdef public bytes timing               # Neptrio-Timing
     cdef public bint in_message            # a message has begun and is not complete
     cdef public bint head_complete
     cdef public bint chunked

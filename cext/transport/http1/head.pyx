@@ -40,6 +40,7 @@ cdef class RequestHead:
         self.hosts = 0
         self.origin = None
         self.fetch_site = None
+        self.timing = None
         self.in_message = True
         self.head_complete = False
         self.chunked = False
@@ -66,6 +67,8 @@ cdef class RequestHead:
                 self.content_length = int(value)
             elif _is(name, b"sec-fetch-site", n):
                 self.fetch_site = value
+            elif _is(name, b"neptrio-timing", n):
+                self.timing = value
         elif n == 31:
             if _is(name, b"inference-header-content-length", n):
                 self.header_length = value

@@ -18,6 +18,7 @@ from neptrio.config.defaults import CPU, GPU, is_ensemble
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.problem import Problem
 from neptrio.config.sequence_config import CORRID, CORRID_TYPES
+from neptrio.config.timing import tells_times
 from neptrio.errors import InvalidArgument
 from neptrio.observe.metrics_config import FIRST_RESPONSE
 
@@ -74,6 +75,7 @@ def problems(source: ConfigSource, config: Any, model_dir: Path) -> list[Problem
     _warmup(c)
     _files(c)
     _model_metrics(c)
+    _timing(c)
     _unsupported(c)
     return c.problems
 
@@ -102,6 +104,13 @@ def _scheduling(c: _Check) -> None:
         _dynamic_batching(c)
     elif choice == "sequence_batching":
         _sequence_batching(c)
+
+
+def _timing(c: _Check) -> None:
+    try:
+        tells_times(c.config)
+    except InvalidArgument as error:
+        c.fail(("parameters",), str(error))
 
 
 def _kind(c: _Check) -> None:

@@ -18,6 +18,7 @@ import trio
 from neptrio.config import groups, labels
 from neptrio.config import model_config as model_config
 from neptrio.config.groups import Place
+from neptrio.config.timing import tells_times
 from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.instance import Instance, InstancePool
@@ -65,6 +66,7 @@ class Model(ServedModel):
         if output_reshapes:
             self.reshape_outputs = reshape.output_reshaper(output_reshapes)
         self.decoupled = config.model_transaction_policy.decoupled
+        self.tells_times = tells_times(config)
         # outputs that are fed back as implicit state: made whatever the client asked for
         self.state_outputs = ()
         self.counters = ModelCounters()

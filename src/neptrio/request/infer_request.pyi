@@ -129,6 +129,7 @@ class InferRequest:
     batch: Any
     trace: Any
     asked: Any
+    timing: bool | dict[str, int] | None
     context: Any
     stream: Any
     parent: InferRequest | None
@@ -183,6 +184,7 @@ class ModelCore:
     counters: Any
     inflight: int
     input_reshapes: Any
+    tells_times: bool
     reshape_outputs: Callable[[list[Tensor]], list[Tensor]] | None
     on_idle: Callable[[], object] | None
     def __init__(self, name: str, version: str) -> None: ...

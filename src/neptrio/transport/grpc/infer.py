@@ -21,6 +21,8 @@ from neptrio.errors import Internal, TritonError
 from neptrio.execution.admission import GRPC_ONE_RESPONSE
 from neptrio.loop.timers import Timer
 from neptrio.observe.propagation import asked
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import Call, apply_policy, framed_size
@@ -118,6 +120,8 @@ class UnaryInfer(UnaryCore, Call):
         services.admission.received(request, self._began_ns)
         if self.headers.has_custom and services.admission.tracer.trace_headers:
             request.asked = asked(self.headers())
+        if self.headers.has_custom and (value := self.headers.get(TIMING)) is not None:
+            request.timing = wish(value)
         self._request = request
         services.admission.submit(request)
 

@@ -25,6 +25,8 @@ from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
 from neptrio.errors import Internal, TritonError, Unavailable
 from neptrio.observe.propagation import asked
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.observe.timing import wish
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -116,6 +118,7 @@ class StreamInfer(Call):
         self._began_ns = monotonic_ns() if connection.services.admission.tracer.tracing else 0
         # metadata `triton_grpc_error: true`: the first error ends the stream with its status
         self._strict = headers.has_custom and headers.get(b"triton_grpc_error") == b"true"
+        self._timing = headers.get(TIMING) if headers.has_custom else None
         self._encoding: bytes | None = None
         if connection.compression != "none":
             accepted = headers.get(b"grpc-accept-encoding")
@@ -242,6 +245,8 @@ class StreamInfer(Call):
             self._began_ns = request.timestamp(RECV_END)
             if self.headers.has_custom and services.admission.tracer.trace_headers:
                 request.asked = asked(self.headers())
+            if self._timing is not None:
+                request.timing = wish(self._timing)
             self._add(entry)
             added = True
             services.admission.submit(request)

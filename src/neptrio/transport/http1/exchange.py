@@ -12,6 +12,7 @@ import trio
 
 from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.observe.propagation import asked
+from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
 from neptrio.service.audit import REFUSED
@@ -122,6 +123,8 @@ class Exchange(ExchangeCore):
             infer.whose = connection
             if connection.services.admission.tracer.trace_headers:
                 infer.request.asked = asked(connection.headers)
+            if connection.timing is not None:
+                infer.request.timing = wish(connection.timing)
             plain = infer.plain(body)
             if plain is None or infer.is_large(plain):
                 self._working = trio.CancelScope()

@@ -11,6 +11,7 @@ class RequestHead:
     hosts: int
     origin: bytes | None
     fetch_site: bytes | None
+    timing: bytes | None
     in_message: bool
     head_complete: bool
     chunked: bool

@@ -22,6 +22,8 @@ from neptrio.codec import generate
 from neptrio.codec.http_json import dump_json
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.observe.propagation import asked
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.observe.timing import timing_headers, wish
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
@@ -111,6 +113,9 @@ class HttpGenerate:
         self.request.model_name = route.model
         self.request.model_version = route.version
         services.admission.find(self.request, None)
+        for name, value in headers:
+            if name == TIMING:
+                self.request.timing = wish(value)
         if services.admission.tracer.trace_headers:
             self.request.asked = asked(headers)
 
@@ -151,7 +156,7 @@ class HttpGenerate:
         failed = bool(payloads) and payloads[0][1]
         if count != 1 and not failed:
             return 200, JSON, [dump_json({"error": NOT_ONE})]
-        return 400 if failed else 200, JSON, [payloads[0][0]]
+        return 400 if failed else 200, [*JSON, *timing_headers(self.request)], [payloads[0][0]]
 
     async def _events(self, queue: ResponseQueue, send: Any) -> None:
         response = await queue.next()

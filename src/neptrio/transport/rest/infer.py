@@ -19,6 +19,8 @@ from neptrio.datatypes import BYTES
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.observe.timing import timing_headers, wish
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Timestamp
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
@@ -153,6 +155,8 @@ class HttpInfer:
         )
         if services.admission.tracer.trace_headers:
             made.request.asked = asked(headers)
+        if TIMING in found:
+            made.request.timing = wish(found[TIMING])
         return made
 
     def plain(self, body: Any) -> Any:
@@ -298,7 +302,10 @@ class HttpInfer:
         return self._encoded(*encoded)
 
     def _json_headers(self) -> Headers:
-        return JSON if self.request.trace is None else [*JSON, *self.request.trace.headers]
+        request = self.request
+        if request.trace is None and request.timing is None:
+            return JSON
+        return [*JSON, *(request.trace.headers if request.trace else ()), *timing_headers(request)]
 
     def _encoding_failed(self, error: Exception) -> tuple[int, Headers, list[Any]]:
         if isinstance(error, TritonError):

@@ -23,6 +23,8 @@ from typing import Any
 from neptrio.codec.http_json import HEADER_LENGTH, dump_json, load_json
 from neptrio.errors import Internal
 from neptrio.observe.propagation import asked
+from neptrio.observe.timing import HEADER as TIMING
+from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
@@ -74,6 +76,8 @@ class HttpInferStream:
         self.request = self._infer.request
         if services.admission.tracer.trace_headers:
             self.request.asked = asked(headers)
+        if TIMING in found:
+            self.request.timing = wish(found[TIMING])
         self._boundary = b""
         if MULTIPART in found.get(b"accept", b"").lower():
             self._boundary = secrets.token_hex(16).encode()

@@ -1,0 +1,10 @@
+# The types of cext/observe/timing.pyx, which says what everything does.
+
+from neptrio.request.infer_request import InferRequest
+
+WISH: str
+HEADER: bytes
+NAMES: dict[str, str]
+
+def wish(value: bytes) -> bool: ...
+def timing_headers(request: InferRequest) -> list[tuple[bytes, bytes]]: ...
