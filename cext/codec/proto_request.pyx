@@ -52,6 +52,7 @@ cdef enum:
     MOST_FIELDS = 1024
     TYPED_BYTES = 64 << 10
     STRING_BYTES = 256 << 10
+    REGION_BYTES = 1 << 20     # of inputs in shared memory
 
 
 cdef tuple read_shape(list dims, Slice s):
@@ -228,17 +229,45 @@ cdef int slices_add(Slices* s, Slice item) except -1:
     return 0
 
 
+cdef uint64_t region_bytes(Slice tensor) noexcept:
+    """The bytes that an input has in shared memory as its parameters say, 0 if it is not there. Where the parameter is
+    not written as it usually is, or the text is something else, so many that a worker looks."""
+    cdef const uint8_t* at = tensor.p
+    cdef const uint8_t* end = tensor.p + tensor.n
+    cdef uint64_t value, total = 0
+    cdef int shift
+    while True:
+        at = <const uint8_t*>memmem(at, end - at, b"shared_memory_byte_size", 23)
+        if at == NULL:
+            return total
+        # after the key of a map's entry: its value (field 2), which has a length, and in it an int64 (field 2)
+        at += 23
+        if end - at < 4 or at[0] != 0x12 or at[2] != 0x10:
+            return REGION_BYTES + 1
+        at += 3
+        value, shift = 0, 0
+        while at < end and at[0] >= 128 and shift < 28:
+            value |= <uint64_t>(at[0] & 127) << shift
+            at += 1
+            shift += 7
+        if at == end or at[0] >= 128:
+            return REGION_BYTES + 1
+        total += value | <uint64_t>at[0] << shift
+
+
 def decodes_slowly(message):
     """Whether decoding a large message takes so long that a worker must do it: see docs/loop.md.
 
     Most large messages carry raw contents, whose decoding takes no time however large they are. Not so typed contents,
-    the lengths of very many strings, and a message that consists of very many small parts.
+    the lengths of very many strings, a message that consists of very many small parts, and large inputs that are to be
+    read from shared memory.
     """
     cdef Py_buffer view
     cdef Cursor c
     cdef uint64_t tag
     cdef Slice s
     cdef Py_ssize_t fields = 0, typed = 0, contents = 0
+    cdef uint64_t in_regions = 0
     cdef bint strings = False
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
@@ -259,9 +288,15 @@ def decodes_slowly(message):
                 typed += s.n
                 if typed > TYPED_BYTES:
                     return True
+                if (tag >> 3) == 5:
+                    in_regions += region_bytes(s)
+                    if in_regions > REGION_BYTES:
+                        return True
                 if (tag >> 3) == 5 and not strings:
                     strings = memmem(s.p, s.n, b"BYTES", 5) != NULL
         return strings and contents > STRING_BYTES
+    except InvalidArgument:
+        return False   # decoding it says what is wrong
     finally:
         PyBuffer_Release(&view)
 

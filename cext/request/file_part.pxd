@@ -1,3 +1,7 @@
+# How many files have parts so large that they are read by workers. Trio thread only.
+cdef class LargeFiles:
+    cdef public Py_ssize_t count
+
 # A part of a file, read into memory of its own.
 #   A FilePart owns its memory; tensors over that memory hold a reference to the FilePart.
 cdef class FilePart:

@@ -111,6 +111,10 @@ cdef void give_mapping(char* at, size_t size) noexcept:
     _spare_bytes += size
 
 
+cdef class LargeFiles:
+    """Says whether it is worth looking for large parts in a request, so that others do not pay for it."""
+
+
 cdef class FilePart:
     """Bytes read from a file. A buffer that its owner may write to."""
 

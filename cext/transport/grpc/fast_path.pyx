@@ -50,6 +50,7 @@ cdef class GrpcFastPath:
         self.loop_pass = services.loop.loop_pass
         self.admission = services.admission
         self.shared_memory = services.shared_memory
+        self.large_files = services.shared_memory.large
         self.compression = services.settings.grpc_infer_response_compression_level
         self.parked = deque()
         self.received_at = now_ns()
@@ -164,7 +165,7 @@ cdef class UnaryCore(GrpcStream):
             self._message = None
             return
         if (message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers
-                or (len(message) > LARGE_MESSAGE and decodes_slowly(message))):
+                or ((len(message) > LARGE_MESSAGE or connection.large_files.count) and decodes_slowly(message))):
             self.start_generally()
             return
         self._message = None

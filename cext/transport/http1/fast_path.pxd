@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.http1.head cimport RequestHead
 from neptrio.loop.socket_writer_core cimport SocketWriterCore
+from neptrio.request.file_part cimport LargeFiles
 from neptrio.request.infer_request cimport InferRequest, Owner, Responder
 from neptrio.loop.loop_pass_core cimport LoopPassCore
 
@@ -30,6 +31,7 @@ cdef class Http1FastPath(RequestHead):
     cdef int fd
     cdef Admission admission
     cdef object shared_memory
+    cdef LargeFiles large_files      # whether requests may name large parts of shared memory
     cdef public bytes known_host     # the last Host that was accepted; most clients always send the same
     cdef public bint asks_who        # requests must say who sends them (service.tokens)
     cdef bytes known_token           # the last Authorization header that was accepted, None: no such header

@@ -43,6 +43,7 @@ import logging
 from collections import deque
 
 from neptrio.codec.json_request import decode_request
+from neptrio.codec.shared_memory import names_large_inputs
 from neptrio.codec.json_response import encode_response
 from neptrio.loop.socket_writer_core import VIEW
 from neptrio.codec.outputs import select, selects_slowly
@@ -283,6 +284,7 @@ cdef class Http1FastPath(RequestHead):
         self.loop_pass = services.loop.loop_pass
         self.admission = services.admission
         self.shared_memory = services.shared_memory
+        self.large_files = services.shared_memory.large
         self.exchanges = deque()
         self.ready = []
         self.max_body = services.settings.http_max_input_size
@@ -484,6 +486,8 @@ cdef class Http1FastPath(RequestHead):
             return 0
         route = _route(p[5:start])
         if route is None:
+            return 0
+        if self.large_files.count and names_large_inputs(p[at:at + content_length]):
             return 0
         if self.asks_who:
             owner = self.owner_of(token, token_length, <str>route[0])

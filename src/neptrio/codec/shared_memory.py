@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +11,11 @@ import trio
 
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import Tensor
+
+LARGE_BYTES = 1 << 20  # of parts of regions: copying more takes over a quarter of a millisecond
+_ESCAPE = re.compile(rb"\\u00")
+_INPUTS, _OUTPUTS = re.compile(rb'"inputs"\s*:'), re.compile(rb'"outputs"\s*:\s*\[')
+_PART_SIZE = re.compile(rb'"shared_memory_byte_size"\s*:\s*([0-9]+)')
 
 
 class SharedMemory(Protocol):
@@ -19,6 +25,11 @@ class SharedMemory(Protocol):
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
     ) -> Tensor:
         """An input that lies in a region. Raises TritonError."""
+
+    def input_reader(
+        self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
+    ) -> Callable[[], Tensor]:
+        """input_tensor() in two parts: what it returns may be called by any thread. Both raise TritonError."""
 
     def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
         """(address, owner) of the device memory for an output of `needed` bytes, None when the region is not on a
@@ -53,11 +64,11 @@ class AskedFromThread:
         return self
 
     def input_tensor(self, *arguments: Any) -> Tensor:
-        """Calls the service's input_tensor() on the loop's thread; the worker waits for its result."""
-        return trio.from_thread.run_sync(self._memory.input_tensor, *arguments)
+        """Has the region looked up on the loop's thread, for which the worker waits, and reads the input on this one."""
+        return trio.from_thread.run_sync(self._memory.input_reader, *arguments)()
 
     def output_place(self, *arguments: Any) -> Any:
-        """As input_tensor()."""
+        """Calls the service's output_place() on the loop's thread; the worker waits for its result."""
         return trio.from_thread.run_sync(self._memory.output_place, *arguments)
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> Tensor:
@@ -65,9 +76,23 @@ class AskedFromThread:
         self.output_writer(tensor, region, offset, size)()
         return Tensor(tensor.name, tensor.dtype, tensor.shape, b"")
 
+    def input_reader(self, *arguments: Any) -> Callable[[], Tensor]:
+        """As output_place()."""
+        return trio.from_thread.run_sync(self._memory.input_reader, *arguments)
+
     def output_writer(self, *arguments: Any) -> Callable[[], None]:
-        """As input_tensor()."""
+        """As output_place()."""
         return trio.from_thread.run_sync(self._memory.output_writer, *arguments)
+
+
+def names_large_inputs(text: Any) -> bool:
+    """Whether the JSON of a request may name parts of regions as inputs that take together so long to read that a worker
+    must do it. It is not parsed for that, so the answer may be yes for a request whose outputs come first."""
+    if _ESCAPE.search(text):
+        return True  # the key may be written in another way
+    outputs = _OUTPUTS.search(text)
+    end = outputs.start() if outputs and _INPUTS.search(text, 0, outputs.start()) else len(text)
+    return sum(int(size[:20]) for size in _PART_SIZE.findall(text, 0, end)) > LARGE_BYTES
 
 
 def system_registration(document: Any) -> tuple[str, int, int]:

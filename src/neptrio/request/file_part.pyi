@@ -2,6 +2,9 @@
 
 from typing_extensions import Buffer
 
+class LargeFiles:
+    count: int
+
 class FilePart:
     @property
     def nbytes(self) -> int: ...

@@ -10,6 +10,7 @@ from typing import Any
 
 import neptrio.request.device_memory as device_memory
 from neptrio.errors import NotFound, Unsupported
+from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import Tensor
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
 from neptrio.service.system_shared_memory import SystemSharedMemory
@@ -49,6 +50,22 @@ class SharedMemoryService:
         if self.system.has(region):
             return self.system.input_tensor(name, dtype, shape, region, offset, size)
         return self.cuda.input_tensor(name, dtype, shape, region, offset, size)
+
+    @property
+    def large(self) -> LargeFiles:
+        """Counts the regions with parts that workers should read."""
+        return self.system.large
+
+    def input_reader(
+        self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
+    ) -> Callable[[], Tensor]:
+        """What input_tensor() does, in two parts: this one on the loop's thread; any thread may call what it returns.
+        Both raise as input_tensor() does."""
+        self.check_allowed()
+        if self.system.has(region):
+            return self.system.reader(name, dtype, shape, region, offset, size)
+        tensor = self.cuda.input_tensor(name, dtype, shape, region, offset, size)
+        return lambda: tensor
 
     def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:
         """(address, owner) of the device memory for an output of `needed` bytes, None when `region` is not on a GPU.

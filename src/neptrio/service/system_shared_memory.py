@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import neptrio.request.file_part as file_part
+from neptrio.codec.shared_memory import LARGE_BYTES
 from neptrio.errors import Code, Internal, InvalidArgument, TritonError
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import Tensor
@@ -89,6 +90,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         """`input_limit`: bytes that inputs of all unfinished requests may use together."""
         super().__init__()
         self._input_limit = default_input_limit() if input_limit is None else input_limit
+        self.large = file_part.LargeFiles()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Opens a region. Raises AlreadyExists, InvalidArgument, Internal, or RESOURCE_EXHAUSTED (rule 5)."""
@@ -123,10 +125,15 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         if byte_size <= 0 or offset + byte_size > region.size():
             raise invalid
         self._regions[name] = region
+        self._count_large()
+
+    def _count_large(self) -> None:
+        self.large.count = sum(region.byte_size > LARGE_BYTES for region in self._regions.values())
 
     def unregister(self, name: str = "") -> None:
         """Unregisters one region, or all without a name. With no region left, memory kept for inputs is released."""
         super().unregister(name)
+        self._count_large()
         if not self._regions:
             file_part.trim()
 
@@ -143,23 +150,34 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
     ) -> Tensor:
         """An input, read from its region. Raises InvalidArgument when it is not inside the region, RESOURCE_EXHAUSTED
         when the inputs of unfinished requests use too much memory."""
+        return self.reader(name, dtype, shape, region, offset, size)()
+
+    def reader(
+        self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
+    ) -> Callable[[], Tensor]:
+        """What input_tensor() does, in two parts: this one looks the region up, and any thread may call what it returns.
+        Both raise as input_tensor() does."""
         found = self._regions[region]
         begin = found.at(offset, size)
-        held = file_part.held_bytes()
-        if held + size > self._input_limit:
-            raise _exhausted(
-                f"no room for input '{name}' of {size} bytes: inputs from shared memory take {held} bytes, and may take "
-                f"{self._input_limit}; send the request again when others are answered"
-            )
-        try:
-            part = file_part.read(found.file.fd, begin, size)
-        except OSError as error:
-            raise Internal(f"cannot read shared memory region '{region}': {error.strerror}") from None
-        except MemoryError as error:
-            raise _exhausted(f"no room for input '{name}': {error}") from None
-        if part is None:
-            raise found.shorter(begin + size)
-        return Tensor(name, dtype, shape, part, True)
+
+        def read() -> Tensor:
+            held = file_part.held_bytes()
+            if held + size > self._input_limit:
+                raise _exhausted(
+                    f"no room for input '{name}' of {size} bytes: inputs from shared memory take {held} bytes, and may "
+                    f"take {self._input_limit}; send the request again when others are answered"
+                )
+            try:
+                part = file_part.read(found.file.fd, begin, size)
+            except OSError as error:
+                raise Internal(f"cannot read shared memory region '{region}': {error.strerror}") from None
+            except MemoryError as error:
+                raise _exhausted(f"no room for input '{name}': {error}") from None
+            if part is None:
+                raise found.shorter(begin + size)
+            return Tensor(name, dtype, shape, part, True)
+
+        return read
 
     def write_output(self, tensor: Tensor, region: str, offset: int, size: int) -> None:
         """Writes an output into its region. Raises InvalidArgument or Internal when it does not fit."""

@@ -70,7 +70,8 @@ class UnaryInfer(UnaryCore, Call):
         """Decodes and submits the message, which must not be compressed."""
         connection = self._connection
         services = connection.services
-        if len(message) > LARGE_MESSAGE and decodes_slowly(message):
+        large = len(message) > LARGE_MESSAGE or services.shared_memory.large.count
+        if large and decodes_slowly(message):
             self._working = trio.CancelScope()
             connection.nursery.start_soon(self._decode, message)
             return

@@ -192,7 +192,8 @@ class StreamInfer(Call):
         refused: TritonError | None
         try:
             refused = Unavailable(SHUTTING_DOWN) if self._draining else self._connection.limit()
-            if refused is None and len(message) > LARGE_MESSAGE:
+            large = len(message) > LARGE_MESSAGE or services.shared_memory.large.count
+            if refused is None and large:
                 if decodes_slowly(message):
                     self._working = trio.CancelScope()
                     self._connection.nursery.start_soon(self._decode, message, entry, self._working)

@@ -14,7 +14,7 @@ from neptrio.codec.http_json import HEADER_LENGTH, decode_request, dump_json, en
 from neptrio.codec.inflate import Inflater, TooLong, Undecodable
 from neptrio.codec.json_reader import Stop
 from neptrio.codec.outputs import select, selects_slowly
-from neptrio.codec.shared_memory import AskedFromThread
+from neptrio.codec.shared_memory import AskedFromThread, names_large_inputs
 from neptrio.datatypes import BYTES
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
@@ -220,12 +220,20 @@ class HttpInfer:
 
     def is_large(self, body: Any) -> bool:
         """Whether decoding the plain body takes so long that decode_later() must do it."""
+        if self._services.shared_memory.large.count and names_large_inputs(self._json(body)):
+            return True
         if len(body) <= DECODED_LATER:
             return False
         if self._header_length is None or leading_int(self._header_length) > DECODED_LATER:
             return True
         # the lengths of very many strings are to be read
         return any(spec.dtype == BYTES for spec in self.request.model.input_specs)
+
+    def _json(self, body: Any) -> Any:
+        """The JSON of the plain body, or at least its beginning."""
+        if isinstance(body, SplitBody):
+            return body.text
+        return body if len(body) <= DECODED_LATER else memoryview(body)[:DECODED_LATER]
 
     async def decode_later(self, body: Any, receive_start: int = 0) -> bool:
         """Decodes a large body on a worker's thread; submit_decoded() needs what it returns.
