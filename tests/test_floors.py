@@ -29,7 +29,7 @@ settings
 logs
 backends
 repository
-service
+service console
 transport
 transport.tls transport.header_policy transport.host transport.origin_policy
 transport.accept transport.admin_only transport.unix_socket
@@ -38,7 +38,8 @@ transport.grpc
 transport.rest
 transport.http1
 transport.hypercorn
-transport.metrics_server transport.rest_server
+transport.console transport.rest_server
+transport.metrics_server
 transport.admin_server
 client
 traces

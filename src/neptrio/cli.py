@@ -224,6 +224,9 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add("--allow-metrics", type=flags.boolean, default=True, help="serve Prometheus metrics")
     add("--metrics-address", default="", help="the address to listen on (default: --http-address)")
     add("--metrics-port", type=flags.port, default=8002, help="the port, 0 = any free one")
+    add("--allow-console", type=flags.boolean, default=None,
+        help="serve the console, pages for a browser, at /console of the metrics port and of the admin listener "
+        "(default: on loopback addresses)")  # fmt: skip
     add("--metrics-tls-cert", type=Path, metavar="FILE",
         help="serve metrics over TLS: the certificate chain, PEM")  # fmt: skip
     add("--metrics-tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")

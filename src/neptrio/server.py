@@ -133,6 +133,7 @@ class Server:
         self.grpc_listener: socket.socket | None = None
         self.metrics_listener: socket.socket | None = None
         self.admin: AdminServer | None = None
+        self.console = False  # the metrics port serves the console
         self.metrics = Metrics(
             self.repository.ready_models,
             self.services,
@@ -245,10 +246,12 @@ class Server:
     def _listen(self) -> None:
         settings = self.settings
         metrics_server: MetricsServer | None = None
+        rest_port: int | None = None
         if settings.allow_http:
             self.http_listener = listen(
                 settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
+            rest_port = self.http_listener.getsockname()[1]
             self.fronts.append(RestServer(self.services, self.http_listener))
         if settings.allow_grpc:
             self.grpc_listener = listen(
@@ -261,11 +264,12 @@ class Server:
             self.metrics_listener = listen(address, settings.metrics_port)
             interval = settings.metrics_interval_ms / 1000
             metrics_server = MetricsServer(
-                self.services, self.metrics, self.metrics_listener, sampler, interval
+                self.services, self.metrics, self.metrics_listener, sampler, interval, rest_port
             )
+            self.console = metrics_server.console is not None
             self.fronts.append(metrics_server)
         if settings.admin_address is not None:
-            self.admin = AdminServer(self.services, metrics_server)
+            self.admin = AdminServer(self.services, metrics_server, rest_port)
             self.fronts.append(self.admin)
 
     def stop(self) -> None:
@@ -322,6 +326,11 @@ class Server:
         ):
             if listener is not None:
                 lines.append(f"{name:<8} on " + note.format(startup.address(listener.getsockname())))
+        if self.console and self.metrics_listener is not None:
+            scheme = "https" if self.settings.metrics_tls_cert else "http"
+            lines.append(
+                f"console  on {scheme}://{startup.address(self.metrics_listener.getsockname())}/console"
+            )
         if self.admin is not None:
             scheme = "https://" if self.admin.secure else ""
             place = startup.address(self.admin.listener.getsockname())

@@ -101,6 +101,9 @@ class Settings:
     grpc_max_connection_age_ms: int = 0  # 0 = for ever
     grpc_max_connection_age_grace_ms: int = 0  # 0 = for ever
 
+    # None: where it adds no way in (console_at)
+    allow_console: bool | None = None
+
     allow_metrics: bool = True
     metrics_address: str = ""
     metrics_port: int = 8002
@@ -143,6 +146,11 @@ class Settings:
         if self.metrics_tls_client_ca is not None and self.metrics_tls_cert is None:
             raise ValueError(
                 "--metrics-tls-client-ca=FILE needs --metrics-tls-cert=FILE and --metrics-tls-key=FILE"
+            )
+        if self.allow_console and not self._same_certificates:
+            raise ValueError(
+                "--allow-console=true serves REST's verbs at the metrics port, which must ask clients for the same "
+                "certificates: give --metrics-tls-client-ca the file of --http-tls-client-ca"
             )
         if self.load_model and self.model_control_mode != "explicit":
             raise ValueError("--load-model belongs to --model-control-mode=explicit")
@@ -188,6 +196,23 @@ class Settings:
             )
 
     @property
+    def _same_certificates(self) -> bool:
+        """Whether who cannot use REST for want of a certificate cannot use the metrics port either."""
+        wanted = self.http_tls_client_ca
+        return not self.allow_metrics or wanted is None or wanted == self.metrics_tls_client_ca
+
+    def console_at(self, host: str, admin: bool = False) -> bool:
+        """Whether the metrics port, or the admin listener, on `host` ("" = a Unix socket) serves the console.
+
+        By itself only on loopback addresses and where the same verbs are served by REST, to the same clients.
+        """
+        if self.allow_console is not None:
+            return self.allow_console
+        if not host or not is_loopback(host):
+            return False
+        return admin or (self.allow_http and self._same_certificates)
+
+    @property
     def exposed(self) -> tuple[str, ...]:
         """The addresses that serve control verbs and that other machines can reach."""
         admin = self.admin_address
@@ -196,6 +221,11 @@ class Settings:
         used = (
             (self.allow_http, self.http_address, self.http_port),
             (self.allow_grpc, self.grpc_address, self.grpc_port),
+            (
+                bool(self.allow_console) and self.allow_metrics,
+                self.metrics_address or self.http_address,
+                self.metrics_port,
+            ),
         )
         return tuple(f"{host}:{port}" for on, host, port in used if on and not is_loopback(host))
 

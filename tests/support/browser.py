@@ -49,6 +49,14 @@ class Browser:
         """Shows a file; loads it again even if only the fragment changes."""
         raise NotImplementedError
 
+    def visit(self, url: str, ready: str) -> None:
+        """Shows a page of a server; waits until the JavaScript expression `ready` is true in it."""
+        raise NotImplementedError
+
+    def look(self, width: int, height: int, dark: bool = False) -> None:
+        """Sets the size of the page in pixels, and whether the system is said to be dark."""
+        raise NotImplementedError
+
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
         raise NotImplementedError
@@ -80,7 +88,8 @@ class Chromium(Browser):
         self._from, theirs_out = os.pipe()
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
                  "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions", "--window-size=1400,860",
-                 "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={self._profile}"]  # fmt: skip
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
+                 "--hide-scrollbars", f"--user-data-dir={self._profile}"]  # fmt: skip
         # the browser expects its pipes at 3 and 4: an interpreter moves them there and then executes the browser
         command = (
             "import os, sys; a, b = (os.dup(os.dup(int(n))) for n in sys.argv[1:3]); "
@@ -158,6 +167,25 @@ class Chromium(Browser):
             self._event(message.get("method", ""), message.get("params", {}))
         self.wait(READY)
         self.network.remove(path.resolve().as_uri())
+
+    def visit(self, url: str, ready: str) -> None:
+        self._call("Page.navigate", url="about:blank")
+        self.network.clear()
+        self.messages.clear()
+        self._call("Page.navigate", url=url)
+        self.wait(f"location.protocol !== 'about:' && document.readyState === 'complete' && ({ready})")
+
+    def look(self, width: int, height: int, dark: bool = False) -> None:
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                   mobile=False)  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def choose_files(self, selector: str, *paths: Path) -> None:
+        """Chooses files for the <input type=file> that the CSS selector finds."""
+        root = self._call("DOM.getDocument")["root"]["nodeId"]
+        node = self._call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self._call("DOM.setFileInputFiles", nodeId=node, files=[str(path.resolve()) for path in paths])
 
     def evaluate(self, expression: str) -> Any:
         result = self._call(

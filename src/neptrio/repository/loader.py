@@ -57,6 +57,7 @@ class Found:
     versions: list[int]  # those that the version policy selects, ascending
     folder: Folder | None = None  # the temporary folder of a file override
     listed: bool = True  # a repository has a folder of that name
+    written: Any = None  # inference.ModelConfig, before anything was filled in
 
 
 class PollFailure(Exception):
@@ -170,11 +171,19 @@ class Loader:
             source = model_config.read(model_dir, self._settings.model_config_name)
             if self._places.named_by_flag(model_dir):
                 source.config.name = name
+        written = model_config.new_config()
+        written.CopyFrom(source.config)
         defaults.identify(source, name, model_dir, not self._settings.disable_auto_complete_config)
         for problem in validate_config.given(source, source.config, model_dir):
             raise InvalidArgument(str(problem))
         return Found(
-            model_dir, source, state, scan.wanted(source.config, scan.versions(model_dir)), folder, listed
+            model_dir,
+            source,
+            state,
+            scan.wanted(source.config, scan.versions(model_dir)),
+            folder,
+            listed,
+            written,
         )
 
     def _refuse_links(self, model_dir: Path) -> None:
@@ -236,6 +245,7 @@ class Loader:
                 if scope.cancelled_caught:
                     raise too_long("auto_complete_config or the import", context, limit)
                 model = Model(context, backend, self._loop, self._completions)
+                model.written = found.written
                 made.append(model)
                 try:
                     await model.start(tell)
@@ -271,6 +281,7 @@ class Loader:
         try:
             with self._memory.measure() as measured:
                 regrouping = Regrouping(model, await self._on_thread(complete, lambda late: None))
+                regrouping.written = found.written
                 made.append(regrouping)
                 await regrouping.start(tell)
             regrouping.measured = measured

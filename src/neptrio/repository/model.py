@@ -54,6 +54,7 @@ class Model(ServedModel):
         super().__init__(context.name, str(context.version))
         config = context.config
         self.config = config
+        self.written: Any = None  # inference.ModelConfig as it was given, None where nobody has said
         self.context = context
         self.backend = backend
         self.platform = config.platform or backend.platform or config.backend

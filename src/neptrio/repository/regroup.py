@@ -28,6 +28,7 @@ class Regrouping:
     def __init__(self, model: Model, config: Any) -> None:
         self.model = model
         self.config = config  # the new configuration, completed and checked
+        self.written: Any = model.written  # what the new configuration was completed from
         self.measured: Measured | None = None
         self._made: list[Instance] = []
         self._retired: list[Instance] = []
@@ -68,6 +69,7 @@ class Regrouping:
         """Carries out the change. Nothing in here waits or can fail."""
         made, self._made = self._made, []
         self.model.exchange(self.config, made, self._retired)
+        self.model.written = self.written
         if self.measured is not None:
             self.model.remeasured(self.measured)
 

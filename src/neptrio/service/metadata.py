@@ -6,6 +6,7 @@ from typing import Any
 
 from neptrio import __version__
 from neptrio.config import describe_config
+from neptrio.config.defaulted import defaulted
 from neptrio.errors import TritonError
 from neptrio.repository.bell import Bell
 from neptrio.repository.manager import RepositoryManager
@@ -90,6 +91,11 @@ class MetadataService:
         """The version's inference.ModelConfig."""
         return self._repository.lookup(name, version).config
 
-    def config(self, name: str, version: str) -> dict[str, Any]:
-        """The config endpoint's JSON object."""
-        return describe_config.to_dict(self.config_message(name, version))
+    def config(self, name: str, version: str, marked: bool = False) -> dict[str, Any]:
+        """The config endpoint's JSON object. `marked` adds "defaulted" (our extension): paths of what the server has
+        filled in, null where that is not known."""
+        model = self._repository.lookup(name, version)
+        found = describe_config.to_dict(model.config)
+        if marked:
+            found["defaulted"] = None if model.written is None else defaulted(model.written, model.config)
+        return found

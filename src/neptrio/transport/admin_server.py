@@ -34,6 +34,7 @@ from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
+from neptrio.transport.console import Console
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.header_policy import http_policy
 from neptrio.transport.http1.connection import HandOver, Http1Connection
@@ -56,8 +57,10 @@ QUIET_SECONDS = 1.0  # when draining: how long TLS connections without a request
 class AdminServer:
     """Listens at --admin-address, accepts connections and drains them."""
 
-    def __init__(self, services: Services, metrics: MetricsServer | None) -> None:
-        """Without `metrics`, /metrics is not found. Raises OSError if the address or the certificate cannot be used."""
+    def __init__(
+        self, services: Services, metrics: MetricsServer | None, rest_port: int | None = None
+    ) -> None:
+        """Without `metrics`, /metrics is not found. `rest_port`: where the console says that clients reach REST. Raises OSError if the address or the certificate cannot be used."""
         settings = services.settings
         address = settings.admin_address
         assert address is not None
@@ -71,6 +74,10 @@ class AdminServer:
         else:
             self._origins = OriginPolicy((), settings.allowed_host, is_loopback(address.host))
         self._rest = RestApp(services, self._policy, self._origins, admin=True)
+        self._console: Console | None = None
+        if settings.console_at("" if address.path is not None else address.host, admin=True):
+            found = None if metrics is None else metrics.metrics
+            self._console = Console(services, self._origins, self._policy, rest_port, found, admin=True)
         self._grpc = GrpcServer(services, None)
         if address.path is None and settings.http_tls_cert is not None:
             from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
@@ -91,6 +98,11 @@ class AdminServer:
         self._draining = False
         self._changed = trio.Event()
         services.held.add(lambda: sum(connection.held_bytes() for connection in self._http1))
+
+    @property
+    def console(self) -> bool:
+        """Whether it serves the console."""
+        return self._console is not None
 
     @property
     def secure(self) -> bool:
@@ -123,6 +135,10 @@ class AdminServer:
         is_metrics = scope["type"] == "http" and scope["raw_path"].partition(b"?")[0] in PATHS
         if is_metrics and self._metrics is not None:
             await self._metrics.answer(scope, self._origins, send)
+        elif (
+            self._console is not None and scope["type"] == "http" and self._console.serves(scope["raw_path"])
+        ):
+            await self._console(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 

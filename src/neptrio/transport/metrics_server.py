@@ -1,16 +1,19 @@
 """The metrics port: answers GET /metrics; any other path gets an empty 200, as from a Triton server.
 
 It uses the connection classes of the REST port with an app of its own, so that both ports read, refuse and time out
-alike: our own (transport.http1.connection), and hypercorn's (transport.hypercorn) where it has TLS. It depends on no other port, so metrics can be read while those drain.
+alike: our own (transport.http1.connection), and hypercorn's (transport.hypercorn) where it has TLS. It depends on no
+other port, so metrics can be read while those drain.
 
 Rules:
  1. A connection is closed after IDLE_SECONDS without a request. If there are MAX_CONNECTIONS and a new one comes, the
     one whose last request is oldest is closed.
- 2. A body of more than MAX_BODY bytes is refused, because no request here needs one.
+ 2. A body of more than MAX_BODY bytes is refused, because no request for metrics needs one.
  3. A request must have one Host header, and transport.origin_policy must accept it as a name of this server. Only
     HTTP/1.1 is spoken; a plain connection that begins as HTTP/2 is closed.
  4. With --auth-config, reading metrics needs a token, or a certificate, with the scope `read` that is for all models.
- 5. An exception ends only the connection that raised it. When the server stops, it does not wait for this port.
+ 5. Where the console is on (transport.console), /console and the REST verbs that it needs are served, too: the bodies
+    of those may be as large as REST's, and are taken from the same budget. A shutdown does not wait for them.
+ 6. An exception ends only the connection that raised it. When the server stops, it does not wait for this port.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from neptrio.service import Services
 from neptrio.service.auth_config import READ
 from neptrio.service.connections import Places, kept_back
 from neptrio.transport.accept import Acceptor
-from neptrio.transport.header_policy import CERTIFICATE, bearer
+from neptrio.transport.console import Console
+from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
 from neptrio.transport.http1.asgi import App
 from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
@@ -62,17 +66,26 @@ class MetricsServer:
         listener: socket.socket,
         sampler: HostSampler,
         interval: float,
+        rest_port: int | None = None,
     ) -> None:
-        loopback = is_loopback(str(listener.getsockname()[0]))
+        """`rest_port`: where the console says that clients reach REST; None if nowhere."""
+        address = str(listener.getsockname()[0])
+        loopback = is_loopback(address)
         self._origins = OriginPolicy(hosts=services.settings.allowed_host, loopback=loopback)
         self._services = services
-        self._metrics = metrics
+        self.metrics = metrics
         self._listener = listener
         self._sampler = sampler
         self._interval = interval
         self._places = Places(min(MAX_CONNECTIONS, kept_back(open_files.limit()) // 8))
         self._connections: set[Http1Connection] = set()
         self._front: HypercornFront | None = None
+        self.policy: HeaderPolicy | None = None
+        self.console: Console | None = None
+        if services.settings.console_at(address):
+            self.policy = http_policy(services.settings, services.tokens)
+            self.console = Console(services, self._origins, self.policy, rest_port, metrics)
+            services.held.add(lambda: sum(connection.held_bytes() for connection in self._connections))
         tls = metrics_tls(services.settings)
         if tls is not None:
             from neptrio.transport.hypercorn.front import HypercornFront  # importing it takes long
@@ -115,7 +128,7 @@ class MetricsServer:
     async def _sample(self) -> None:
         """Takes one sample. A failure is only logged, because the next sample may work (descriptors may be used up)."""
         try:
-            self._metrics.host = await trio.to_thread.run_sync(self._take_sample, abandon_on_cancel=True)
+            self.metrics.host = await trio.to_thread.run_sync(self._take_sample, abandon_on_cancel=True)
         except OSError as error:
             log.warning("sampling the machine failed, its gauges stay as they are: %s", error.strerror)
         except Exception:
@@ -144,7 +157,11 @@ class MetricsServer:
             if scope["type"] == "http":
                 if sock is not None:
                     self._places.take(sock)
-                await self.answer(scope, self._origins, send)
+                path = scope["raw_path"]
+                if self.console is not None and (self.console.serves(path) or self.console.serves_api(path)):
+                    await self.console(scope, receive, send)
+                else:
+                    await self.answer(scope, self._origins, send)
 
         return app
 
@@ -153,16 +170,29 @@ class MetricsServer:
             if self._front is not None:
                 await self._front.serve(sock, b"", "", address, app=self._app(sock))
             else:
-                await self._serve_plain(sock, nursery)
+                await self._serve_plain(sock, address, nursery)
         except Exception:
             log.exception("a metrics connection failed")
         finally:
             self._places.free(sock)
             sock.close()
 
-    async def _serve_plain(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        connection = Http1Connection(sock, self._services, self._app(sock), nursery, only_app=True)
+    async def _serve_plain(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+        connection = Http1Connection(
+            sock,
+            self._services,
+            self._app(sock),
+            nursery,
+            self.policy,
+            origins=self._origins,
+            only_app=True,
+            client=address,
+        )
         connection.max_body = MAX_BODY
+        if self.console is not None:
+            connection.max_body = self._services.settings.http_max_input_size
+            connection.body_limit = self._body_limit
+            connection.counted = True
         self._connections.add(connection)
         try:
             await connection.run()
@@ -170,6 +200,11 @@ class MetricsServer:
             pass
         finally:
             self._connections.discard(connection)
+
+    def _body_limit(self, url: bytes) -> int:
+        """Where the console is on: bytes that the body of a request for `url` may have (rules 2 and 5)."""
+        of_api = self.console is not None and self.console.serves_api(url)
+        return self._services.settings.http_max_input_size if of_api else MAX_BODY
 
     async def answer(self, scope: Any, origins: OriginPolicy, send: Any) -> None:
         """Answers a request, given and sent as ASGI does; `origins` decides about its Host."""
@@ -196,7 +231,7 @@ class MetricsServer:
             status, parts = 405, [b'{"error":"Method Not Allowed"}']
             headers = [*JSON, (b"allow", b"GET")]
         elif path.partition(b"?")[0] in PATHS:
-            headers, parts = [TEXT], joined(await self._metrics.document())
+            headers, parts = [TEXT], joined(await self.metrics.document())
         headers.append((b"content-length", b"%d" % sum(map(len, parts))))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if method != "HEAD":

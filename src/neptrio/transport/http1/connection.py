@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +150,10 @@ class Http1Connection(Http1FastPath):
         self._held = services.held
         self._let_in = 0  # bytes of the current message that the budget has granted
         self._only_app = only_app
+        self.body_limit: Callable[[bytes], int] | None = (
+            None  # of a URL's body, where `max_body` is not of all
+        )
+        self.counted = not only_app  # large bodies are taken from the budget of all connections
         self.draining = bool(turned_away)
         self._turned_away = turned_away
         self.origins = origins or OriginPolicy()
@@ -200,8 +205,8 @@ class Http1Connection(Http1FastPath):
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         if self.chunked and self.content_length >= 0:
             self._only_chunked()
-        if self.content_length > self.max_body:
-            raise Refusal(too_large(self.max_body))
+        if self.content_length > self._most_body():
+            raise Refusal(too_large(self._most_body()))
         self._let_in = DIRECT_BYTES
         if self.content_length > DIRECT_BYTES:
             self._let_in = self.content_length
@@ -234,9 +239,13 @@ class Http1Connection(Http1FastPath):
                 TritonError(f"malformed HTTP request: Transfer-Encoding must be chunked, got '{text}'")
             )
 
+    def _most_body(self) -> int:
+        """Bytes that the body under way may have."""
+        return self.max_body if self.body_limit is None else self.body_limit(self.url)
+
     def _take(self, size: int) -> None:
         """Takes a body's bytes from the budget of all connections."""
-        if self._only_app:
+        if not self.counted:
             return
         try:
             self._held.take(size)
@@ -249,8 +258,8 @@ class Http1Connection(Http1FastPath):
         while self._received > self._let_in:  # a chunked body has no announced length
             self._let_in += CHUNKED_STEP
             self._take(CHUNKED_STEP)
-        if self._received > self.max_body:
-            raise Refusal(too_large(self.max_body))
+        if self._received > self._most_body():
+            raise Refusal(too_large(self._most_body()))
         if not self._body:
             self._body = data
         else:

@@ -284,7 +284,8 @@ class RestApp:
         return 200, JSON, [dump_json(self._services.metadata.model(route.model, route.version))]
 
     async def _model_config(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.metadata.config(route.model, route.version))]
+        marked = b"defaulted=true" in scope["query_string"].split(b"&")
+        return 200, JSON, [dump_json(self._services.metadata.config(route.model, route.version, marked))]
 
     async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))

@@ -1,0 +1,126 @@
+// Numbers: what two samples of the statistics say about the time between them, and how numbers are written.
+// Nothing here touches the page, so that it can be tested without a browser.
+
+export const STAGES = ["request", "queue", "compute_input", "compute_infer", "compute_output"];
+export const SHORT = { request: "total", queue: "queue", compute_input: "input", compute_infer: "infer", compute_output: "output" };
+
+const trim = (value, digits) => value.toFixed(digits);
+
+/** Nanoseconds in about four characters: 870 us, 1.2 ms, 35 ms, 2.1 s. */
+export function duration(ns) {
+  if (ns === null || ns === undefined || !isFinite(ns)) return "–";
+  for (const [limit, unit, size] of [[1e3, "ns", 1], [1e6, "µs", 1e3], [1e9, "ms", 1e6]]) {
+    if (ns < limit) {
+      const value = ns / size;
+      return `${trim(value, value < 10 && size > 1 ? 1 : 0)} ${unit}`;
+    }
+  }
+  const seconds = ns / 1e9;
+  if (seconds < 120) return `${trim(seconds, seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 7200) return `${trim(seconds / 60, 0)} min`;
+  return seconds < 172800 ? `${trim(seconds / 3600, 1)} h` : `${trim(seconds / 86400, 1)} d`;
+}
+
+/** Bytes in powers of 1024. */
+export function bytes(count) {
+  let value = count;
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (value < 1024) return `${trim(value, value < 10 && unit !== "B" ? 1 : 0)} ${unit}`;
+    value /= 1024;
+  }
+  return `${trim(value, 1)} TiB`;
+}
+
+/** A count or a rate: 0, 3.2, 47, 1,234, 56.1k. */
+export function count(value) {
+  if (value === null || value === undefined || !isFinite(value)) return "–";
+  if (Math.abs(value) >= 1e6) return `${trim(value / 1e6, 1)}M`;
+  if (Math.abs(value) >= 1e4) return `${trim(value / 1e3, 1)}k`;
+  if (value === 0 || Math.abs(value) >= 10) return Math.round(value).toLocaleString("en");
+  return trim(value, Number.isInteger(value) ? 0 : 1);
+}
+
+/** A number with its noun: 1 client, 3 clients. */
+export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+/** What [[bound, count], ...] has grown by since `old`, as the same pairs. */
+export function grown(now, old) {
+  const known = new Map(old || []);
+  return now.map(([bound, n]) => [bound, n - (known.get(bound) || 0)]).filter(([, n]) => n > 0);
+}
+
+/** The value below which a share (0 to 1) of the values in [[bound, count], ...] lies: its bucket's bound; null if there are none. */
+export function percentile(pairs, share) {
+  const total = pairs.reduce((sum, [, n]) => sum + n, 0);
+  if (!total) return null;
+  let seen = 0;
+  for (const [bound, n] of pairs) {
+    seen += n;
+    if (seen >= share * total) return bound;
+  }
+  return pairs[pairs.length - 1][0];
+}
+
+/** Adds up several [[bound, count], ...]. */
+export function merged(histograms) {
+  const sum = new Map();
+  for (const pairs of histograms) for (const [bound, n] of pairs) sum.set(bound, (sum.get(bound) || 0) + n);
+  return [...sum].sort(([a], [b]) => a - b);
+}
+
+/** Cumulative counts [[bound, count up to it], ...] as counts of each bucket. */
+export function apart(cumulative) {
+  let below = 0;
+  return cumulative.map(([bound, upTo]) => {
+    const n = upTo - below;
+    below = upTo;
+    return [bound, n];
+  });
+}
+
+/** One model version between two of its statistics; `old` undefined, or a reload in between: since the load. */
+export function interval(old, now, seconds) {
+  const success = (stat) => Number(stat.inference_stats.success.count);
+  if (old && success(old) > success(now)) old = undefined;
+  const begun = old === undefined;
+  const diff = (read) => (begun ? 0 : read(now) - read(old));
+  const histograms = {};
+  for (const stage of STAGES) histograms[stage] = begun ? [] : grown(now.histograms?.[stage] || [], old.histograms?.[stage]);
+  const executions = diff((stat) => Number(stat.execution_count));
+  const inferences = diff((stat) => Number(stat.inference_count));
+  const closings = {};
+  const sizes = {};
+  for (const [reason, closing] of Object.entries(now.batches || {})) {
+    const before = old?.batches?.[reason];
+    const more = begun ? 0 : closing.count - (before?.count || 0);
+    if (more) closings[reason] = more;
+    for (const [size, n] of Object.entries(closing.sizes)) {
+      const extra = begun ? 0 : n - (before?.sizes[size] || 0);
+      if (extra) sizes[size] = (sizes[size] || 0) + extra;
+    }
+  }
+  const per = (value) => (seconds > 0 ? value / seconds : 0);
+  return {
+    requests: per(diff(success)),
+    inferences: per(inferences),
+    failures: per(diff((stat) => Number(stat.inference_stats.fail.count))),
+    batch: executions ? inferences / executions : null,
+    histograms, closings, sizes,
+  };
+}
+
+/** Shares of a core that processes used between two lists of them, by pid. */
+export function cores(old, now, seconds) {
+  const before = new Map((old || []).map((process) => [process.pid, process.cpu_seconds]));
+  return new Map(now.map((process) => [process.pid, before.has(process.pid) && seconds > 0 ? (process.cpu_seconds - before.get(process.pid)) / seconds : null]));
+}
+
+/** Where a model's instances run, from its configuration. */
+export function place(config, own) {
+  const parts = (config.instance_group || []).flatMap((group) => {
+    const kind = { KIND_GPU: "GPU", KIND_MODEL: "MODEL" }[group.kind] || "CPU";
+    return kind === "GPU" && group.gpus?.length ? group.gpus.map((gpu) => `${group.count} × GPU ${gpu}`) : [`${group.count} × ${kind}`];
+  });
+  if (own && parts.length) parts.push("own processes");
+  return parts.join(", ");
+}

@@ -1,0 +1,114 @@
+// The first panel: the server as a whole, and a table of its models.
+
+import { Lines, Spark } from "./chart.js";
+import { badge, card, facts, make } from "./dom.js";
+import { bytes, count, duration, percentile, place, plural } from "./figures.js";
+import { Table } from "./table.js";
+
+export const STATES = { READY: "ok", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE: "bad" };
+
+export class Overview {
+  constructor(app) {
+    this.app = app;
+    const rate = (value) => `${count(value)}/s`;
+    this.charts = {
+      rate: new Lines("Requests", rate, ["answered", "failed"]),
+      latency: new Lines("Latency", duration, ["p50", "p99"]),
+      queue: new Lines("In the server", count, ["waiting", "executing"]),
+      lag: new Lines("Loop lag", duration, ["p50", "p99"]),
+      connections: new Lines("Connections", count, ["open"]),
+      cpu: new Lines("Server process", (value) => `${Math.round(value * 100)} %`, ["cores"]),
+    };
+    this.sparks = new Map();
+    this.filter = make("input", { type: "search", placeholder: "Filter models", "aria-label": "Filter models", oninput: () => this.update() });
+    const link = (row) => make("a", { href: `#models/${encodeURIComponent(row.name)}/${encodeURIComponent(row.version)}` }, row.name);
+    this.table = new Table("Models", [
+      { name: "Model", cell: link, key: (row) => row.name },
+      { name: "Version", cell: (row) => row.version || "–" },
+      { name: "State", cell: (row) => badge(row.state.toLowerCase(), STATES[row.state]), key: (row) => row.state },
+      { name: "Runs on", cell: (row) => row.place || "–" },
+      { name: "Requests/s", number: true, cell: (row) => (row.model ? count(row.model.seen.requests) : "–") },
+      { name: "Trend", cell: (row) => this.#spark(row), key: (row) => `${row.id}${Boolean(row.model)}` },
+      { name: "p50", number: true, cell: (row) => row.p50 },
+      { name: "p99", number: true, cell: (row) => row.p99 },
+      { name: "Queued", number: true, cell: (row) => (row.model ? count(row.model.stat.live.queued + row.model.stat.live.prepared) : "–") },
+      { name: "Batch", number: true, cell: (row) => (row.model ? count(row.model.seen.batch) : "–") },
+      { name: "Failed", number: true, cell: (row) => (row.model ? count(Number(row.model.stat.inference_stats.fail.count)) : "–") },
+      { name: "Reason", optional: true, cell: (row) => row.reason },
+    ], { empty: "No model matches." });
+    this.table.element.classList.add("models");
+    this.server = make("div");
+    this.element = make("div", { class: "panel" },
+      make("div", { class: "charts" }, Object.values(this.charts).map((chart) => chart.element)),
+      make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Models"), this.filter), this.table.element),
+      card("Server", this.server));
+  }
+
+  #spark(row) {
+    if (!row.model) return make("span", {}, "–");
+    const spark = new Spark();
+    this.sparks.set(row.id, spark);
+    return spark.element;
+  }
+
+  update() {
+    const { live } = this.app;
+    const { history } = live;
+    const now = history[history.length - 1];
+    if (now) {
+      const column = (key) => history.map((point) => point[key]);
+      const { charts } = this;
+      charts.rate.update([column("requests"), column("failures")], history.length, now.requests === null ? "–" : `${count(now.requests)}/s`, now.failures ? `${count(now.failures)} failed/s` : "");
+      charts.latency.update([column("p50"), column("p99")], history.length, duration(now.p50), now.p99 === null ? "no requests" : `p99 ${duration(now.p99)}`);
+      charts.queue.update([column("queued"), column("executing")], history.length, count(now.queued), `waiting, ${count(now.executing)} executing`);
+      charts.lag.update([column("lag50"), column("lag99")], history.length, duration(now.lag50), now.lag99 === null ? "" : `p99 ${duration(now.lag99)}`);
+      charts.connections.update([column("connections")], history.length, count(now.connections), live.server ? `${plural(live.server.connections.clients, "client")}` : "");
+      charts.cpu.update([column("cpu")], history.length, now.cpu === null ? "–" : `${Math.round(now.cpu * 100)} %`, now.memory === null ? "" : bytes(now.memory));
+    }
+    const wanted = this.filter.value.trim().toLowerCase();
+    const rows = modelRows(live).filter((row) => row.name.toLowerCase().includes(wanted));
+    this.table.update(rows, (row) => row.id);
+    for (const row of rows) if (row.model) this.sparks.get(row.id)?.update(row.model.history.map((point) => point.requests || 0), row.model.history.length);
+    this.#server(live.server);
+  }
+
+  #server(server) {
+    const text = JSON.stringify([server, Boolean(server)]);
+    if (text === this.shown) return;
+    this.shown = text;
+    if (!server) {
+      this.server.replaceChildren(make("p", { class: "nothing" }, "What concerns the whole server needs a token that may read all models."));
+      return;
+    }
+    const { connections, cache, host, traces } = server;
+    const hits = cache && cache.lookups ? `${Math.round(cache.hits / cache.lookups * 100)} % of ${count(cache.lookups)} lookups` : "no lookups";
+    this.server.replaceChildren(facts([
+      ["Version", server.version],
+      ["Process", `${server.process.pid}, up ${duration((Date.now() / 1000 - server.started) * 1e9)}`],
+      ["Memory", `${bytes(server.process.resident_bytes)} resident`],
+      host && host.cpu_utilization !== null && ["Machine", `${Math.round(host.cpu_utilization * 100)} % CPU, ${bytes(host.memory_used_bytes)} of ${bytes(host.memory_total_bytes)}`],
+      ...(host?.gpus || []).map((gpu) => [`GPU ${gpu.uuid.slice(0, 12)}`, [gpu.utilization !== null && `${Math.round(gpu.utilization * 100)} %`, gpu.memory_used_bytes !== null && `${bytes(gpu.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`, gpu.power_watts !== null && `${Math.round(gpu.power_watts)} W`].filter(Boolean).join(", ")]),
+      ["Connections", `${count(connections.open)} of ${plural(connections.clients, "client")}, ${count(connections.turned_away)} turned away`],
+      ["Held for requests", `${bytes(server.held_bytes)} of ${bytes(server.held_bytes_limit)}`],
+      ["Response cache", cache ? `${hits}, ${count(cache.entries)} entries, ${bytes(cache.used_bytes)} of ${bytes(cache.total_bytes)}, ${count(cache.evictions)} evicted` : "off"],
+      ["Traces", `${count(traces.written)} written, ${count(traces.dropped)} dropped`],
+    ]));
+  }
+}
+
+/** A row for each model version that is known: those of the index, and those that only have statistics. */
+export function modelRows(live) {
+  const models = new Map(live.models.map((model) => [model.id, model]));
+  const rows = (live.index || []).map((row) => ({ name: row.name, version: row.version || "", state: row.state || "not loaded", reason: row.reason || "", id: `${row.name}/${row.version || ""}` }));
+  if (!live.index) for (const model of live.models) rows.push({ name: model.name, version: model.version, state: "READY", reason: "", id: model.id });
+  for (const row of rows) {
+    row.model = row.state === "READY" ? models.get(row.id) : undefined;
+    const config = row.model && live.config(row.model);
+    row.place = config ? place(config, row.model.stat.processes.length > 0) : "";
+    const all = row.model?.stat.percentiles?.request;
+    const recent = row.model ? [percentile(row.model.seen.histograms.request, 0.5), percentile(row.model.seen.histograms.request, 0.99)] : [];
+    row.p50 = recent[0] !== null && recent.length ? duration(recent[0]) : all?.count ? duration(all.p50) : "–";
+    row.p99 = recent[1] !== null && recent.length ? duration(recent[1]) : all?.count ? duration(all.p99) : "–";
+  }
+  return rows;
+}

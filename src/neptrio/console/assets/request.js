@@ -1,0 +1,192 @@
+// A form made from a model's metadata: it sends a request and shows the answer, where the time went, and the same request
+// as a command and as a program.
+
+import { access, get, modelPath, send } from "./api.js";
+import { waterfall } from "./chart.js";
+import { card, copy, field, make } from "./dom.js";
+import { duration } from "./figures.js";
+import { InputForm } from "./input.js";
+import { curl, python } from "./snippets.js";
+import { body } from "./tensors.js";
+import { answerView } from "./answer.js";
+import { requests } from "./stages.js";
+import { traceView } from "./traces.js";
+
+export class Request {
+  constructor(app, [name = "", version = ""]) {
+    this.app = app;
+    this.name = name;
+    this.version = version;
+    this.inputs = [];
+    this.models = make("select", { "aria-label": "Model", onchange: () => { location.hash = `request/${this.models.value}`; } });
+    this.id = make("input", { placeholder: "none" });
+    this.parameters = make("input", { placeholder: '{"sequence_id": 7, "sequence_start": true}' });
+    this.binary = make("input", { type: "checkbox" });
+    this.form = make("form", { class: "request", onsubmit: (event) => { event.preventDefault(); this.#send(); }, oninput: () => this.#changed() });
+    this.submit = make("button", { class: "primary", type: "submit" }, "Send");
+    this.problem = make("p", { class: "problem", role: "alert", hidden: true });
+    this.answer = make("div", { "aria-live": "polite" }, make("p", { class: "nothing" }, "The answer will be here."));
+    this.timing = make("div", {}, make("p", { class: "nothing" }, "Where the time went will be here."));
+    this.examples = make("div", { class: "split" });
+    this.element = make("div", { class: "panel" },
+      make("div", { class: "heading" }, make("h1", {}, "Send a request"), this.models),
+      make("div", { class: "columns" },
+        make("section", { class: "card" }, make("h2", {}, "Inputs"), this.form),
+        make("div", { class: "stack" }, card("Answer", this.answer), card("Timing", this.timing))),
+      card("The same request elsewhere", this.examples));
+  }
+
+  update() {
+    const ready = this.app.live.models;
+    const wanted = ready.map((model) => `${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`);
+    const own = `${encodeURIComponent(this.name)}/${encodeURIComponent(this.version)}`;
+    const text = JSON.stringify(wanted);
+    if (text !== this.shown) {
+      this.shown = text;
+      this.models.replaceChildren(...(wanted.includes(own) ? [] : [make("option", { value: own }, this.name || "Choose a model")]),
+        ...ready.map((model, i) => make("option", { value: wanted[i] }, `${model.name} (${model.version})`)));
+      this.models.value = own;
+    }
+    if (!this.asked && (this.name || ready.length)) {
+      this.asked = true;
+      if (!this.name) {
+        const first = ready.find((model) => model.name === "simple") || ready[0];
+        this.name = first.name;
+        this.version = first.version;
+        this.models.value = `${encodeURIComponent(first.name)}/${encodeURIComponent(first.version)}`;
+      }
+      this.#build();
+    }
+  }
+
+  async #build() {
+    try {
+      const path = modelPath(this.name, this.version);
+      [this.metadata, this.config] = await Promise.all([get(path), get(`${path}/config`).catch(() => ({}))]);
+    } catch (error) {
+      this.app.refused(error);
+      this.form.replaceChildren(make("p", { class: "problem" }, error.message));
+      return;
+    }
+    const optional = new Set((this.config.input || []).filter((input) => input.optional).map((input) => input.name));
+    const batching = this.config.max_batch_size > 0;
+    this.inputs = this.metadata.inputs.map((input) => new InputForm(input, { optional: optional.has(input.name), batching, changed: () => this.#changed() }));
+    if (this.config.sequence_batching && !this.parameters.value) this.parameters.value = '{"sequence_id": 1, "sequence_start": true}';
+    this.form.replaceChildren(...this.inputs.map((input) => input.element),
+      make("details", { class: "more" }, make("summary", {}, "Id, parameters, encoding"),
+        field("Request id", this.id), field("Parameters", this.parameters, "A JSON object: sequence_id, priority, timeout, and your model's own."),
+        make("label", { class: "check" }, this.binary, "Send tensors as binary")),
+      this.problem, make("div", { class: "actions" }, this.submit,
+        make("span", { class: "help" }, `Outputs: ${this.metadata.outputs.map((output) => `${output.name} ${output.datatype}[${output.shape.join(",")}]`).join(", ")}`)));
+    this.#changed();
+  }
+
+  /** The request as the form has it now. Throws Error. */
+  #made() {
+    const tensors = this.inputs.map((input) => input.tensor()).filter(Boolean);
+    if (!tensors.length) throw new Error("a request has one input at least");
+    let parameters = {};
+    if (this.parameters.value.trim()) {
+      try {
+        parameters = JSON.parse(this.parameters.value);
+      } catch (error) {
+        throw new Error(`the parameters are no JSON: ${error.message}`);
+      }
+      if (typeof parameters !== "object" || parameters === null || Array.isArray(parameters)) throw new Error("the parameters are a JSON object, like {\"priority\": 1}");
+    }
+    return { tensors, id: this.id.value, parameters, binary: this.binary.checked };
+  }
+
+  #changed() {
+    let made;
+    try {
+      made = this.#made();
+      made.encoded = body(made.tensors, made);
+      this.problem.hidden = true;
+    } catch (error) {
+      this.problem.textContent = error.message;
+      this.problem.hidden = false;
+      this.submit.disabled = true;
+      return null;
+    }
+    this.submit.disabled = false;
+    this.#examples(made);
+    return made;
+  }
+
+  #examples(made) {
+    const { about } = this.app.live;
+    const host = about.rest ? `${location.hostname}:${about.rest.port}` : location.host;
+    const tls = about.rest ? about.rest.tls : location.protocol === "https:";
+    const options = { id: made.id, parameters: made.parameters, jsonBytes: made.encoded.jsonBytes, token: about.tokens || Boolean(access.token), headers: about.restricted?.inference ? [about.restricted.inference] : [] };
+    const command = curl(`${tls ? "https" : "http"}://${host}`, modelPath(this.name, this.version), made.tensors, options);
+    const program = python(host, tls, this.name, this.version, made.tensors, options);
+    const block = (title, text) => make("div", {}, make("div", { class: "bar" }, make("h3", {}, title), make("button", { type: "button", class: "small", onclick: () => copy(text, title) }, "Copy")), make("pre", { class: "code", tabindex: 0, "aria-label": title }, text));
+    this.examples.replaceChildren(block("curl", command), block("Python", program));
+    if (command.includes("request.bin")) {
+      const save = () => {
+        const url = URL.createObjectURL(new Blob([made.encoded.body]));
+        make("a", { href: url, download: "request.bin" }).click();
+        URL.revokeObjectURL(url);
+      };
+      this.examples.firstChild.append(make("button", { type: "button", class: "small", onclick: save }, "Save the body"));
+    }
+  }
+
+  async #send() {
+    const made = this.#changed();
+    if (!made) return;
+    const decoupled = this.config.model_transaction_policy?.decoupled;
+    const path = `${modelPath(this.name, this.version)}/infer${decoupled ? "_stream" : ""}`;
+    const forced = this.app.live.about.forced_trace;
+    // the trace of this request is found by its id
+    const id = made.id || `console-${crypto.randomUUID ? crypto.randomUUID() : Math.random().toString(16).slice(2)}`;
+    const encoded = body(made.tensors, { ...made, id });
+    const headers = { "Content-Type": encoded.jsonBytes === null ? "application/json" : "application/octet-stream" };
+    if (encoded.jsonBytes !== null) headers["Inference-Header-Content-Length"] = String(encoded.jsonBytes);
+    if (forced) headers["neptrio-trace"] = "TIMESTAMPS";
+    this.submit.disabled = true;
+    performance.clearResourceTimings();
+    const begun = performance.now();
+    try {
+      const answer = await send(path, { method: "POST", body: encoded.body, headers });
+      const text = await answer.text();
+      const ended = performance.now();
+      this.answer.replaceChildren(answerView(text, answer.headers.get("content-type") || "", answer.status));
+      await this.#timing(id, path, begun, ended);
+    } catch (error) {
+      const ended = performance.now();
+      this.app.refused(error);
+      this.answer.replaceChildren(make("div", { class: "problem", role: "alert" }, error.status ? `${error.status}: ${error.message}` : error.message));
+      await this.#timing(id, path, begun, ended);
+    } finally {
+      this.submit.disabled = false;
+    }
+    this.app.live.now();
+  }
+
+  async #timing(id, path, begun, ended) {
+    const whole = (ended - begun) * 1e6;
+    const seen = performance.getEntriesByType("resource").filter((entry) => new URL(entry.name).pathname === path).pop();
+    const parts = [];
+    if (seen && seen.requestStart > 0) {
+      parts.push({ stage: "overhead", what: "in the browser", begin: 0, end: (seen.requestStart - begun) * 1e6 },
+        { stage: "infer", what: "until the answer begins", begin: (seen.requestStart - begun) * 1e6, end: (seen.responseStart - begun) * 1e6 },
+        { stage: "send", what: "receiving it", begin: (seen.responseStart - begun) * 1e6, end: (seen.responseEnd - begun) * 1e6 });
+    } else parts.push({ stage: "infer", what: "request and answer", begin: 0, end: whole });
+    const describe = (part) => `${part.what} ${duration(part.end - part.begin)}`;
+    const shown = [make("h3", {}, `Seen by this browser: ${duration(whole)}`), waterfall(parts, 0, whole, describe), make("p", { class: "help" }, parts.map(describe).join(" · "))];
+    let found = null;
+    let why = "";
+    try {
+      const recent = await get("/v2/trace/recent?count=64");
+      found = requests(recent).find((request) => request.trace.request_id === id);
+      if (!found) why = this.app.live.about.forced_trace ? "The server has no trace of it: it was refused before it was traced." : "The server did not trace it. Start the server with --allow-forced-trace=true to see the stages of every request sent here, or set a trace rate of 1 under Settings.";
+    } catch (error) {
+      why = `The server's traces cannot be read: ${error.message}`;
+    }
+    if (found) shown.push(make("h3", {}, `In the server: ${duration(found.total)}`), traceView(found, true));
+    else shown.push(make("p", { class: "help" }, why));
+    this.timing.replaceChildren(...shown);
+  }
+}

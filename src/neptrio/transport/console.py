@@ -1,0 +1,181 @@
+"""The console (docs/console.md) at the metrics port and the admin listener: its files, and the API that they call.
+
+The problem: a page may call only the origin that it came from without everybody's pages being allowed to, and the
+metrics port has no API. The choice: where the console is on, the port answers the REST verbs that the console needs,
+with the same app, so that tokens, restricted APIs, --read-only, the admin listener and the audit log hold unchanged.
+
+Rules:
+ 1. It is on by itself only where it adds no way in: on a loopback address, with REST on, and if REST asks clients for
+    certificates only where this port asks for the same ones (Settings.console_at).
+ 2. Host and Origin are checked for every request, files included (transport.origin_policy). No page of another origin
+    may use it, whatever --cors-allow-origin says.
+ 3. The files hold nothing of this server and need no token; about.json says only what to ask the user for.
+ 4. server.json shows all of the server, so its reader needs a token that may read all models.
+ 5. Shared memory is not served here: a browser has none to share.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from neptrio import __version__
+from neptrio.codec.http_json import dump_json
+from neptrio.console import pages
+from neptrio.errors import NotFound, TritonError
+from neptrio.service import Services
+from neptrio.service.auth_config import READ
+from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer
+from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.rest import routes
+from neptrio.transport.rest.app import RestApp
+from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.infer import JSON, error_body
+
+if TYPE_CHECKING:
+    from neptrio.observe.metrics import Metrics
+
+ABOUT, SERVER = "/console/about.json", "/console/server.json"
+NOT_SERVED = frozenset(
+    f"{kind}_shm_{verb}" for kind in ("system", "cuda") for verb in ("status", "register", "unregister")
+)
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Answer = tuple[int, pages.Headers, bytes]
+
+
+class Console:
+    """The console of one port. An ASGI app for the paths that it serves()."""
+
+    def __init__(
+        self,
+        services: Services,
+        origins: OriginPolicy,
+        policy: HeaderPolicy | None,
+        rest_port: int | None,
+        metrics: Metrics | None = None,
+        admin: bool = False,
+    ) -> None:
+        """`policy` is that of REST. `rest_port`: where clients reach REST, for the examples that the pages show; None
+        if nowhere. `admin`: the console of the admin listener."""
+        self._services = services
+        self._origins = origins
+        self._policy = policy
+        self._rest_port = rest_port
+        self._metrics = metrics
+        self._admin = admin
+        self._rest = RestApp(services, policy, origins, admin)
+        self._pages = pages.read()
+        self._started = time.time()
+
+    def serves(self, path: bytes) -> bool:
+        """Whether a request with this path, a query included, is for the console itself."""
+        plain = path.partition(b"?")[0]
+        return plain == b"/console" or plain.startswith(b"/console/")
+
+    def serves_api(self, path: bytes) -> bool:
+        """Whether a request with this path is for the REST verbs that the console calls."""
+        plain = path.partition(b"?")[0]
+        return plain == b"/v2" or plain.startswith(b"/v2/")
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if self.serves_api(scope["raw_path"]):
+            route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+            if route is None or route.verb not in NOT_SERVED:
+                await self._rest(scope, receive, send)
+                return
+        try:
+            status, headers, body = self._answer(scope)
+        except TritonError as error:
+            status, headers = error.code.http, [*JSON, *error.headers]
+            body = b"".join(error_body(error))
+        start = [*headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": start})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def _answer(self, scope: dict[str, Any]) -> Answer:
+        found = dict(scope["headers"])
+        method = scope["method"]
+        problem = self._origins.problem(
+            "GET", found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
+        )
+        if problem is not None:
+            raise problem
+        if method not in ("GET", "HEAD"):
+            return 405, [*JSON, (b"allow", b"GET, HEAD")], b'{"error":"Method Not Allowed"}'
+        path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
+        if path == pages.ROOT:
+            return 308, [(b"location", b"/console/")], b""
+        page = self._pages.get(path)
+        if page is not None:
+            return page.answer(found.get(b"if-none-match"))
+        if path == ABOUT:
+            return 200, self._json(), dump_json(self._about())
+        if path == SERVER:
+            self._may_read(scope)
+            return 200, self._json(), dump_json(self._server())
+        raise NotFound("the console has no such page")
+
+    def _json(self) -> pages.Headers:
+        return [*JSON, (b"cache-control", b"no-store"), *pages.SECURITY]
+
+    def _may_read(self, scope: dict[str, Any]) -> None:
+        """Raises TritonError if the client may not see what concerns the whole server."""
+        if self._policy is not None:
+            self._policy.check("statistics", scope["headers"], "", "GET", scope.get(CERTIFICATE))
+        elif self._services.tokens is not None:
+            self._services.tokens.check(bearer(scope["headers"]), (READ,), "", scope.get(CERTIFICATE))
+
+    def _about(self) -> dict[str, Any]:
+        """What the pages must know before anybody has said who they are."""
+        settings = self._services.settings
+        return {
+            "tokens": self._services.tokens is not None,
+            "restricted": {
+                category: restriction.header
+                for restriction in settings.http_restricted_api
+                for category in restriction.categories
+            },
+            "read_only": settings.read_only,
+            "model_control_mode": settings.model_control_mode,
+            "admin_elsewhere": settings.admin_address is not None and not self._admin,
+            "forced_trace": settings.allow_forced_trace,
+            "rest": None
+            if self._rest_port is None
+            else {"port": self._rest_port, "tls": settings.http_tls_cert is not None},
+        }
+
+    def _server(self) -> dict[str, Any]:
+        """The server as a whole, now. Bytes and seconds."""
+        services = self._services
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        host = None if self._metrics is None else self._metrics.host
+        return {
+            "id": services.settings.id,
+            "version": __version__,
+            "ready": services.metadata.ready(),
+            "started": self._started,
+            "process": {
+                "pid": os.getpid(),
+                "resident_bytes": _resident(),
+                "cpu_seconds": used.ru_utime + used.ru_stime,
+            },
+            "host": None if host is None else asdict(host),
+            "connections": asdict(services.connections.statistics()),
+            "held_bytes": services.held.look(),
+            "held_bytes_limit": services.held.limit,
+            "cache": None if services.cache is None else asdict(services.cache.statistics()),
+            "traces": asdict(services.trace.statistics()),
+        }
+
+
+def _resident() -> int:
+    """The process's resident memory in bytes, 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * PAGE
+    except (OSError, ValueError):
+        return 0
