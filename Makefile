@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-clients test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -55,6 +55,10 @@ test: build lint ## Set up, lint, type-check and run every test
 
 test-versions: build ## Run the tests of the loop and the transports with the oldest and newest packages and Pythons; ARGS='oldest newest' chooses
 	@$(BIN)/python tools/test_versions.py $(ARGS)
+
+test-clients: build ## Drive the server with other people's clients of PyPI and npm, and with schemathesis from /openapi.json
+	@$(BIN)/python examples/prepare.py
+	@$(BIN)/python tools/test_clients.py $(ARGS)
 
 test-sanitized: build ## Build the compiled modules with AddressSanitizer and UndefinedBehaviorSanitizer and run what reaches them (15 minutes at most)
 	@$(BIN)/python tools/sanitized.py $(ARGS)

@@ -12,6 +12,7 @@ its file gets what the groups below it lack:
       wheel     building wheels
       test      testing
         fuzz, deploy, audit, lock   the tools of the make targets with these names
+    clients   other people's clients, for `make test-clients`, in an environment of their own and resolved alone
 
 Versions stay as they are in the files while pyproject.toml allows them; --upgrade takes the newest. The
 resolution is uv's; it is made for every system, so one file holds for all of them. Hashes are those that the
@@ -47,8 +48,10 @@ BELOW: dict[str, tuple[str, ...]] = {
     "deploy": ("run", "test"),
     "audit": ("run", "test"),
     "lock": ("run", "test"),
+    "clients": (),
 }
 ALONE = ("examples",)  # whose dependencies are left out
+APART = ("clients",)  # whose packages are never installed beside the others
 
 
 def entries(text: str) -> dict[str, str]:
@@ -105,15 +108,21 @@ def main() -> int:
         together, scratch = Path(name) / "all.txt", Path(name) / "group.txt"
         kept: dict[str, str] = {}
         if not options.upgrade:
-            for file in FOLDER.glob("*.txt"):
+            for file in (file for file in FOLDER.glob("*.txt") if file.stem not in APART):
                 kept |= entries(file.read_text())
         together.write_text("\n".join(kept.values()))
         wanted = {group: requirements.wanted(group, gpu=False) for group in BELOW}
-        compiled([line for group in BELOW if group not in ALONE for line in wanted[group]], together)
+        compiled(
+            [line for group in BELOW if group not in (*ALONE, *APART) for line in wanted[group]], together
+        )
         groups: dict[str, dict[str, str]] = {}
         for group, below in BELOW.items():
             scratch.unlink(missing_ok=True)
             flags = ["--no-deps"] if group in ALONE else ["-c", str(together)]
+            if group in APART:
+                flags = []
+                if not options.upgrade and (FOLDER / f"{group}.txt").exists():
+                    scratch.write_text((FOLDER / f"{group}.txt").read_text())
             # what is installed already, perhaps only in a narrower case: then it is listed again
             had = {head for other in below for head in groups[other]}
             groups[group] = compiled(wanted[group], scratch, *flags)
@@ -124,7 +133,9 @@ def main() -> int:
             ]
             (FOLDER / f"{group}.txt").write_text("\n".join(own) + "\n")
             print(f"requirements/{group}.txt: {len(own)} packages")
-        problems = without_wheels(groups, Path(name))
+        problems = without_wheels({g: found for g, found in groups.items() if g not in APART}, Path(name))
+        for group in APART:
+            problems += without_wheels({group: groups[group]}, Path(name))
     if problems:
         print("\n".join(problems))
     return int(bool(problems))

@@ -27,7 +27,7 @@ class ServerProcess:
     `http` and `grpc` are "127.0.0.1:PORT", `admin` too or "unix:PATH", "" without --admin-address; `log()` is everything written to stderr so far. `stop()` fails when the
     log contains a traceback that does not match the regular expression `failures`: a test names the failures that
     it causes, all others are defects. `limits` is a shell command that is run first in the process, such as
-    `ulimit -n 128`. `command` stands before the flags: a subcommand that serves.
+    `ulimit -n 128`. `command` stands before the flags: a subcommand that serves. `python` has neptrio.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class ServerProcess:
         failures: str | None = None,
         limits: str = "",
         command: tuple[str, ...] = (),
+        python: str = sys.executable,
     ) -> None:
         self._failures = failures
         self._lines: list[str] = []
@@ -46,7 +47,7 @@ class ServerProcess:
         self.process = subprocess.Popen(
             [
                 *(["sh", "-c", f'{limits}; exec "$@"', "sh"] if limits else []),
-                sys.executable,
+                python,
                 "-W",
                 "error",
                 "-m",

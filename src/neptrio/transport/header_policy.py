@@ -42,6 +42,8 @@ VERB_CATEGORIES = {
     "model_ready": "health",
     "server_metadata": "metadata",
     "model_metadata": "metadata",
+    "openapi": "metadata",
+    "reference": "metadata",
     "infer": "inference",
     "infer_stream": "inference",
     "generate": "inference",
@@ -107,7 +109,7 @@ METHOD_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), (OPERATE,)),
     **dict.fromkeys(("TraceSetting", "LogSettings"), (READ, OPERATE)),
 }
-OF_ALL = ("server_metadata",)  # verbs that concern no model
+OF_ALL = ("server_metadata", "openapi", "reference")  # verbs that concern no model
 # gRPC method -> the field of its request that has the model's name; methods that are not listed concern all models
 MODEL_FIELDS = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),

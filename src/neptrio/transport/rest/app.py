@@ -21,12 +21,13 @@ from neptrio.service.statistics import Detail
 from neptrio.transport import admin_only
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest import routes
+from neptrio.transport.rest import openapi, routes
 from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers, HttpInfer, error_body
 from neptrio.transport.rest.infer_stream import HttpInferStream
+from neptrio.transport.rest.openapi.page import HEADERS as PAGE
 
 log = logging.getLogger("neptrio.rest")
 
@@ -279,6 +280,12 @@ class RestApp:
 
     async def _server_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.server())]
+
+    async def _openapi(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(openapi.document())]
+
+    async def _reference(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, PAGE, [openapi.page()]
 
     async def _model_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.model(route.model, route.version))]

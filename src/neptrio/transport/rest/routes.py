@@ -51,6 +51,8 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("repository_model", r"/v2/repository/models/(?P<model>[^/]+)", ("GET",)),
         ("model_metadata", _MODEL, ("GET",)),
         ("server_metadata", "/v2/?", ("GET",)),
+        ("openapi", r"/openapi\.json", ("GET",)),
+        ("reference", "/docs", ("GET",)),
     )
 )
 

@@ -1,0 +1,247 @@
+"""The shapes of what the REST port takes and answers, as JSON Schema (2020-12, which OpenAPI 3.1 uses).
+
+Answers are described to the last member where the members are ours to choose. Requests may have members that nobody
+reads, as everywhere in this protocol, so their objects are open.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio import datatypes
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+
+
+def ref(name: str) -> Schema:
+    """A reference to a schema of SCHEMAS."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def listed(items: Schema) -> Schema:
+    """An array of `items`."""
+    return {"type": "array", "items": items}
+
+
+def closed(required: Schema, optional: Schema | None = None) -> Schema:
+    """An object with these members and no others."""
+    return {**opened(required, optional), "additionalProperties": False}
+
+
+def opened(required: Schema, optional: Schema | None = None) -> Schema:
+    """An object with these members, and perhaps others."""
+    made: Schema = {"type": "object", "properties": {**required, **(optional or {})}}
+    if required:
+        made["required"] = list(required)
+    return made
+
+
+DATATYPE: Schema = {"type": "string", "enum": [name for name in datatypes.NUMBER if name != "INVALID"]}
+SHAPE: Schema = {"type": "array", "items": {"type": "integer"}, "description": "-1: of any size"}
+PARAMETERS: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": ["boolean", "integer", "number", "string"]},
+    "description": "for the model, except those that the protocol knows by name",
+}
+DURATION = closed({"count": COUNT, "ns": {**COUNT, "description": "sum in nanoseconds"}})
+RESPONSE_COUNTS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+INFERENCE_COUNTS = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
+DATA: Schema = {"type": "array", "description": "elements in row-major order, nested or flat"}
+REGION = {"shared_memory_region": TEXT, "shared_memory_offset": COUNT, "shared_memory_byte_size": COUNT}
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": closed({"error": TEXT}),
+    "ServerMetadata": closed({"name": TEXT, "version": TEXT, "extensions": TEXTS}),
+    "TensorMetadata": closed({"name": TEXT, "datatype": DATATYPE, "shape": SHAPE}),
+    "ModelMetadata": closed(
+        {
+            "name": TEXT,
+            "versions": TEXTS,
+            "platform": TEXT,
+            "inputs": listed(ref("TensorMetadata")),
+            "outputs": listed(ref("TensorMetadata")),
+        }
+    ),
+    "ModelConfig": {
+        **opened(
+            {
+                "name": TEXT,
+                "platform": TEXT,
+                "backend": TEXT,
+                "max_batch_size": {"type": "integer"},
+                "input": listed({"type": "object"}),
+                "output": listed({"type": "object"}),
+                "parameters": {"type": "object"},
+            }
+        ),
+        "description": "inference.ModelConfig of proto/model_config.proto with its defaults filled in",
+    },
+    "InputTensor": opened(
+        {"name": TEXT, "datatype": DATATYPE, "shape": listed(COUNT)},
+        {"data": DATA, "parameters": opened({}, {"binary_data_size": COUNT, **REGION})},
+    ),
+    "RequestedOutput": opened(
+        {"name": TEXT}, {"parameters": opened({}, {"binary_data": FLAG, "classification": COUNT, **REGION})}
+    ),
+    "InferRequest": opened(
+        {"inputs": listed(ref("InputTensor"))},
+        {
+            "id": TEXT,
+            "parameters": {
+                **PARAMETERS,
+                "properties": {
+                    "sequence_id": {"type": ["integer", "string"]},
+                    "sequence_start": FLAG,
+                    "sequence_end": FLAG,
+                    "priority": COUNT,
+                    "timeout": {**COUNT, "description": "microseconds that it may wait in the queue"},
+                    "binary_data_output": FLAG,
+                    "neptrio_timing": {**FLAG, "description": "tell the request's times in its answer"},
+                },
+            },
+            "outputs": listed(ref("RequestedOutput")),
+        },
+    ),
+    "OutputTensor": closed(
+        {"name": TEXT, "datatype": DATATYPE, "shape": listed(COUNT)},
+        {
+            "data": DATA,
+            "base64": {**TEXT, "description": "in events: what was asked for as binary"},
+            "parameters": opened({}, {"binary_data_size": COUNT}),
+        },
+    ),
+    "InferResponse": closed(
+        {"model_name": TEXT, "model_version": TEXT, "outputs": listed(ref("OutputTensor"))},
+        {"id": TEXT, "parameters": PARAMETERS},
+    ),
+    "GenerateRequest": {
+        "type": "object",
+        "properties": {"id": TEXT, "parameters": PARAMETERS},
+        "description": "members named like inputs are tensors, all others parameters",
+    },
+    "GenerateResponse": {
+        "type": "object",
+        "properties": {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "error": TEXT},
+        "description": "outputs under their names; generate with another number of responses than one: `error`",
+    },
+    "Sequences": opened(
+        {
+            "model_name": TEXT,
+            "model_version": TEXT,
+            "live": COUNT,
+            "slots": COUNT,
+            "slots_used": COUNT,
+            "null_requests": COUNT,
+            "backlog": COUNT,
+            "backlog_requests": COUNT,
+            "sequences": listed(opened({})),
+        }
+    ),
+    "SequenceEnded": opened({}),
+    "Statistics": opened({"model_stats": listed(ref("ModelStatistics"))}),
+    "ModelStatistics": opened(
+        {
+            "name": TEXT,
+            "version": TEXT,
+            "last_inference": {**COUNT, "description": "milliseconds since the epoch, 0: never"},
+            "inference_count": COUNT,
+            "execution_count": COUNT,
+            "inference_stats": closed(dict.fromkeys(INFERENCE_COUNTS, DURATION)),
+            "response_stats": {
+                "type": "object",
+                "additionalProperties": closed(dict.fromkeys(RESPONSE_COUNTS, DURATION)),
+            },
+            "batch_stats": listed(
+                closed(
+                    {
+                        "batch_size": COUNT,
+                        **dict.fromkeys(("compute_input", "compute_infer", "compute_output"), DURATION),
+                    }
+                )
+            ),
+            "memory_usage": listed(closed({"type": TEXT, "id": COUNT, "byte_size": COUNT})),
+        }
+    ),
+    "TraceSettings": opened(
+        {"trace_level": TEXTS, "trace_rate": TEXT, "trace_count": TEXT, "trace_mode": TEXT},
+        {"log_frequency": TEXT, "trace_file": TEXT},
+    ),
+    "TraceChanges": opened(
+        {},
+        {
+            "trace_level": {"type": ["array", "null"], "items": TEXT},
+            "trace_rate": {"type": ["string", "null"]},
+            "trace_count": {"type": ["string", "null"]},
+            "log_frequency": {"type": ["string", "null"]},
+        },
+    ),
+    "RecentTraces": listed(opened({"id": COUNT})),
+    "LogSettings": closed(
+        {
+            "log_file": TEXT,
+            "log_info": FLAG,
+            "log_warning": FLAG,
+            "log_error": FLAG,
+            "log_verbose_level": COUNT,
+            "log_format": {"type": "string", "enum": ["default", "ISO8601"]},
+        }
+    ),
+    "LogChanges": opened(
+        {},
+        {
+            "log_info": FLAG,
+            "log_warning": FLAG,
+            "log_error": FLAG,
+            "log_verbose_level": COUNT,
+            "log_format": {"type": "string", "enum": ["default", "ISO8601"]},
+        },
+    ),
+    "SystemRegions": listed(closed({"name": TEXT, "key": TEXT, "offset": COUNT, "byte_size": COUNT})),
+    "SystemRegion": opened({"key": TEXT, "byte_size": COUNT}, {"offset": COUNT}),
+    "CudaRegions": listed(closed({"name": TEXT, "device_id": COUNT, "byte_size": COUNT})),
+    "CudaRegion": opened(
+        {"raw_handle": opened({"b64": TEXT}), "device_id": COUNT, "byte_size": COUNT},
+    ),
+    "IndexRequest": opened({}, {"ready": FLAG, "timings": FLAG}),
+    "RepositoryIndex": listed(
+        closed(
+            {"name": TEXT},
+            {
+                "version": TEXT,
+                "state": {
+                    "type": "string",
+                    "enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"],
+                },
+                "reason": TEXT,
+                "loaded_at": {**COUNT, "description": "milliseconds since the epoch"},
+                "load_duration_ns": COUNT,
+            },
+        )
+    ),
+    "LoadRequest": opened(
+        {},
+        {
+            "parameters": opened(
+                {}, {"config": {**TEXT, "description": "a model configuration as JSON"}, "async": FLAG}
+            )
+        },
+    ),
+    "CheckRequest": opened({}, {"parameters": opened({}, {"config": TEXT}), "config": opened({})}),
+    "CheckAnswer": opened({"name": TEXT, "ok": FLAG, "problems": {"type": "array"}, "load_would": TEXT}),
+    "LoadProgress": opened({"name": TEXT, "versions": listed(opened({"version": TEXT, "state": TEXT}))}),
+    "UnloadRequest": opened({}, {"parameters": opened({}, {"unload_dependents": FLAG})}),
+    "OpenApi": opened({"openapi": TEXT, "info": {"type": "object"}, "paths": {"type": "object"}}),
+}

@@ -1,0 +1,1 @@
+"""Other people's clients against a live server; `make test-clients` runs them in an environment of their own."""

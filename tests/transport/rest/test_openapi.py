@@ -1,0 +1,98 @@
+"""/openapi.json is the whole route table, and the page at /docs shows it without anything from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neptrio.transport.rest import openapi, routes
+from neptrio.transport.rest.openapi.document import templates
+from neptrio.transport.rest.openapi.operations import OPERATIONS
+from neptrio.transport.rest.openapi.page import STYLE
+from tests.support.http import Http1
+from tests.support.server import ServerProcess
+
+REFERENCE = re.compile(r'"#/components/schemas/(\w+)"')
+
+
+def test_every_route_has_an_operation_and_every_operation_a_route() -> None:
+    made = {(verb, method) for verb, _, methods in routes.TABLE for method in methods}
+    assert made == set(OPERATIONS)
+
+
+def test_a_route_without_an_operation_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = ("new", re.compile(r"/v2/new\Z"), ("GET",))
+    monkeypatch.setattr(routes, "TABLE", (*routes.TABLE, new))
+    with pytest.raises(KeyError, match="new"):
+        openapi.document.__wrapped__()
+
+
+def test_the_paths_are_those_of_the_routes() -> None:
+    document = openapi.document()
+    names = {"model": "m", "version": "1", "region": "r", "repository": "x", "sequence": "7"}
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            route = routes.match(method.upper(), path.format(**names))
+            assert route is not None and route.allowed
+            assert operation["operationId"].startswith(f"{route.verb}_{method}")
+            given = {name for name in names if f"{{{name}}}" in path}
+            assert {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"} == given
+    assert len({o["operationId"] for item in document["paths"].values() for o in item.values()}) == sum(
+        len(item) for item in document["paths"].values()
+    )
+
+
+def test_optional_parts_of_a_path() -> None:
+    pattern = r"/v2/a(?:/versions/(?P<version>[0-9]+))?/b\Z"
+    assert list(templates(pattern)) == [
+        ("/v2/a/b", {}),
+        ("/v2/a/versions/{version}/b", {"version": "[0-9]+"}),
+    ]
+
+
+def test_every_reference_has_a_schema() -> None:
+    document = openapi.document()
+    schemas = document["components"]["schemas"]
+    assert set(REFERENCE.findall(json.dumps(document))) == set(schemas)
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given: dict[str, Any] = dict(attrs)
+        self.tags.append(tag)
+        self.attributes |= set(given)
+        self.ids |= {given["id"]} if "id" in given else set()
+        self.links += [given["href"]] if "href" in given else []
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Http1(server.http) as client:
+        document = client.request("GET", "/openapi.json")
+        reply = client.request("GET", "/docs")
+    assert document.status == reply.status == 200
+    assert json.loads(document.body) == openapi.document()
+    policy = reply.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    text = reply.body.decode()
+    page = _Page()
+    page.feed(text)
+    assert not {"script", "link", "img", "iframe", "form"} & set(page.tags)
+    assert not {"style", "src"} & {name for name in page.attributes if not name.startswith("on")}
+    assert not any(name.startswith("on") for name in page.attributes)
+    assert all(link == "/openapi.json" or link[1:] in page.ids for link in page.links)
+    assert "url(" not in STYLE and "@import" not in STYLE
+    for path in openapi.document()["paths"]:
+        assert f"<code>{path}</code>" in text
