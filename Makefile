@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-clients test-sanitized fuzz test-versions mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-clients test-sanitized fuzz test-versions test-deploy test-image mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -59,6 +59,17 @@ test-versions: build ## Run the tests of the loop and the transports with the ol
 test-clients: build ## Drive the server with other people's clients of PyPI and npm, and with schemathesis from /openapi.json
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python tools/test_clients.py $(ARGS)
+
+$(VENV)/.deps-deploy: $(VENV)/.built-test requirements/deploy.txt
+	@$(BIN)/python tools/install.py deploy
+	@sh tools/deploy_tools.sh
+	@touch $@
+
+test-deploy: $(VENV)/.deps-deploy ## Render the Helm chart and check it against Kubernetes' schemas, test the rules for Prometheus and the balancer, lint the container file
+	@$(BIN)/python -m pytest -rs tests/deploy $(ARGS)
+
+test-image: build ## Build the container image with buildah, run it read-only and without rights, and ask it something (needs root; 10 minutes)
+	@$(BIN)/python tools/image_test.py $(ARGS)
 
 test-sanitized: build ## Build the compiled modules with AddressSanitizer and UndefinedBehaviorSanitizer and run what reaches them (15 minutes at most)
 	@$(BIN)/python tools/sanitized.py $(ARGS)

@@ -1,4 +1,4 @@
-"""The dashboard and the scrape configuration name what the server has."""
+"""The dashboard, the scrape configuration, the rules and the autoscaler's metric name what the server has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from neptrio.loop.loop_lag import LoopLag
@@ -23,7 +24,20 @@ from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
-WORDS = {"sum", "by", "rate", "max", "histogram_quantile", "label_values", "le"}
+PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
+WORDS = {
+    "sum",
+    "by",
+    "rate",
+    "max",
+    "histogram_quantile",
+    "label_values",
+    "le",
+    "clamp_min",
+    "increase",
+    "and",
+}
+OF_TARGETS = {"instance", "job", "namespace", "pod"}  # labels that Prometheus gives to all series of a server
 
 
 def load_dashboard() -> dict[str, Any]:
@@ -35,6 +49,23 @@ def queries() -> list[str]:
     dashboard = load_dashboard()
     variables = [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]] + variables
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((PROMETHEUS / "rules.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def adapter_queries() -> list[str]:
+    """Of the autoscaler's metric, with a pod's labels where the adapter puts them."""
+    filled = {"<<.GroupBy>>": "namespace, pod", ",<<.LabelMatchers>>": ',pod="a"'}
+    found = []
+    for rule in yaml.safe_load((PROMETHEUS / "adapter.yaml").read_text()):
+        for query in (rule["seriesQuery"], rule["metricsQuery"]):
+            for place, text in filled.items():
+                query = query.replace(place, text)
+            found.append(query)
+    return found
 
 
 def names(query: str) -> set[str]:
@@ -51,6 +82,10 @@ def all_metrics(tmp_path: Path) -> tuple[set[str], dict[str, set[str]]]:
     if extra:
         write_model(tmp_path, "s", identity_config(extra=extra))
     write_model(tmp_path, "c", identity_config(extra="response_cache { enable: true }"))
+    process = 'parameters { key: "isolation" value { string_value: "process" } }'
+    code = "class TritonPythonModel:\n    def execute(self, requests):\n        return [None for _ in requests]\n"
+    python = identity_config(extra=process).replace('"identity"', '"python"')
+    write_model(tmp_path, "p", python, {"1/model.py": code})
     with ServerProcess(tmp_path, "--cache-config=local,size=1000000", "--metrics-detail=full") as server:
         import numpy as np
         import tritonclient.http as httpclient
@@ -91,16 +126,19 @@ def test_every_query_names_an_existing_metric_and_label(tmp_path: Path) -> None:
         known.add("neptrio_live_sequences")
         labels["neptrio_live_sequences"] = {"model", "version"}
     assert len(queries()) > 20
-    for query in queries():
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for query in [*queries(), *(rule["expr"] for rule in rules()), *adapter_queries()]:
+        if query.startswith(("up{", *(name + " " for name in recorded))):
+            continue  # Prometheus' own, and what other rules make
         found = names(query)
         assert found, query
         assert found <= known, f"{found - known} of {query}"
         for name, selector in re.findall(r"([a-z_]+)\{([^}]*)\}", query):
-            for label in re.findall(r"(\w+)=", selector):
-                assert label in labels[name], f"label {label} of {query}"
+            for label in re.findall(r"(\w+)!?=", selector):
+                assert label in labels[name] | OF_TARGETS, f"label {label} of {query}"
         for group in re.findall(r"by \(([^)]*)\)", query):
             for label in group.split(", "):
-                assert any(label in labels[name] for name in found), f"label {label} of {query}"
+                assert any(label in labels[name] | OF_TARGETS for name in found), f"label {label} of {query}"
 
 
 def test_the_dashboard_is_what_its_script_makes() -> None:
