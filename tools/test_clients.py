@@ -20,33 +20,31 @@ FOLDER = ROOT / "build" / "clients"
 NODE = ROOT / "tests" / "clients" / "node"
 
 
-def stale(mark: Path, *sources: Path) -> bool:
-    """Whether something has changed since `mark` was made."""
-    return not mark.exists() or any(source.stat().st_mtime > mark.stat().st_mtime for source in sources)
-
-
 def environment() -> Path:
     """The interpreter of the environment with the clients of requirements/clients.txt."""
     python = FOLDER / "bin" / "python"
-    mark = FOLDER / ".installed"
-    if stale(mark, ROOT / "requirements" / "clients.txt"):
+    mark = FOLDER / "installed.txt"
+    wanted = (ROOT / "requirements" / "clients.txt").read_text()
+    if not mark.exists() or mark.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", FOLDER], check=True)
-        subprocess.run([python, ROOT / "tools" / "install.py", "clients"], check=True)
-        mark.touch()
+        # most of what is installed is never imported
+        environment = {**os.environ, "PIP_NO_COMPILE": "1"}
+        subprocess.run([python, ROOT / "tools" / "install.py", "clients"], check=True, env=environment)
+        mark.write_text(wanted)
     return python
 
 
 def packages() -> None:
     """Installs the clients of package-lock.json, if there is an npm."""
     npm = shutil.which("npm")
-    if npm is None or not (NODE / "package.json").exists():
+    if npm is None:
         return
-    mark = NODE / "node_modules" / ".package-lock.json"
-    if stale(mark, NODE / "package-lock.json"):
-        subprocess.run(
-            [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"], cwd=NODE, check=True
-        )
-        mark.touch()
+    mark = NODE / "node_modules" / "installed.txt"
+    wanted = (NODE / "package-lock.json").read_text()
+    if not mark.exists() or mark.read_text() != wanted:
+        flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--silent"]
+        subprocess.run([npm, "ci", *flags], cwd=NODE, check=True)
+        mark.write_text(wanted)
 
 
 def main() -> int:
