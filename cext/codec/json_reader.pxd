@@ -40,6 +40,11 @@ cdef extern from *:
 cdef class Stop:
     cdef int asked
 
+# An array that was read past, and how many elements it and the arrays inside of it have. It keeps the buffer alive.
+cdef class ArrayText:
+    cdef readonly object text
+    cdef readonly Py_ssize_t count
+
 @cython.final
 cdef class Reader:
     cdef const unsigned char* text
@@ -52,6 +57,11 @@ cdef class Reader:
     cdef bint large                                    # long parts are read without the GIL
     cdef const int* stop                               # not 0: the value is no longer wanted, stop reading; may be NULL
     cdef int steps                                     # steps since breathe() has let other threads run
+    # called with so many bytes before memory for a tensor is allocated; None: nobody counts
+    cdef object reserve
+    # names of the root object's members whose arrays are wanted as ArrayText; None: all are wanted as objects
+    cdef object as_text
+    cdef object whole                                  # a view of the text, for these
     # collects names that the root object has more than once; None: they are not wanted
     cdef list repeated
 
@@ -78,6 +88,8 @@ cdef class Reader:
     cdef str name_text(self)
     cdef int skip(self, int depth) except -1 nogil           # skips any value
     cdef int skip_value(self, int depth) except -1     # skip() for a value that may be long
+    cdef int leaves(self, Py_ssize_t* count, int depth) except -1 nogil   # skip() that counts what is no array
+    cdef ArrayText array_text(self)                    # an array that is wanted as text
     cdef int _member(self) except -1 nogil
     cdef int _word(self, const char* word, Py_ssize_t n) except -1 nogil
     cdef int skip_string(self, bint* escaped) except -1 nogil

@@ -202,6 +202,29 @@ cdef class Reader:
             return self._word(b"null", 4)
         return self.number(&number)
 
+    cdef int leaves(self, Py_ssize_t* count, int depth) except -1 nogil:
+        if self.peek() != b"[":
+            count[0] += 1
+            return self.skip(depth)
+        if depth >= MAX_DEPTH:
+            self.too_deep()
+        if self.first_element():
+            self.leaves(count, depth + 1)
+            while self.next_element():
+                self.leaves(count, depth + 1)
+        return 0
+
+    cdef ArrayText array_text(self):
+        cdef ArrayText made = ArrayText.__new__(ArrayText)
+        cdef Py_ssize_t start = self.at
+        if self.large and self.end - self.at > LONG_BYTES:
+            with nogil:
+                self.leaves(&made.count, 1)
+        else:
+            self.leaves(&made.count, 1)
+        made.text = self.whole[start:self.at]
+        return made
+
     cdef int skip_value(self, int depth) except -1:
         cdef int c = self.peek()
         if self.large and self.end - self.at > LONG_BYTES and (c == b"[" or c == b"{"):
@@ -297,7 +320,10 @@ cdef class Reader:
                 if self.first_member():
                     while True:
                         name = self.name_text()
-                        item = self.value(depth + 1)
+                        if depth == 0 and self.as_text is not None and self.peek() == b"[" and name in self.as_text:
+                            item = self.array_text()
+                        else:
+                            item = self.value(depth + 1)
                         if self.large:
                             self.breathe()
                         if name not in members:
@@ -442,6 +468,10 @@ cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexce
     return out - start
 
 
+cdef class ArrayText:
+    """The text of a JSON array."""
+
+
 cdef class Stop:
     """Ends reading or printing on another thread."""
 
@@ -450,11 +480,12 @@ cdef class Stop:
         self.asked = 1
 
 
-def load(data, list repeated=None, bint large=False):
+def load(data, list repeated=None, bint large=False, as_text=None):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 
     Names that the document's outermost object has more than once are appended to `repeated`. With `large` this is
-    called on a worker's thread, and lets other threads run in between.
+    called on a worker's thread, and lets other threads run in between. Arrays of the outermost object's members that
+    are in the container `as_text` become ArrayText, without objects for their elements.
     """
     cdef Py_buffer view
     cdef Reader r = Reader()
@@ -466,6 +497,9 @@ def load(data, list repeated=None, bint large=False):
         r.end = view.len
         r.repeated = repeated
         r.large = large
+        if as_text is not None:
+            r.as_text = as_text
+            r.whole = memoryview(data).cast("B")
         r.begin()
         value = r.value(0)
         r.finish()

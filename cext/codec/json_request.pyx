@@ -31,7 +31,7 @@ from neptrio.request.validate cimport walk_strings
 
 from neptrio.codec.json_reader import kind_error, missing
 from neptrio.datatypes import NUMBER
-from neptrio.errors import Cancelled, InvalidArgument, TritonError, Unsupported
+from neptrio.errors import Cancelled, InvalidArgument, Overloaded, TritonError, Unsupported
 
 cdef dict _NUMBER = NUMBER
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
@@ -445,12 +445,15 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
     return 0
 
 
-def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None, binary=None):
+def decode_request(InferRequest r, body, header_length=None, shared_memory=None, Stop stop=None, binary=None,
+                   reserve=None):
     """Fills `r` from an infer body. Returns whether outputs are binary by default.
 
     `header_length` is the value of Inference-Header-Content-Length, None when absent; it is at most the body's
-    length. `binary` is what follows so many bytes, where that lies in a buffer of its own. `r.model` must be set. With `stop` this is called on a worker thread, and calls shared_memory
-    there too. Raises InvalidArgument or Unsupported, and Cancelled after stop.ask().
+    length. `binary` is what follows so many bytes, where that lies in a buffer of its own. `r.model` must be set.
+    With `stop` this is called on a worker thread, and calls shared_memory there too; reserve(bytes) is called before
+    memory for numbers is allocated. Raises InvalidArgument or Unsupported, Cancelled after stop.ask(), and what
+    `reserve` raises, which must be Cancelled or Overloaded.
     """
     cdef Tensor holder = Tensor.__new__(Tensor)
     cdef Tensor rest = holder
@@ -482,6 +485,7 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
     if stop is not None:
         d.s.large = True
         d.s.stop = &stop.asked
+        d.s.reserve = reserve
     d.binary_at = begin
     d.eager = True
     try:
@@ -489,10 +493,11 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
         if stop is not None:
             walk_strings(r.inputs, &stop.asked)
         return d.binary_default
-    except Cancelled:
+    except (Cancelled, Overloaded):
         raise
     except TritonError:
         pass
+    d.s.reserve = None   # all of it was reserved
     # something is wrong: find the first error in the canonical order (rule 1)
     d.s.at = 0
     d.s.begin()

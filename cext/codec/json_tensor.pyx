@@ -348,6 +348,8 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
     if dtype == DT_BYTES:
         strings = Writer(min(4096, s.end - at + 8))
     else:
+        if s.reserve is not None:
+            s.reserve(count * size)
         memory = PyBytes_FromStringAndSize(NULL, count * size)
         out = PyBytes_AS_STRING(memory)
     if s.large and s.end - at > LONG_BYTES:
@@ -484,19 +486,30 @@ cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:
     return put_uint(out, u32)
 
 
-def tensor_json(Tensor t) -> bytes:
-    """The tensor's elements as one flat JSON array; for the generate extension and for tests."""
+def tensor_json(Tensor t, Stop stop=None) -> bytes:
+    """The tensor's elements as one flat JSON array; for the generate extension and for tests.
+
+    With `stop` this is called on a worker's thread; raises Cancelled after stop.ask().
+    """
     cdef Writer w = Writer.__new__(Writer, 256)
-    print_elements(w, t)
+    if stop is None:
+        print_elements(w, t)
+    else:
+        print_large(w, t, stop)
     return w.take()
 
 
-def tensor_of(str name, int dtype, tuple shape, data):
-    """A tensor from the text of a JSON array; for the generate extension and for tests. Raises InvalidArgument."""
+def tensor_of(str name, int dtype, tuple shape, data, bint large=False, reserve=None):
+    """A tensor from the text of a JSON array; for the generate extension and for tests. Raises InvalidArgument.
+
+    With `large` this is called on a worker's thread; reserve(bytes) is called before memory is allocated.
+    """
     cdef Reader s = Reader.__new__(Reader)
     cdef Tensor holder = Tensor.__new__(Tensor)
     holder.hold(data, False)
     s.text = <const unsigned char*>holder.ptr
     s.end = holder.nbytes
+    s.large = large
+    s.reserve = reserve
     s.begin()
     return tensor_at(s, s.at, name, dtype, shape)

@@ -8,10 +8,11 @@ Source: docs/protocol/observed.md 7.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from neptrio import datatypes
-from neptrio.codec.json_reader import load
+from neptrio.codec.json_reader import ArrayText, Stop, load
 from neptrio.codec.json_request import add_parameter
 from neptrio.codec.json_tensor import tensor_json, tensor_of
 from neptrio.codec.json_writer import dump
@@ -19,17 +20,26 @@ from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
-def decode(request: InferRequest, body: Any) -> None:
-    """Fills `request`, whose model is already set, from a generate body. Raises InvalidArgument."""
+def decode(
+    request: InferRequest,
+    body: Any,
+    large: bool = False,
+    reserve: Callable[[int], None] | None = None,
+) -> None:
+    """Fills `request`, whose model is already set, from a generate body. Raises InvalidArgument.
+
+    With `large` this is called on a worker's thread; it calls reserve(bytes) before it allocates for numbers, and raises
+    what that raises.
+    """
     repeated: list[str] = []
-    document = load(body, repeated)
+    document = load(body, repeated, large, request.model.input_index)
     if not isinstance(document, dict):
         raise InvalidArgument("attempt to get members for non-object")
     specs = request.model.input_index
     request.inputs = []
     for key, value in document.items():
         if key in specs:
-            request.inputs.append(_tensor(request, specs[key], value))
+            request.inputs.append(_tensor(request, specs[key], value, large, reserve))
         elif key == "parameters":
             if not isinstance(value, dict):
                 raise InvalidArgument(
@@ -50,14 +60,11 @@ def decode(request: InferRequest, body: Any) -> None:
             )
 
 
-def _count(value: Any) -> int:
-    return sum(_count(item) for item in value) if isinstance(value, list) else 1
-
-
-def _tensor(request: InferRequest, spec: Any, value: Any) -> Tensor:
+def _tensor(
+    request: InferRequest, spec: Any, value: Any, large: bool, reserve: Callable[[int], None] | None
+) -> Tensor:
     """A JSON scalar or array as the input `spec`; the size of one variable dimension follows from the element count."""
-    elements = value if isinstance(value, list) else [value]
-    count = _count(elements)
+    text, count = (value.text, value.count) if isinstance(value, ArrayText) else (dump([value]), 1)
     known = math.prod(d for d in spec.dims if d >= 0)
     variable = sum(d < 0 for d in spec.dims)
     if variable > 1 or (variable == 0 and known != count) or (variable and (known == 0 or count % known)):
@@ -65,14 +72,17 @@ def _tensor(request: InferRequest, spec: Any, value: Any) -> Tensor:
     dims = tuple(d if d >= 0 else count // known for d in spec.dims)
     shape = (1, *dims) if request.model.max_batch_size > 0 else dims
     try:
-        tensor: Tensor = tensor_of(spec.name, spec.dtype, shape, dump(elements))
+        tensor: Tensor = tensor_of(spec.name, spec.dtype, shape, text, large, reserve)
     except InvalidArgument as error:
         raise InvalidArgument(f"The schema can not convert input '{spec.name}' to tensor: {error}") from None
     return tensor
 
 
-def encode(response: InferResponse) -> bytes:
-    """A response as a JSON object: id first, then every other key in alphabetical order."""
+def encode(response: InferResponse, stop: Stop | None = None) -> bytes:
+    """A response as a JSON object: id first, then every other key in alphabetical order.
+
+    With `stop` this is called on a worker's thread; raises Cancelled after stop.ask().
+    """
     entries: dict[str, bytes] = {
         "model_name": dump(response.model_name),
         "model_version": dump(response.model_version),
@@ -80,7 +90,7 @@ def encode(response: InferResponse) -> bytes:
     for key, value in (response.parameters or {}).items():
         entries[key] = dump(value)
     for tensor in response.outputs or ():
-        text = tensor_json(tensor)
+        text = tensor_json(tensor, stop)
         single = tensor.nbytes == datatypes.ITEM_SIZE[tensor.dtype] or (
             tensor.dtype == datatypes.BYTES and math.prod(tensor.shape) == 1
         )

@@ -1,5 +1,6 @@
 # The types of cext/codec/json_request.pyx, which says what everything does.
 
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import Buffer
@@ -18,4 +19,5 @@ def decode_request(
     shared_memory: SharedMemory | None = None,
     stop: Stop | None = None,
     binary: Buffer | None = None,
+    reserve: Callable[[int], None] | None = None,
 ) -> bool: ...

@@ -157,10 +157,6 @@ class Exchange(ExchangeCore):
                     self.held += infer.inflated
                     connection.held += infer.inflated
                 if infer.is_large(body):
-                    # its tensors are to come: about as much again
-                    connection.services.held.take(len(body))
-                    self.held += len(body)
-                    connection.held += len(body)
                     binary = await infer.decode_later(body, receive_start)
             if self._working.cancelled_caught:
                 raise Cancelled

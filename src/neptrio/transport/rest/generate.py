@@ -20,7 +20,8 @@ import trio
 
 from neptrio.codec import generate
 from neptrio.codec.http_json import dump_json
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.codec.json_reader import Stop
+from neptrio.errors import Cancelled, InvalidArgument, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import timing_headers, wish
@@ -29,9 +30,12 @@ from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
+from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.routes import Route
 
 EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+DECODED_HERE = 64 << 10  # reading more JSON takes over a quarter of a millisecond: see docs/loop.md
+PRINTED_HERE = 32 << 10  # and so does printing more bytes of tensors
 WAITING_BYTES = 1 << 20  # of responses that are not sent yet; above this the model waits before it sends more
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
@@ -85,12 +89,12 @@ def _size(response: InferResponse) -> int:
     return 1024 + sum(tensor.nbytes for tensor in response.outputs or ())
 
 
-def _payload(response: InferResponse) -> tuple[bytes, bool]:
+def _payload(response: InferResponse, stop: Stop | None = None) -> tuple[bytes, bool]:
     """The response as a JSON object, and whether it is an error."""
     error = response.error
     if error is None:
         try:
-            return generate.encode(response), False
+            return generate.encode(response, stop), False
         except TritonError as problem:
             error = problem
     return dump_json({"error": str(error)}), True
@@ -110,6 +114,8 @@ class HttpGenerate:
                 raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         self.request = InferRequest()
         self._began_ns = monotonic_ns()
+        self._decoding = False
+        self._kept = 0  # bytes that its tensors hold of the server's budget
         self.request.model_name = route.model
         self.request.model_version = route.version
         services.admission.find(self.request, None)
@@ -125,7 +131,34 @@ class HttpGenerate:
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
         """
         self._services.admission.received(self.request, self._began_ns)
-        generate.decode(self.request, body)
+        try:
+            return await self._run(body, receive, send)
+        finally:
+            self._decoding = False
+            if self._kept:
+                self._services.held.let_go(self._kept)
+
+    def _keep(self, size: int) -> None:
+        if not self._decoding:
+            raise Cancelled  # nobody would give the bytes back
+        self._services.held.keep(size)
+        self._kept += size
+
+    async def _decode(self, body: Any) -> None:
+        """generate.decode() of a large body, by a worker."""
+        room = Room(self._keep)
+        self._decoding = True
+        room.reserve_here(len(body))
+        await self._services.workers.run(
+            lambda: generate.decode(self.request, body, True, room.reserve), self
+        )
+        self._decoding = False
+
+    async def _run(self, body: Any, receive: Any, send: Any) -> tuple[int, Headers, list[Any]] | None:
+        if len(body) <= DECODED_HERE:
+            generate.decode(self.request, body)
+        else:
+            await unless_gone(receive, self._decode, body)
         if self._forwarded is not None:
             self._forwarded.into(self.request)
         queue = ResponseQueue()
@@ -146,13 +179,24 @@ class HttpGenerate:
                 self.request.trace.abandon()  # responses that were not sent by now never will be
         return answer
 
+    async def _payload(self, response: InferResponse) -> tuple[bytes, bool]:
+        """_payload(), by a worker if printing takes long."""
+        if _size(response) <= PRINTED_HERE:
+            return _payload(response)
+        stop = Stop()
+        try:
+            return await self._services.workers.run(lambda: _payload(response, stop), self)
+        except BaseException:
+            stop.ask()
+            raise
+
     async def _single(self, queue: ResponseQueue) -> tuple[int, Headers, list[Any]]:
         payloads: list[tuple[bytes, bool]] = []
         count = 0
         while (response := await queue.next()) is not None:
             count += 1
             if count == 1:
-                payloads.append(_payload(response))
+                payloads.append(await self._payload(response))
         failed = bool(payloads) and payloads[0][1]
         if count != 1 and not failed:
             return 200, JSON, [dump_json({"error": NOT_ONE})]
@@ -160,7 +204,7 @@ class HttpGenerate:
 
     async def _events(self, queue: ResponseQueue, send: Any) -> None:
         response = await queue.next()
-        payload, failed = _payload(response) if response is not None else (b"", False)
+        payload, failed = await self._payload(response) if response is not None else (b"", False)
         status = 400 if failed else 200
         await send({"type": "http.response.start", "status": status, "headers": EVENTS})
         trace = self.request.trace
@@ -173,7 +217,7 @@ class HttpGenerate:
                 trace.sent_one()
             response = await queue.next()
             if response is not None:
-                payload, _ = _payload(response)
+                payload, _ = await self._payload(response)
         if trace is not None:
             trace.left()  # before the client sees the end: settings it updates then find this trace finished
         await send({"type": "http.response.body", "body": b""})

@@ -16,7 +16,7 @@ from neptrio.codec.json_reader import Stop
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.codec.shared_memory import AskedFromThread, names_large_inputs
 from neptrio.datatypes import BYTES
-from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.errors import Cancelled, Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
 from neptrio.observe.propagation import asked
 from neptrio.observe.timing import HEADER as TIMING
@@ -25,6 +25,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.body import SplitBody
+from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.routes import Route
 
 log = logging.getLogger("neptrio.rest")
@@ -107,8 +108,10 @@ class HttpInfer:
         "_content_encoding",
         "_header_length",
         "_inflater",
+        "_kept",
         "_selecting",
         "_services",
+        "_worked_on",
         "encoding",
         "forwarded",
         "inflated",
@@ -138,6 +141,8 @@ class HttpInfer:
         self._content_encoding = content_encoding
         self._inflater: Inflater | None = None
         self._selecting = False  # encode_later() chooses and classifies outputs too
+        self._kept = 0  # bytes that its tensors hold of the server's budget
+        self._worked_on = False  # a worker decodes it
         self.inflated = 0  # bytes that this request has counted in the server's budget
         self.encoding = ""
         self._accept = accept_encoding
@@ -194,10 +199,19 @@ class HttpInfer:
         return content
 
     def give_back(self) -> None:
-        """Returns the bytes of the inflated body to the server's budget."""
+        """Returns the bytes of the inflated body, and of tensors that workers made, to the server's budget."""
         if self.inflated:
             self._services.inflating.release(self.inflated)
             self.inflated = 0
+        if self._kept:
+            self._services.held.let_go(self._kept)
+            self._kept = 0
+
+    def _keep(self, size: int) -> None:
+        if not self._worked_on:
+            raise Cancelled  # nobody would give the bytes back
+        self._services.held.keep(size)
+        self._kept += size
 
     async def compress_later(
         self, body: list[Any], unless: Callable[[], bool] = lambda: False
@@ -238,7 +252,8 @@ class HttpInfer:
     async def decode_later(self, body: Any, receive_start: int = 0) -> bool:
         """Decodes a large body on a worker's thread; submit_decoded() needs what it returns.
 
-        Raises TritonError. Cancellation: asks the worker to stop; it does so before it reads much more.
+        Raises TritonError, and Overloaded when the tensors would take more than the server may hold. Cancellation: asks
+        the worker to stop; it does so before it reads much more.
         """
         header_length = self._begin(body, receive_start)
         stop = Stop()
@@ -247,13 +262,20 @@ class HttpInfer:
         binary: Any = None
         if isinstance(body, SplitBody):
             body, binary = body.text, body.binary
+        self._worked_on = True
+        room = Room(self._keep)
+        # strings take about as much as their text
+        room.reserve_here(len(body) if header_length is None else header_length)
         try:
             return await self._services.workers.run(
-                lambda: decode_request(request, body, header_length, memory, stop, binary), self.whose
+                lambda: decode_request(request, body, header_length, memory, stop, binary, room.reserve),
+                self.whose,
             )
         except BaseException:
             stop.ask()
             raise
+        finally:
+            self._worked_on = False
 
     def _begin(self, body: Any, receive_start: int) -> int | None:
         """Does what precedes decoding. Returns the length of the JSON in bytes; None if the whole body is JSON."""

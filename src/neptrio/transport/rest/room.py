@@ -1,0 +1,32 @@
+"""Room in the server's budget for the tensors of one JSON body, which a worker makes.
+
+The problem: the length of the text says little about what its tensors take: each number of `[0,0,0]` has two characters
+and may become eight bytes. The choice: the text's length is reserved before it is read, as much again as the body
+itself; what numbers take beyond that is reserved tensor by tensor, before memory for them is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+
+class Room:
+    """What one worker reserves. `keep(bytes)` counts them on the loop's thread, and raises Overloaded or Cancelled."""
+
+    def __init__(self, keep: Callable[[int], None]) -> None:
+        self._keep = keep
+        self._left = 0
+
+    def reserve_here(self, size: int) -> None:
+        """Called on the loop's thread before the worker begins. Raises what `keep` raises."""
+        self._keep(size)
+        self._left = size
+
+    def reserve(self, size: int) -> None:
+        """Called by the worker before it allocates `size` bytes. Raises what `keep` raises."""
+        self._left -= size
+        if self._left < 0:
+            more, self._left = -self._left, 0
+            trio.from_thread.run_sync(self._keep, more)
