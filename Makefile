@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-clients test-sanitized fuzz test-versions test-deploy test-image mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-console test-clients test-sanitized fuzz test-versions test-deploy test-image mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -52,6 +52,10 @@ test: build lint ## Set up, lint, type-check and run every test
 	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(BOUND) $(ARGS)
+
+test-console: build ## Draw the console and trace pages in a real browser (chromium is installed where that is possible) and run what belongs to them
+	@sh tools/test_browser.sh
+	@$(BIN)/python -m pytest -rs -n 2 --dist loadfile $(BOUND) tests/browser tests/console tests/transport/test_console.py tests/commands/test_trace_view_browser.py $(ARGS)
 
 test-versions: build ## Run the tests of the loop and the transports with the oldest and newest packages and Pythons; ARGS='oldest newest' chooses
 	@$(BIN)/python tools/test_versions.py $(ARGS)

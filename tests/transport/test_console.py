@@ -12,10 +12,14 @@ import pytest
 
 from neptrio.flags import AdminAddress
 from neptrio.settings import Settings
+from neptrio.transport.console import rest_path
 from tests.support.http import Http1, Reply
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
-from tests.transport.test_tokens import BODY, FILE, INFER
+from tests.transport.test_tokens import BODY, FILE
+from tests.transport.test_tokens import INFER as REST_INFER
+
+INFER = "/console" + REST_INFER
 
 
 def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
@@ -67,13 +71,13 @@ def test_pages_have_types_etags_and_the_policy(server: ServerProcess) -> None:
 
 def test_the_port_answers_the_verbs_that_the_console_needs(server: ServerProcess) -> None:
     assert json.loads(ask(server.metrics, "POST", INFER, BODY).body)["outputs"][0]["name"] == "OUTPUT0"
-    stats = get(server.metrics, "/v2/models/stats?live=true&histograms=true")
+    stats = get(server.metrics, "/console/v2/models/stats?live=true&histograms=true")
     assert stats["model_stats"][0]["live"]["accepted"] == 0
-    assert json.loads(ask(server.metrics, "POST", "/v2/repository/index").body)[0]["state"] == "READY"
-    assert ask(server.metrics, "POST", "/v2/repository/models/simple/load").status == 200
-    assert b"unknown model" in ask(server.metrics, "GET", "/v2/models/none").body
-    assert ask(server.metrics, "GET", "/v2/none").status == 404
-    assert ask(server.metrics, "GET", "/v2/systemsharedmemory/status").status == 404
+    assert json.loads(ask(server.metrics, "POST", "/console/v2/repository/index").body)[0]["state"] == "READY"
+    assert ask(server.metrics, "POST", "/console/v2/repository/models/simple/load").status == 200
+    assert b"unknown model" in ask(server.metrics, "GET", "/console/v2/models/none").body
+    assert ask(server.metrics, "GET", "/console/v2/none").status == 404
+    assert ask(server.metrics, "GET", "/console/v2/systemsharedmemory/status").status == 404
     assert ask(server.metrics, "GET", "/metrics").body.startswith(b"# HELP")
     assert (ask(server.metrics, "GET", "/other").status, ask(server.metrics, "GET", "/consoles").body) == (
         200,
@@ -92,7 +96,7 @@ def test_the_server_as_a_whole(server: ServerProcess) -> None:
 
 def test_the_configuration_says_what_was_defaulted(server: ServerProcess) -> None:
     plain = get(server.http, "/v2/models/simple/config")
-    marked = get(server.metrics, "/v2/models/simple/config?defaulted=true")
+    marked = get(server.metrics, "/console/v2/models/simple/config?defaulted=true")
     marks = marked.pop("defaulted")
     assert marked == plain and "defaulted" not in plain
     assert ["instance_group"] in marks and ["max_batch_size"] not in marks and ["input"] not in marks
@@ -111,10 +115,10 @@ def test_a_configuration_that_was_replaced_says_so(server: ServerProcess) -> Non
         for side in ("in", "out")
     }
     body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
-    assert ask(server.metrics, "POST", "/v2/repository/models/simple/load", body).status == 200
-    marks = get(server.metrics, "/v2/models/simple/config?defaulted=true")["defaulted"]
+    assert ask(server.metrics, "POST", "/console/v2/repository/models/simple/load", body).status == 200
+    marks = get(server.metrics, "/console/v2/models/simple/config?defaulted=true")["defaulted"]
     assert not [path for path in marks if path == ["instance_group"]]
-    assert ask(server.metrics, "POST", "/v2/repository/models/simple/load").status == 200
+    assert ask(server.metrics, "POST", "/console/v2/repository/models/simple/load").status == 200
 
 
 def test_pages_of_other_origins_are_refused(server: ServerProcess) -> None:
@@ -127,11 +131,17 @@ def test_pages_of_other_origins_are_refused(server: ServerProcess) -> None:
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "null"},
     ):
-        for path in (INFER, "/v2/repository/models/simple/load", "/v2/logging"):
+        for path in (INFER, "/console/v2/repository/models/simple/load", "/console/v2/logging"):
             reply = ask(server.metrics, "POST", path, BODY, Host=host, **headers)
             assert reply.status == 403, (path, headers)
     # a page whose name points to this machine since it was loaded
-    for path in ("/console/", "/console/main.js", "/console/server.json", "/v2/models/stats", "/metrics"):
+    for path in (
+        "/console/",
+        "/console/main.js",
+        "/console/server.json",
+        "/console/v2/models/stats",
+        "/metrics",
+    ):
         assert ask(server.metrics, "GET", path, Host="evil.example").status == 403
 
 
@@ -139,7 +149,7 @@ def test_other_origins_that_rest_allows_may_not_use_the_console(repository: Path
     with ServerProcess(repository, "--cors-allow-origin=*") as process:
         reply = ask(process.metrics, "POST", INFER, BODY, Origin="https://ui.example")
         assert reply.status == 403 and "access-control-allow-origin" not in reply.headers
-        assert ask(process.http, "POST", INFER, BODY, Origin="https://ui.example").status == 200
+        assert ask(process.http, "POST", REST_INFER, BODY, Origin="https://ui.example").status == 200
 
 
 def test_large_requests_are_answered(repository: Path, tmp_path: Path) -> None:
@@ -149,9 +159,9 @@ def test_large_requests_are_answered(repository: Path, tmp_path: Path) -> None:
         {"inputs": [{"name": "INPUT0", "shape": [size], "datatype": "INT32", "data": [7] * size}]}
     ).encode()
     with ServerProcess(tmp_path, "--http-max-input-size=1000000") as process:
-        reply = ask(process.metrics, "POST", "/v2/models/long/infer", body)
+        reply = ask(process.metrics, "POST", "/console/v2/models/long/infer", body)
         assert json.loads(reply.body)["outputs"][0]["data"] == [7] * size
-        assert ask(process.metrics, "POST", "/v2/models/long/infer", b" " * 1_000_001).status == 413
+        assert ask(process.metrics, "POST", "/console/v2/models/long/infer", b" " * 1_000_001).status == 413
 
 
 LONG = (
@@ -170,16 +180,19 @@ def test_tokens_hold(repository: Path, tmp_path: Path) -> None:
         def status(method: str, path: str, token: str, body: bytes = b"{}") -> int:
             return ask(process.metrics, method, path, body, Authorization=f"Bearer {token}").status
 
-        for path in ("/v2/models/stats", "/console/server.json"):
+        for path in ("/console/v2/models/stats", "/console/server.json"):
             assert ask(process.metrics, "GET", path).status == 401
             assert status("GET", path, "wrong") == 401
             assert status("GET", path, "infer") == status("GET", path, "other") == 403
             assert status("GET", path, "read") == 200
         assert status("POST", INFER, "infer", BODY) == 200
         assert status("POST", INFER, "read", BODY) == 403
-        load = "/v2/repository/models/simple/load"
+        load = "/console/v2/repository/models/simple/load"
         assert (status("POST", load, "operate"), status("POST", load, "admin")) == (403, 200)
-        assert (status("GET", "/v2/trace/recent", "read"), status("GET", "/v2/trace/recent", "operate")) == (
+        assert (
+            status("GET", "/console/v2/trace/recent", "read"),
+            status("GET", "/console/v2/trace/recent", "operate"),
+        ) == (
             403,
             200,
         )
@@ -188,20 +201,20 @@ def test_tokens_hold(repository: Path, tmp_path: Path) -> None:
 def test_restricted_apis_and_read_only_hold(repository: Path) -> None:
     flags = ("--http-restricted-api=statistics,model-repository:x-key=secret", "--read-only=true")
     with ServerProcess(repository, *flags) as process:
-        for path in ("/v2/models/stats", "/console/server.json"):
+        for path in ("/console/v2/models/stats", "/console/server.json"):
             refused = ask(process.metrics, "GET", path)
             assert refused.status == 403 and b"expecting header 'x-key'" in refused.body
             assert ask(process.metrics, "GET", path, x_key="secret").status == 200
         about = get(process.metrics, "/console/about.json")
         assert about["restricted"] == {"statistics": "x-key", "model-repository": "x-key"}
         assert about["read_only"] is True and "secret" not in json.dumps(about)
-        assert ask(process.metrics, "POST", "/v2/logging", b'{"log_info": false}').status == 403
+        assert ask(process.metrics, "POST", "/console/v2/logging", b'{"log_info": false}').status == 403
 
 
 def test_control_stays_at_the_admin_listener(repository: Path) -> None:
     flags = ("--admin-address=127.0.0.1:0", "--model-control-mode=explicit", "--load-model=*")
     with ServerProcess(repository, *flags) as process:
-        load = "/v2/repository/models/simple/load"
+        load = "/console/v2/repository/models/simple/load"
         assert ask(process.metrics, "POST", load).status == 403
         assert get(process.metrics, "/console/about.json")["admin_elsewhere"] is True
         assert ask(process.admin, "GET", "/console/").status == 200
@@ -213,11 +226,30 @@ def test_control_stays_at_the_admin_listener(repository: Path) -> None:
 
 def test_the_flag_switches_it_off(repository: Path) -> None:
     with ServerProcess(repository, "--allow-console=false") as process:
-        for path in ("/console/", "/v2/models/stats"):
+        for path in ("/console/", "/console/v2/models/stats"):
             reply = ask(process.metrics, "GET", path)
             assert (reply.status, reply.body) == (200, b""), "as any other path of the metrics port"
         assert ask(process.metrics, "POST", INFER, BODY).status == 405
         assert "console" not in process.log()
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        (b"/console/v2", b"/v2"),
+        (b"/console/v2/models/m/infer", b"/v2/models/m/infer"),
+        (b"/console/v2/models/a%20b%3Cx%3E/versions/1?x=%20", b"/v2/models/a b<x>/versions/1?x=%20"),
+        (b"/console/v2/repository/models/%41%2541/load", b"/v2/repository/models/A%41/load"),
+        # what would be another path, and what no path of REST can say
+        (b"/console/v2/models/a%2Fb/infer", b"/v2/models/a%2Fb/infer"),
+        (b"/console/v2/models/a%3Fb/infer", b"/v2/models/a%3Fb/infer"),
+        (b"/console/v2/models/a%00/infer", b"/v2/models/a%00/infer"),
+        (b"/console/v2/models/%C3%A9/infer", b"/v2/models/%C3%A9/infer"),
+        (b"/console/v2/models/m/sequences/%41/end", b"/v2/models/m/sequences/%41/end"),
+    ],
+)
+def test_names_of_models_are_decoded_once(sent: bytes, meant: bytes) -> None:
+    assert rest_path(sent) == meant
 
 
 def test_where_it_is_on_by_itself(tmp_path: Path) -> None:

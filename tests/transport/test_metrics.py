@@ -164,9 +164,8 @@ def test_names_labels_and_kinds(server: ServerProcess) -> None:
                 assert value(text, family.name + "_count", **labels) == sample.value
 
 
-def test_the_metrics_port_serves_no_inference_without_the_console(tmp_path: Path) -> None:
-    write_model(tmp_path, "m", identity_config())
-    with ServerProcess(tmp_path, "--allow-console=false") as server, Http1(server.metrics) as client:
+def test_the_metrics_port_serves_no_inference(server: ServerProcess) -> None:
+    with Http1(server.metrics) as client:
         reply = client.request("POST", "/v2/models/m/infer", b"{}")
         assert (reply.status, reply.body) == (405, b'{"error":"Method Not Allowed"}')
         pipelined = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -1,8 +1,9 @@
 """The console (docs/console.md) at the metrics port and the admin listener: its files, and the API that they call.
 
 The problem: a page may call only the origin that it came from without everybody's pages being allowed to, and the
-metrics port has no API. The choice: where the console is on, the port answers the REST verbs that the console needs,
-with the same app, so that tokens, restricted APIs, --read-only, the admin listener and the audit log hold unchanged.
+metrics port has no API. The choice: where the console is on, the port answers the REST verbs that the console needs
+under /console/v2/, with the same app, so that tokens, restricted APIs, --read-only, the admin listener and the audit log
+hold unchanged, and all that is not under /console stays as it was.
 
 Rules:
  1. It is on by itself only where it adds no way in: on a loopback address, with REST on, and if REST asks clients for
@@ -12,15 +13,19 @@ Rules:
  3. The files hold nothing of this server and need no token; about.json says only what to ask the user for.
  4. server.json shows all of the server, so its reader needs a token that may read all models.
  5. Shared memory is not served here: a browser has none to share.
+ 6. Browsers cannot send every name of a model as it is, and REST takes paths as they are sent. So a model's name is
+    decoded here once, before anything looks at the path.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from neptrio import __version__
 from neptrio.codec.http_json import dump_json
@@ -42,6 +47,7 @@ ABOUT, SERVER = "/console/about.json", "/console/server.json"
 NOT_SERVED = frozenset(
     f"{kind}_shm_{verb}" for kind in ("system", "cuda") for verb in ("status", "register", "unregister")
 )
+_MODEL = re.compile(rb"/v2/(?:repository/)?models/([^/?]+)")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Answer = tuple[int, pages.Headers, bytes]
@@ -78,14 +84,14 @@ class Console:
 
     def serves_api(self, path: bytes) -> bool:
         """Whether a request with this path is for the REST verbs that the console calls."""
-        plain = path.partition(b"?")[0]
-        return plain == b"/v2" or plain.startswith(b"/v2/")
+        return path.startswith(b"/console/v2/")
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self.serves_api(scope["raw_path"]):
-            route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+            path = rest_path(scope["raw_path"])
+            route = routes.match(scope["method"], path.decode("latin-1"))
             if route is None or route.verb not in NOT_SERVED:
-                await self._rest(scope, receive, send)
+                await self._rest({**scope, "raw_path": path, "path": path.decode("latin-1")}, receive, send)
                 return
         try:
             status, headers, body = self._answer(scope)
@@ -170,6 +176,18 @@ class Console:
             "cache": None if services.cache is None else asdict(services.cache.statistics()),
             "traces": asdict(services.trace.statistics()),
         }
+
+
+def rest_path(path: bytes) -> bytes:
+    """The path of REST for one under /console, with the model's name decoded (rule 6)."""
+    plain = path.removeprefix(b"/console")
+    found = _MODEL.match(plain)
+    if found is None:
+        return plain
+    name = unquote_to_bytes(found[1])
+    if not name.isascii() or any(byte in name for byte in b"/?#") or min(name, default=0) < 32:
+        return plain
+    return plain[: found.start(1)] + name + plain[found.end(1) :]
 
 
 def _resident() -> int:

@@ -11,8 +11,8 @@ Rules:
  3. A request must have one Host header, and transport.origin_policy must accept it as a name of this server. Only
     HTTP/1.1 is spoken; a plain connection that begins as HTTP/2 is closed.
  4. With --auth-config, reading metrics needs a token, or a certificate, with the scope `read` that is for all models.
- 5. Where the console is on (transport.console), /console and the REST verbs that it needs are served, too: the bodies
-    of those may be as large as REST's, and are taken from the same budget. A shutdown does not wait for them.
+ 5. Where the console is on (transport.console), /console is served, too, and the REST verbs that it needs below it: the
+    bodies of those may be as large as REST's, and are taken from the same budget. A shutdown does not wait for them.
  6. An exception ends only the connection that raised it. When the server stops, it does not wait for this port.
 """
 
@@ -157,8 +157,7 @@ class MetricsServer:
             if scope["type"] == "http":
                 if sock is not None:
                     self._places.take(sock)
-                path = scope["raw_path"]
-                if self.console is not None and (self.console.serves(path) or self.console.serves_api(path)):
+                if self.console is not None and self.console.serves(scope["raw_path"]):
                     await self.console(scope, receive, send)
                 else:
                     await self.answer(scope, self._origins, send)

@@ -5,6 +5,9 @@
 
 const KEY = "neptrio.access";
 
+/** Below this path the server answers REST's verbs to the console. */
+export const BASE = "/console";
+
 /** A refusal or failure; `status` 0: the server cannot be reached. `header`: the one that a restricted API expects. */
 export class ApiError extends Error {
   constructor(status, text) {
@@ -41,8 +44,9 @@ function headers(more) {
 /** The answer to a request. Raises ApiError unless its status is below 300. */
 export async function send(path, options = {}) {
   let answer;
+  const url = path.startsWith(BASE) ? path : BASE + path;
   try {
-    answer = await fetch(path, { ...options, headers: headers(options.headers), cache: "no-store", credentials: "omit", redirect: "error" });
+    answer = await fetch(url, { ...options, headers: headers(options.headers), cache: "no-store", credentials: "omit", redirect: "error" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, error instanceof TypeError && /header|ISO-8859|ByteString/i.test(error.message) ? error.message : "the server cannot be reached");

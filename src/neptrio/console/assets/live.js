@@ -116,7 +116,7 @@ export class Live extends EventTarget {
       const key = this.configKey(model);
       this.configs.set(key, null);
       get(`${modelPath(model.name, model.version)}/config?defaulted=true`).then((config) => this.configs.set(key, config), (error) => {
-        if (!(error instanceof ApiError && error.denied)) this.configs.delete(key);
+        if (!(error instanceof ApiError && error.status)) this.configs.delete(key); // asked again if nobody answered
       });
     }
   }

@@ -1,7 +1,7 @@
 // A form made from a model's metadata: it sends a request and shows the answer, where the time went, and the same request
 // as a command and as a program.
 
-import { access, get, modelPath, send } from "./api.js";
+import { access, BASE, get, modelPath, send } from "./api.js";
 import { waterfall } from "./chart.js";
 import { card, copy, field, make } from "./dom.js";
 import { duration } from "./figures.js";
@@ -9,7 +9,7 @@ import { InputForm } from "./input.js";
 import { curl, python } from "./snippets.js";
 import { body } from "./tensors.js";
 import { answerView } from "./answer.js";
-import { requests } from "./stages.js";
+import { requests, serverTiming } from "./stages.js";
 import { traceView } from "./traces.js";
 
 export class Request {
@@ -145,6 +145,7 @@ export class Request {
     const headers = { "Content-Type": encoded.jsonBytes === null ? "application/json" : "application/octet-stream" };
     if (encoded.jsonBytes !== null) headers["Inference-Header-Content-Length"] = String(encoded.jsonBytes);
     if (forced) headers["neptrio-trace"] = "TIMESTAMPS";
+    headers["Neptrio-Timing"] = "true";
     this.submit.disabled = true;
     performance.clearResourceTimings();
     const begun = performance.now();
@@ -153,7 +154,7 @@ export class Request {
       const text = await answer.text();
       const ended = performance.now();
       this.answer.replaceChildren(answerView(text, answer.headers.get("content-type") || "", answer.status));
-      await this.#timing(id, path, begun, ended);
+      await this.#timing(id, path, begun, ended, answer.headers.get("server-timing"));
     } catch (error) {
       const ended = performance.now();
       this.app.refused(error);
@@ -165,9 +166,9 @@ export class Request {
     this.app.live.now();
   }
 
-  async #timing(id, path, begun, ended) {
+  async #timing(id, path, begun, ended, told = "") {
     const whole = (ended - begun) * 1e6;
-    const seen = performance.getEntriesByType("resource").filter((entry) => new URL(entry.name).pathname === path).pop();
+    const seen = performance.getEntriesByType("resource").filter((entry) => new URL(entry.name).pathname === BASE + path).pop();
     const parts = [];
     if (seen && seen.requestStart > 0) {
       parts.push({ stage: "overhead", what: "in the browser", begin: 0, end: (seen.requestStart - begun) * 1e6 },
@@ -176,16 +177,19 @@ export class Request {
     } else parts.push({ stage: "infer", what: "request and answer", begin: 0, end: whole });
     const describe = (part) => `${part.what} ${duration(part.end - part.begin)}`;
     const shown = [make("h3", {}, `Seen by this browser: ${duration(whole)}`), waterfall(parts, 0, whole, describe), make("p", { class: "help" }, parts.map(describe).join(" · "))];
+    const stages = serverTiming(told);
+    const executed = stages.reduce((sum, stage) => sum + stage.end - stage.begin, 0);
+    if (executed) shown.push(make("h3", {}, `Told by the server: ${duration(executed)} from the queue to the outputs`), waterfall(stages, 0, executed, describe), make("p", { class: "help" }, stages.map(describe).join(" · ")));
     let found = null;
     let why = "";
     try {
       const recent = await get("/v2/trace/recent?count=64");
       found = requests(recent).find((request) => request.trace.request_id === id);
-      if (!found) why = this.app.live.about.forced_trace ? "The server has no trace of it: it was refused before it was traced." : "The server did not trace it. Start the server with --allow-forced-trace=true to see the stages of every request sent here, or set a trace rate of 1 under Settings.";
+      if (!found) why = this.app.live.about.forced_trace ? "The server has no trace of it: it was refused before it was traced." : "It was not traced. With --allow-forced-trace=true every request sent here is, and shown point by point; so is every request with a trace rate of 1 (Settings).";
     } catch (error) {
       why = `The server's traces cannot be read: ${error.message}`;
     }
-    if (found) shown.push(make("h3", {}, `In the server: ${duration(found.total)}`), traceView(found, true));
+    if (found) shown.push(make("h3", {}, `Traced by the server: ${duration(found.total)}`), traceView(found, true));
     else shown.push(make("p", { class: "help" }, why));
     this.timing.replaceChildren(...shown);
   }

@@ -105,10 +105,11 @@ export class Settings {
     this.rate = make("input", { type: "number", min: 0, step: 1, value: now.trace_rate, required: true });
     this.count = make("input", { type: "number", min: -1, step: 1, value: now.trace_count, required: true });
     this.tail = make("input", { type: "number", min: 0, step: 1, value: now.trace_tail ?? "0" });
+    this.file = make("input", { value: now.trace_file || "", spellcheck: "false" });
     this.traces.replaceChildren(
       make("fieldset", {}, make("legend", {}, "Level"), box("TIMESTAMPS", "when a request reached which stage"), box("TENSORS", "what went in and out, into the trace file")),
       field("Every Nth request", this.rate), field("How many more", this.count, "-1: no limit"), field("Only slower than (µs)", this.tail, "0: all"),
-      make("p", { class: "help" }, `File: ${now.trace_file || "none: traces are only shown here"}. Mode: ${now.trace_mode ?? "triton"}.`),
+      field("File", this.file, now.trace_file ? `Mode: ${now.trace_mode ?? "triton"}` : "None yet, and tracing needs one: a path inside --trace-dir, or start the server with --trace-config=triton,file=PATH."),
       make("div", { class: "actions" }, make("button", { type: "submit", class: "primary", disabled: Boolean(this.#why()) }, "Apply"), make("span", { class: "help" }, this.#why())));
   }
 
@@ -116,6 +117,7 @@ export class Settings {
     const chosen = Object.entries(this.level).filter(([, box]) => box.checked).map(([level]) => level);
     const changes = { trace_level: chosen.length ? chosen : ["OFF"], trace_rate: this.rate.value, trace_count: this.count.value };
     if (this.tail.value !== String(this.nowTraces.trace_tail ?? "0")) changes.trace_tail = this.tail.value || "0";
+    if (this.file.value !== (this.nowTraces.trace_file || "")) changes.trace_file = this.file.value;
     try {
       this.#drawTraces(await post(this.#tracePath(), changes));
       tell("Trace settings are applied");

@@ -94,3 +94,15 @@ function begin(trace) {
   const start = point("HTTP_RECV_START") || point("GRPC_WAITREAD_END") || point("REQUEST_START") || trace.timestamps[0];
   return start ? start.ns : 0;
 }
+
+const TOLD = { queue: "queue", input: "input", compute: "infer", output: "output", cache: "cache" };
+
+/** The stages of a Server-Timing header as they follow each other: {stage, what, begin, end} in nanoseconds. */
+export function serverTiming(header) {
+  let at = 0;
+  return [...(header || "").matchAll(/(\w+);dur=([\d.]+)/g)].filter(([, name]) => name in TOLD).map(([, name, ms]) => {
+    const begin = at;
+    at += Number(ms) * 1e6;
+    return { stage: TOLD[name], what: name, begin, end: at };
+  });
+}

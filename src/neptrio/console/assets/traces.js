@@ -78,7 +78,7 @@ export class Traces {
     if (text === this.shown) return;
     this.shown = text;
     this.summary.replaceChildren(...(this.problem ? [this.problem] : found.length ? [`${found.length} of the last ${this.traces.length} traced requests.`]
-      : this.traces.length ? ["No trace matches."] : ["Nothing was traced yet. Tracing is switched on under ", make("a", { href: "#settings" }, "Settings"), ": level TIMESTAMPS, and a rate of 1 for every request."]));
+      : this.traces.length ? ["No trace matches."] : ["Nothing was traced yet. Tracing is switched on under ", make("a", { href: "#settings" }, "Settings"), ": level TIMESTAMPS, a file, and a rate of 1 for every request."]));
     this.list.replaceChildren(...found.slice(0, 64).map((request) => {
       const view = traceView(request, this.open.has(request.trace.id));
       const points = view.lastChild;

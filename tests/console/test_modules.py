@@ -1,0 +1,234 @@
+"""The console's modules that only compute, run by Node and compared with what Python and numpy say."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from neptrio.console import pages
+from neptrio.observe.top_view import duration as top_duration
+from neptrio.traces.reader import Trace
+from neptrio.traces.view import outcome, segments
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(
+    NODE is None, reason="no node on PATH: modules are tested in the browser alone"
+)
+ASSETS = Path(pages.__file__).parent / "assets"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The modules where Node takes them for ES modules."""
+    made: Path = tmp_path_factory.mktemp("modules")
+    for path in ASSETS.glob("*.js"):
+        shutil.copy(path, made)
+    (made / "package.json").write_text('{"type": "module"}')
+    return made
+
+
+def run(folder: Path, module: str, expression: str, given: Any = None) -> Any:
+    """The JSON value of an expression in which `m` is the module and `given` a value."""
+    program = (
+        f'import * as m from "{(folder / module).as_uri()}"; import {{ readFileSync }} from "node:fs"; '
+        "const given = JSON.parse(readFileSync(0, 'utf8')); "
+        "const plain = (key, value) => typeof value === 'bigint' ? value.toString() : value; "
+        f"console.log(JSON.stringify({expression}, plain));"
+    )
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, "--input-type=module", "-e", program],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+POINTS = ("HTTP_RECV_START", "HTTP_RECV_END", "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START",
+          "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END",
+          "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "HTTP_SEND_START", "HTTP_SEND_END")  # fmt: skip
+ERRORS = ("", "", "no luck", "the request was cancelled", "it timed out", "exceeds maximum queue size 4")
+
+
+def test_stages_are_those_of_trace_view(folder: Path) -> None:
+    choice = random.Random(3)
+    given = []
+    for number in range(300):
+        names = [name for name in POINTS if choice.random() < 0.8]
+        at = sorted(choice.randrange(1000) for _ in names)
+        times = [{"name": name, "ns": ns} for name, ns in zip(names, at, strict=True)]
+        given.append({"id": number, "timestamps": times, "error": choice.choice(ERRORS)})
+    found = run(
+        folder,
+        "stages.js",
+        "given.flatMap(t => [false, true].map(p => [m.segments(t, p).map(s => [s.stage, s.begin, s.end]), m.outcome(t)]))",
+        given,
+    )
+    for i, (stages, result) in enumerate(found):
+        row = given[i // 2]
+        trace = Trace(
+            id=row["id"], times=[(t["ns"], t["name"]) for t in row["timestamps"]], error=row["error"]
+        )
+        assert [tuple(stage) for stage in stages] == segments(trace, bool(i % 2)), row
+        assert result == outcome(trace) or not row["timestamps"], row
+
+
+def test_requests_keep_their_steps_below_them(folder: Path) -> None:
+    def trace(number: int, begin: int, parent: int | None = None) -> dict[str, Any]:
+        times = [{"name": "REQUEST_START", "ns": begin}, {"name": "REQUEST_END", "ns": begin + 5}]
+        return {"id": number, "timestamps": times, **({} if parent is None else {"parent_id": parent})}
+
+    given = [trace(2, 12, 1), trace(3, 11, 1), trace(4, 13, 2), trace(1, 10), trace(5, 50), trace(6, 60, 99)]
+    found = run(
+        folder,
+        "stages.js",
+        "m.requests(given).map(r => [r.total, r.parts.map(p => [p.trace.id, p.depth])])",
+        given,
+    )
+    assert found == [[5, [[6, 0]]], [5, [[5, 0]]], [8, [[1, 0], [3, 1], [2, 1], [4, 2]]]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16), ("FP32", np.float32), ("FP64", np.float64)]
+)  # fmt: skip
+def test_floating_point_is_written_as_numpy_writes_it(folder: Path, datatype: str, dtype: Any) -> None:
+    choice = random.Random(5)
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        65504.0,
+        65519.9,
+        65520.0,
+        1e-8,
+        6e-8,
+        2.0**-24,
+        2.0**-25,
+        3 * 2.0**-26,
+        1e300,
+        -1e300,
+    ]
+    values += [
+        np.float32(choice.uniform(-1, 1) * 2.0 ** choice.randrange(-40, 20)).item() for _ in range(2000)
+    ]
+    found = run(folder, "tensors.js", f"Array.from(m.encode(given, '{datatype}'))", values)
+    with np.errstate(over="ignore"):
+        assert (
+            bytes(found)
+            == np.array(values, np.float32 if datatype == "BF16" else dtype).astype(dtype).tobytes()
+        )
+
+
+def test_whole_numbers_keep_every_digit(folder: Path) -> None:
+    text = "[-9223372036854775808, 9223372036854775807 ; 1\n2]"
+    found = run(folder, "tensors.js", "[m.jsonText(m.parseValues(given, 'INT64')), Array.from(m.encode(m.parseValues(given, 'INT64'), 'INT64'))]", text)  # fmt: skip
+    assert json.loads(found[0]) == [-(2**63), 2**63 - 1, 1, 2]
+    assert np.frombuffer(bytes(found[1]), np.int64).tolist() == [-(2**63), 2**63 - 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "datatype", "problem"),
+    [("300", "UINT8", "from 0 to 255"), ("-1", "UINT64", "from 0 to"), ("1.5", "INT32", "a whole number"),
+     ("x", "FP32", "a number, got 'x'"), ("maybe", "BOOL", "true or false"), ("0x10", "INT8", "a whole number")],
+)  # fmt: skip
+def test_what_is_no_value_is_refused(folder: Path, text: str, datatype: str, problem: str) -> None:
+    tried = "(() => { try { return m.parseValues(given[0], given[1]); } catch (error) { return error.message; } })()"
+    found = run(folder, "tensors.js", tried, [text, datatype])
+    assert isinstance(found, str) and problem in found
+
+
+def test_bodies_have_the_form_of_the_protocol(folder: Path) -> None:
+    made = "(() => { const t = given.map(g => ({...g, values: m.parseValues(g.text, g.datatype)})); const made = m.body(t, {id: 'a\"b', parameters: {p: 1}, binary: %s}); return [Array.from(made.body), made.jsonBytes]; })()"
+    given = [
+        {"name": "A", "datatype": "BYTES", "shape": [2], "text": "one\ntwo é"},
+        {"name": "B", "datatype": "INT16", "shape": [1, 2], "text": "1, -2"},
+    ]
+    data, length = run(folder, "tensors.js", made % "false", given)
+    document = json.loads(bytes(data))
+    assert length is None and document["id"] == 'a"b' and document["parameters"] == {"p": 1}
+    assert document["inputs"] == [
+        {"name": "A", "shape": [2], "datatype": "BYTES", "data": ["one", "two é"]},
+        {"name": "B", "shape": [1, 2], "datatype": "INT16", "data": [1, -2]},
+    ]
+    data, length = run(folder, "tensors.js", made % "true", given)
+    document = json.loads(bytes(data[:length]))
+    sizes = [tensor["parameters"]["binary_data_size"] for tensor in document["inputs"]]
+    assert bytes(data[length:]) == b"\3\0\0\0one\6\0\0\0two \xc3\xa9" + np.array([1, -2], np.int16).tobytes()
+    assert sizes == [17, 4]
+
+
+def test_images_become_tensors(folder: Path) -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    rgb = pixels[:, :, :3]
+    for layout, expected in (("HWC", rgb), ("CHW", rgb.transpose(2, 0, 1))):
+        expression = (
+            f"m.pixels(given, 3, 2, {{layout: '{layout}', channels: 3, scale: 255, datatype: 'FP32'}})"
+        )
+        found = run(folder, "tensors.js", expression, pixels.ravel().tolist())
+        assert np.allclose(np.array(found).reshape(expected.shape), expected / 255)
+    shapes = "given.map(s => m.imageShape(s))"
+    found = run(
+        folder, "tensors.js", shapes, [[1, 3, 224, 224], [-1, 480, 640, 3], [1, 16], [28, 28], [3, -1, -1]]
+    )
+    assert [image and (image["layout"], image["channels"], image["height"], image["width"]) for image in found] == [
+        ("CHW", 3, 224, 224), ("HWC", 3, 480, 640), None, ("HWC", 1, 28, 28), ("CHW", 3, 224, 224)]  # fmt: skip
+
+
+def test_figures_of_an_interval(folder: Path) -> None:
+    def stat(success: int, histogram: list[list[int]], sizes: dict[str, int]) -> dict[str, Any]:
+        counts = {"count": success, "ns": 0}
+        stages = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+        return {
+            "inference_stats": {"success": counts, "fail": {"count": 1, "ns": 0}},
+            "execution_count": success // 2, "inference_count": success,
+            "histograms": {stage: histogram for stage in stages},
+            "batches": {"full": {"count": sum(sizes.values()), "size_sum": 0, "sizes": sizes}},
+        }  # fmt: skip
+
+    old = stat(10, [[100, 10]], {"2": 5})
+    new = stat(30, [[100, 15], [200, 14], [300, 1]], {"2": 5, "4": 5})
+    found = run(folder, "figures.js", "m.interval(given[0], given[1], 2)", [old, new])
+    assert (found["requests"], found["failures"], found["batch"]) == (10, 0, 2)
+    assert found["histograms"]["request"] == [[100, 5], [200, 14], [300, 1]]
+    assert (found["closings"], found["sizes"]) == ({"full": 5}, {"4": 5})
+    reloaded = run(folder, "figures.js", "m.interval(given[0], given[1], 2)", [new, old])
+    assert reloaded["requests"] == 0 and reloaded["histograms"]["request"] == []
+    shares = run(folder, "figures.js", "[0, 0.25, 0.26, 0.95, 1].map(s => m.percentile(given, s))", [[100, 5], [200, 14], [300, 1]])  # fmt: skip
+    assert shares == [100, 100, 200, 200, 300]
+    assert run(folder, "figures.js", "m.percentile([], 0.5)") is None
+    assert run(folder, "figures.js", "m.apart([[1, 2], [2, 5]])") == [[1, 2], [2, 3]]
+
+
+def test_durations_are_those_of_top(folder: Path) -> None:
+    values = [1_000, 1_240, 9_940, 12_300, 870_000, 1_200_000, 35_000_000, 2_100_000_000]
+    found = run(folder, "figures.js", "given.map(m.duration)", values)
+    assert [text.replace(" ", "").replace("µ", "u") for text in found] == [top_duration(ns) for ns in values]
+    assert run(folder, "figures.js", "[0, 740, null, 3e11, 1e13].map(m.duration)") == [
+        "0 ns",
+        "740 ns",
+        "–",
+        "5 min",
+        "2.8 h",
+    ]
+
+
+def test_texts_for_shells_and_python_are_quoted(folder: Path) -> None:
+    hostile = "a'b\"; $(rm -rf x) `id` \\ \n {} </script>"
+    quoted, literal = run(folder, "snippets.js", "[m.quoted(given), m.literal(given)]", hostile)
+    assert (
+        subprocess.run(["sh", "-c", f"printf %s {quoted}"], capture_output=True, text=True).stdout == hostile
+    )
+    scope: dict[str, Any] = {}
+    exec(f"value = {literal}", scope)
+    assert scope["value"] == hostile
