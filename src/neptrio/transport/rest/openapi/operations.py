@@ -134,7 +134,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "A model's versions, inputs and outputs", "metadata", {JSON: "ModelMetadata"}, errors=MODEL
     ),
     ("model_config", "GET"): Operation(
-        "A model's complete configuration", "metadata", {JSON: "ModelConfig"}, errors=MODEL
+        "A model's complete configuration",
+        "metadata",
+        {JSON: "ModelConfig"},
+        errors=MODEL,
+        query={"defaulted": "true: adds the paths of what the server has filled in"},
     ),
     ("statistics", "GET"): Operation(
         "Counts and durations of models",
