@@ -1,4 +1,5 @@
-"""deploy/balancer/nginx.conf keeps sequences on their server, over REST and gRPC, with a real nginx."""
+"""deploy/balancer/nginx.conf with a real nginx, over REST and gRPC: it keeps sequences on their server, and clients do not
+notice when a server is stopped."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.sequences.models import sequence_config
-from tests.support.repository import write_model
+from tests.support.control import infer
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -48,8 +51,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerPro
 def balancer(
     servers: list[ServerProcess], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
+    with balanced(servers, tmp_path_factory.mktemp("nginx")) as addresses:
+        yield addresses
+
+
+@contextlib.contextmanager
+def balanced(servers: list[ServerProcess], folder: Path) -> Iterator[tuple[str, str]]:
     """The addresses of nginx for REST and gRPC, with the file's servers and ports replaced and nothing else."""
-    folder = tmp_path_factory.mktemp("nginx")
     http, grpc = free_ports(2)
     text = CONF.read_text()
     for old, new in (
@@ -125,6 +133,43 @@ def test_sequences_stay_on_their_server(
         assert run(client, module, header=False) != [4] * len(SEQUENCES)
 
 
-def inferences(server: ServerProcess) -> int:
+def inferences(server: ServerProcess, model: str = "sum") -> int:
     with httpclient.InferenceServerClient(server.http) as client:
-        return int(client.get_inference_statistics("sum")["model_stats"][0]["inference_count"])
+        return int(client.get_inference_statistics(model)["model_stats"][0]["inference_count"])
+
+
+@pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["rest", "grpc"])
+def test_a_server_that_is_stopped_costs_no_request(module: Any, tmp_path: Path) -> None:
+    """As when a pod is replaced: SIGTERM while clients are at work, whose requests then go to the other server."""
+    write_model(tmp_path / "models", "m", identity_config())
+    flags = ("--exit-grace-secs=2",)
+    with ServerProcess(tmp_path / "models", *flags) as old, ServerProcess(tmp_path / "models") as new:
+        with balanced([old, new], tmp_path) as addresses:
+            answered = [0] * 4
+            stopped = threading.Event()
+            problems: list[BaseException] = []
+
+            def work(number: int) -> None:
+                try:
+                    with module.InferenceServerClient(addresses[module is grpcclient]) as client:
+                        more = 50
+                        while more:
+                            infer(client)
+                            answered[number] += 1
+                            more -= stopped.is_set()
+                except BaseException as error:
+                    problems.append(error)
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(len(answered))]
+            for thread in threads:
+                thread.start()
+            try:
+                until(lambda: problems or min(answered) > 50, "every client has been served")
+                assert inferences(old, "m") > 0 < inferences(new, "m")
+                assert old.stop() == 0
+            finally:
+                stopped.set()
+                for thread in threads:
+                    thread.join(60)
+            assert problems == []
+            assert inferences(new, "m") >= 50 * len(answered)
