@@ -8,10 +8,10 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-import json
-
 from neptrio.observe.trace cimport Trace
 from neptrio.observe.trace_block cimport TraceBlock
+
+from neptrio.codec.json_writer import dump
 
 RECENT = RECENT_TRACES
 
@@ -47,21 +47,26 @@ cdef class Recent:
     def __len__(self):
         return min(self.count, RECENT_TRACES)
 
-    def last(self, int64_t count) -> list:
-        """The trace file's objects for the last `count` traces, oldest first, without tensors."""
+    def last(self, int64_t count):
+        """The trace file's objects for the last `count` traces, oldest first, without tensors: the JSON of one trace at a
+        time, its objects separated by commas. What is to be printed is taken now, and printed when it is asked for."""
         cdef int64_t i
         cdef Py_ssize_t place
         cdef TraceBlock block
-        cdef Trace root
-        cdef list found = []
+        cdef list taken = []
         for i in range(self.count - min(count, len(self)), self.count):
             place = i % RECENT_TRACES
             if self.sizes[place]:
                 block = TraceBlock()
                 memcpy(block.reserve(self.sizes[place]), self.data + place * RECENT_BYTES, self.sizes[place])
                 block.records.size = self.sizes[place]
-                found += json.loads(b"[%s]" % block.text())
+                taken.append(block)
             else:
-                root = self.whole[place]
-                found += [part.document()[0] for part in root.parts]
-        return found
+                taken.append(self.whole[place])
+        return map(_text, taken)
+
+
+def _text(trace) -> bytes:
+    if isinstance(trace, TraceBlock):
+        return trace.text()
+    return b",".join([dump(part.document()[0]) for part in (<Trace>trace).parts])

@@ -1,8 +1,8 @@
 """Cuts long work on the loop into slices, between which others are served.
 
 The problem: a listing of thousands of models takes many milliseconds, and it cannot be made on another thread, because
-what it lists belongs to the loop. The choice: it is made a row at a time, and whoever makes it rests when half a
-millisecond is used up.
+what it lists belongs to the loop. The choice: it is made a row at a time, and whoever makes it rests when a slice is
+used up.
 
 Rules:
  1. A row is complete in itself: rows of one answer may be of different moments.
@@ -18,7 +18,7 @@ import trio
 
 from neptrio.request.infer_request import monotonic_ns
 
-SLICE_NS = 500_000
+SLICE_NS = 250_000  # a request that goes to a model process waits for two of them
 
 T = TypeVar("T")
 
@@ -29,9 +29,14 @@ class Slices:
     def __init__(self) -> None:
         self._begun = monotonic_ns()
 
+    @property
+    def used_up(self) -> bool:
+        """Whether rest() would rest."""
+        return monotonic_ns() - self._begun > SLICE_NS
+
     async def rest(self) -> None:
         """Lets others run, if the slice is used up."""
-        if monotonic_ns() - self._begun > SLICE_NS:
+        if self.used_up:
             await trio.lowlevel.checkpoint()
             self._begun = monotonic_ns()
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import trio
-
 from neptrio.loop.loop_lag import BOUNDS_NS as LAG_BOUNDS_NS
 from neptrio.loop.loop_lag import LoopLag
+from neptrio.loop.slices import Slices
 from neptrio.observe.custom_metrics import CustomMetrics
 from neptrio.observe.exposition import Family, pairs
 from neptrio.observe.host import HostSample
@@ -20,9 +19,6 @@ from neptrio.observe.memory import device_pools, pinned_pools
 from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.observe.model_families import Detail, ModelFamilies
 from neptrio.observe.trace_file import TraceWriterStatistics
-from neptrio.request.infer_request import monotonic_ns
-
-SLICE_NS = 500_000  # most time to work on the document before others are served
 
 
 class PinnedLimit(Protocol):
@@ -89,18 +85,17 @@ class Metrics:
     async def document(self) -> list[bytes]:
         """The document in parts, UTF-8.
 
-        It is made in slices of SLICE_NS, between which requests are served: with thousands of models it takes tens
+        It is made in slices, between which requests are served: with thousands of models it takes tens
         of milliseconds. All samples of one version are of the same moment.
         """
         of_models = ModelFamilies(self._config, self._detail, self._services.cache is not None)
-        begun = monotonic_ns()
+        slices = Slices()
         for model in list(self._models()):
             of_models.add(model)
-            if monotonic_ns() - begun > SLICE_NS:
+            if slices.used_up:
                 for family in of_models.families:
                     family.pack()
-                await trio.lowlevel.checkpoint()
-                begun = monotonic_ns()
+                await slices.rest()
         families = [*of_models.families, *self._cache(), *self._machine()]
         if self._detail is not Detail.TRITON:
             families += [*self._pools(), *self._traces(), self._loop_lag()]
@@ -108,9 +103,7 @@ class Metrics:
         parts: list[bytes] = []
         for family in families:
             parts += family.render()
-            if monotonic_ns() - begun > SLICE_NS:
-                await trio.lowlevel.checkpoint()
-                begun = monotonic_ns()
+            await slices.rest()
         return parts
 
     def _loop_lag(self) -> Family:

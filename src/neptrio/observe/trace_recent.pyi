@@ -1,9 +1,9 @@
 # The types of cext/observe/trace_recent.pyx, which says what everything does.
 
-from typing import Any
+from collections.abc import Iterator
 
 RECENT: int
 
 class Recent:
     def __len__(self) -> int: ...
-    def last(self, count: int) -> list[dict[str, Any]]: ...
+    def last(self, count: int) -> Iterator[bytes]: ...

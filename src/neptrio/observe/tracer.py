@@ -15,7 +15,7 @@ Everything here runs on the trio thread; the writers of files and spans have thr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from random import getrandbits
 from typing import Any
 
@@ -144,8 +144,8 @@ class Tracer(Sampler):
         self.disabled = self.writer.statistics().failed
         self.activate()
 
-    def last(self, count: int = RECENT) -> list[dict[str, Any]]:
-        """The objects of the traces that finished last, oldest first, without tensors."""
+    def last(self, count: int = RECENT) -> Iterator[bytes]:
+        """The objects of the traces that finished last, oldest first, without tensors: the JSON of a trace at a time."""
         return self.recent.last(count)
 
     async def close(self) -> None:

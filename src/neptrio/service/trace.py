@@ -6,7 +6,7 @@ Source: docs/protocol/trace-extension.md, docs/protocol/observed.md 11; decision
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -59,8 +59,9 @@ class TraceService:
             self._tell_of_tensors(changes.get("trace_level"))
         return self.settings(model)
 
-    def recent(self, query: str = "") -> list[dict[str, Any]]:
-        """The trace objects of the requests that finished last, oldest first (our extension).
+    def recent(self, query: str = "") -> Iterator[bytes]:
+        """The trace objects of the requests that finished last, oldest first (our extension): the JSON of a trace at a
+        time.
 
         `query` is the URL's query string; `count=N` limits the answer to N traces. Raises InvalidArgument.
         """

@@ -367,7 +367,8 @@ class RestApp:
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(self._services.trace.recent(scope["query_string"].decode("latin-1")))]
+        traces = self._services.trace.recent(scope["query_string"].decode("latin-1"))
+        return 200, JSON, listed(await in_slices(traces, bytes))
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
