@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from neptrio.loop import slices
 from neptrio.observe import metrics
 from neptrio.observe.exposition import Family, pairs
 from tests.support.embedded import EmbeddedServer
@@ -15,7 +16,7 @@ from tests.support.repository import identity_config, write_model
 
 def test_others_run_between_two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can run does so once per slice; here each version is one."""
-    monkeypatch.setattr(metrics, "SLICE_NS", -1)
+    monkeypatch.setattr(slices, "SLICE_NS", -1)
     for i in range(20):
         write_model(tmp_path, f"m{i}", identity_config())
     with EmbeddedServer(tmp_path, allow_metrics=True) as server:
