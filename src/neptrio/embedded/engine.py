@@ -12,24 +12,29 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import sniffio
 import trio
 
 from neptrio import startup
+from neptrio.embedded.asgi import AsgiFront
 from neptrio.errors import Unavailable
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.server import Server as CoreServer
 from neptrio.settings import Settings
 
-if TYPE_CHECKING:
-    from neptrio.embedded.call import Call
-
 T = TypeVar("T")
 log = logging.getLogger("neptrio.server")
 STOPPED = "the server has stopped"
+
+
+class Entered(Protocol):
+    """What is under way on the engine, and fails when it closes."""
+
+    def fail(self, error: Exception) -> None:
+        """Ends it for its caller. On any thread, harmless when it has ended."""
 
 
 class _Soon(WorkItem):
@@ -45,12 +50,14 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self.core = CoreServer(settings)
+        self.asgi = AsgiFront(self.core.services)
+        self.core.fronts.append(self.asgi)
         self.token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
         # Of the two below, because callers may be on any thread. Reentrant, because an iterator that is collected
         # while its thread is in here cancels its request.
         self._lock = threading.RLock()
-        self._calls: set[Call] = set()
+        self._calls: set[Entered] = set()
         self._closed = False
 
     async def run(self, task_status: trio.TaskStatus[Engine]) -> None:
@@ -89,14 +96,14 @@ class Engine:
         for call in left:
             call.fail(Unavailable(STOPPED))
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: Entered) -> None:
         """Counts a call as under way. Raises Unavailable."""
         with self._lock:
             if self._closed:
                 raise Unavailable(STOPPED)
             self._calls.add(call)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: Entered) -> None:
         """The call has ended."""
         with self._lock:
             self._calls.discard(call)
