@@ -47,7 +47,7 @@ commands
 startup
 server
 embedded
-compat testing
+compat ray testing
 cli
 commands.demo commands.serve
 __main__

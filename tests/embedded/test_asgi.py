@@ -123,7 +123,9 @@ def test_a_body_crosses_as_it_comes_and_one_event_ahead() -> None:
         client = Client(engine, "/", LATER)
         for part in b"abcdefgh":
             client.put(bytes([part]), part != ord("h"))
-        await client.asked.acquire()  # the event with which the call begins; no other while the app reads none
+        await (
+            client.asked.acquire()
+        )  # the event with which the call begins; no other while the app reads none
         assert client.asked.locked() and client.request.qsize() == 7
         engine.soon(go.set)
         assert await client.whole() == (200, b"abcdefgh")

@@ -120,6 +120,18 @@ class Server:
 
     # ---------------------------------------------------------------- running
 
+    def preset(self, **settings: Any) -> None:
+        """Settings that hold whatever the server was made with: for programs that host the servers of others.
+
+        Raises TypeError for an unknown one, RuntimeError when the server has started.
+        """
+        unknown = set(settings) - _SETTINGS
+        if unknown:
+            raise TypeError(f"Server has no setting '{min(unknown)}'")
+        if self._used:
+            raise RuntimeError("the server has started: its settings stay as they are")
+        self._settings.update(settings)
+
     def _once(self) -> Settings:
         """The settings of the one run. Raises RuntimeError at the second, ValueError for what does not fit together."""
         repositories, given = self._prepare(self._settings)
