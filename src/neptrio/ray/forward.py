@@ -16,6 +16,7 @@ import yarl
 from grpclib.client import Channel
 from grpclib.const import Cardinality
 from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import StreamTerminatedError
 
 from neptrio.errors import Unavailable
 
@@ -117,7 +118,7 @@ class Peers:
     async def unary(
         self, address: str, path: str, message: bytes, metadata: list[tuple[str, Any]]
     ) -> tuple[bytes, list[tuple[str, Any]]]:
-        """The answer to one call, and its trailing metadata. Raises GRPCError, Unreachable."""
+        """The answer to one call, and its trailing metadata. Raises GRPCError, Unreachable, Unavailable."""
         request = self._channel(address).request(
             path, Cardinality.UNARY_UNARY, bytes, bytes, metadata=metadata
         )
@@ -128,19 +129,18 @@ class Peers:
                 await stream.recv_trailing_metadata()
         except OSError as error:
             raise Unreachable(str(error)) from None
+        except StreamTerminatedError as error:
+            raise Unavailable(f"the replica ended before it answered: {error}") from None
         return answer or b"", [*(stream.trailing_metadata or {}).items()]
 
     async def stream(
-        self,
-        address: str,
-        path: str,
-        messages: AsyncIterator[bytes],
-        metadata: list[tuple[str, Any]],
-        client_streams: bool,
+        self, address: str, path: str, messages: AsyncIterator[bytes], metadata: list[tuple[str, Any]]
     ) -> AsyncIterator[bytes]:
-        """The answers of a streaming call as they come. Raises GRPCError, Unreachable before the first message."""
-        cardinality = Cardinality.STREAM_STREAM if client_streams else Cardinality.UNARY_STREAM
-        request = self._channel(address).request(path, cardinality, bytes, bytes, metadata=metadata)
+        """The answers of a bidirectional stream as they come. Raises GRPCError, Unavailable, and Unreachable before the
+        first."""
+        request = self._channel(address).request(
+            path, Cardinality.STREAM_STREAM, bytes, bytes, metadata=metadata
+        )
         async with request as stream:
             try:
                 await stream.send_request()
@@ -148,25 +148,20 @@ class Peers:
                 raise Unreachable(str(error)) from None
 
             async def pump() -> None:
-                last: bytes | None = None
                 async for message in messages:
-                    if client_streams:
-                        await stream.send_message(message)
-                    else:
-                        last = message
-                if client_streams:
-                    await stream.end()
-                elif last is not None:
-                    await stream.send_message(last, end=True)
+                    await stream.send_message(message)
+                await stream.end()
 
             sending = asyncio.ensure_future(pump())
             try:
                 while (answer := await stream.recv_message()) is not None:
                     yield answer
                 await stream.recv_trailing_metadata()
+            except StreamTerminatedError as error:
+                raise Unavailable(f"the replica ended before it had answered: {error}") from None
             finally:
                 sending.cancel()
-                with suppress(BaseException):
+                with suppress(asyncio.CancelledError, StreamTerminatedError):
                     await sending
 
 

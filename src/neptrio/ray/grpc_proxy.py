@@ -1,6 +1,10 @@
 """The gRPC services of the protocol for Ray's gRPC proxy: `grpc_servicer_functions=["neptrio.ray.add_servicers"]`.
 
 The proxy calls a replica's method of the RPC's name. Messages stay bytes all the way: the engine decodes them.
+
+grpc.health.v1.Health/Watch is left out, which its clients expect of some servers. A watch never ends by itself, and Ray
+ends a replica gently only when its last call has ended; besides, Ray's proxy does not always tell a replica that the
+client of a stream from the server has gone.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import grpc
 from neptrio.codec.descriptors import pool
 
 SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health")
+LEFT_OUT = ("Watch",)
 
 
 def methods() -> dict[str, tuple[str, bool, bool]]:
@@ -19,7 +24,9 @@ def methods() -> dict[str, tuple[str, bool, bool]]:
     found: dict[str, tuple[str, bool, bool]] = {}
     for name in SERVICES:
         for method in pool().FindServiceByName(name).methods:
-            found[method.name] = (f"/{name}/{method.name}", method.client_streaming, method.server_streaming)
+            if method.name not in LEFT_OUT:
+                path = f"/{name}/{method.name}"
+                found[method.name] = (path, method.client_streaming, method.server_streaming)
     return found
 
 

@@ -341,33 +341,30 @@ class Replica:
         if not await self._sequences.lost(claim["owner"]):
             raise Unavailable("the replica that has this sequence cannot be reached")
 
-    async def _streaming(
-        self, name: str, path: str, given: Any, context: Any, client_streams: bool
+    async def _stream(
+        self, path: str, messages: AsyncIterator[bytes], context: Any
     ) -> AsyncIterator[Message]:
-        messages: AsyncIterator[bytes] = given if client_streams else _one(given)
+        """ModelStreamInfer: the whole stream goes to where its first request belongs."""
         address = self._grpc
-        key = ""
         try:
-            if name == "ModelStreamInfer" and self._sequences is not None:
-                first = await anext(messages, None)
-                if first is not None:
-                    key = sequence_key.of_message(first)
-                    messages = self._claiming(first, messages)
-                    claim = await self._owner_of(key)
-                    address = claim["address"]["grpc"] if claim else address
-            answers = self._peers.stream(
-                address, path, messages, passed_on(context.invocation_metadata()), client_streams
-            )
-            async for answer in answers:
+            first = await anext(messages, None)
+            if first is not None and self._sequences is not None:
+                claim = await self._owner_of(sequence_key.of_message(first))
+                address = claim["address"]["grpc"] if claim else address
+            given = self._claiming(first, messages)
+            async for answer in self._peers.stream(
+                address, path, given, passed_on(context.invocation_metadata())
+            ):
                 yield Message(answer)
         except Unreachable:
             _tell(context, Unavailable("the replica that has this sequence cannot be reached"))
         except (GRPCError, TritonError) as error:
             _tell(context, error)
 
-    async def _claiming(self, first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The messages of a stream; what sequences they begin belong to where the stream goes."""
-        yield first
+    async def _claiming(self, first: bytes | None, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The messages of a stream. The sequences that they begin are claimed for this replica."""
+        if first is not None:
+            yield first
         async for message in rest:
             await self._owner_of(sequence_key.of_message(message))
             yield message
@@ -389,10 +386,6 @@ async def _ready(core: Any) -> bool:
     return bool(core.services.metadata.ready())
 
 
-async def _one(message: bytes) -> AsyncIterator[bytes]:
-    yield message
-
-
 def _tell(context: Any, error: GRPCError | TritonError) -> None:
     """Makes an error the status of a call."""
     number = error.status.value if isinstance(error, GRPCError) else error.code.grpc.value
@@ -400,23 +393,21 @@ def _tell(context: Any, error: GRPCError | TritonError) -> None:
     context.set_details(str(error.message if isinstance(error, GRPCError) else error))
 
 
-def _rpc(name: str, path: str, client_streams: bool, server_streams: bool) -> Callable[..., Any]:
+def _rpc(name: str, path: str, streaming: bool) -> Callable[..., Any]:
     """The method that Ray calls for an RPC: messages are bytes."""
-    if server_streams:
+    if streaming:
 
-        async def streaming(self: Replica, request: Any, grpc_context: Any) -> AsyncIterator[Message]:
-            async for answer in self._streaming(name, path, request, grpc_context, client_streams):
+        async def stream(self: Replica, request: Any, grpc_context: Any) -> AsyncIterator[Message]:
+            async for answer in self._stream(path, request, grpc_context):
                 yield answer
 
-        streaming.__name__ = name
-        return streaming
+        return stream
 
     async def unary(self: Replica, request: bytes, grpc_context: Any) -> Message:
         return await self._unary(name, path, request, grpc_context)
 
-    unary.__name__ = name
     return unary
 
 
-for _name, (_path, _client, _server) in methods().items():
-    setattr(Replica, _name, _rpc(_name, _path, _client, _server))
+for _name, (_path, _client_streams, _server_streams) in methods().items():
+    setattr(Replica, _name, _rpc(_name, _path, _server_streams))
