@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def make() -> neptrio.Server:
 
     @server.model(instances=4)
     def slow(seconds: float) -> int:
-        time.sleep(seconds)
+        threading.Event().wait(seconds)
         return os.getpid()
 
     @server.model(instances=2)
@@ -39,7 +39,7 @@ def make() -> neptrio.Server:
         """Makes the file, and returns whether it was cancelled before the file was gone."""
         Path(path).touch()
         while Path(path).exists() and not context.cancelled:
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
         Path(path).unlink(missing_ok=True)
         return context.cancelled
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from ray import serve
-from ray.serve.schema import ReplicaState
+from ray.serve.schema import ReplicaState, ServeDeploySchema
 
 import neptrio.ray
 from tests.support.waiting import until
@@ -105,6 +105,28 @@ def running(ports: Ports, server: Any, prefix: str = "/", **options: Any) -> Ite
 
 def application(server: Any, **options: Any) -> Any:
     return neptrio.ray.app(server, **{"ray_actor_options": SMALL, "num_replicas": 1, **options})
+
+
+def declare(
+    server: Any, name: str, prefix: str = "/", user_config: Any = None, wait: bool = True, **args: Any
+) -> None:
+    """Deploys an application as a configuration file does: what is as before stays, replicas included.
+
+    With `wait` it returns when all is done; replicas that leave belong to that.
+    """
+    app = {
+        "name": name,
+        "route_prefix": prefix,
+        "import_path": "neptrio.ray:build",
+        "args": {"server": server, "ray_actor_options": SMALL, **args},
+    }
+    if user_config is not None or "num_replicas" in args:
+        changed = {"name": "neptrio", "user_config": user_config, "num_replicas": args.pop("num_replicas", 1)}
+        app["deployments"] = [{key: value for key, value in changed.items() if value is not None}]
+        app["args"].pop("num_replicas", None)
+    client = serve.context._get_global_client()
+    assert client is not None
+    client.deploy_apps(ServeDeploySchema.model_validate({"applications": [app]}), _blocking=wait)
 
 
 def replicas(name: str = "t", state: ReplicaState = ReplicaState.RUNNING) -> set[str]:

@@ -17,7 +17,17 @@ from ray import serve
 
 import neptrio
 import neptrio.ray
-from tests.ray.support import SMALL, Ports, application, replicas, running, tensor, until_running
+from tests.ray.support import (
+    SMALL,
+    Ports,
+    Rest,
+    application,
+    declare,
+    replicas,
+    running,
+    tensor,
+    until_running,
+)
 from tests.support.repository import write_model
 from tests.support.waiting import until
 
@@ -84,18 +94,27 @@ def test_user_config_loads_and_unloads_models_of_all_replicas(cluster: Ports, tm
                     seen.add(answer.replica)
         return found
 
-    options = {"num_replicas": 2, "settings": {"model_control_mode": "explicit"}}
-    with running(cluster, str(tmp_path), user_config={"models": ["a"]}, **options) as rest:
+    where, options = str(tmp_path), {"settings": {"model_control_mode": "explicit"}}
+
+    def configure(models: Any) -> None:
+        declare(where, "t", num_replicas=2, user_config={"models": models}, **options)
+
+    rest = Rest(cluster)
+    configure(["a"])
+    try:
         both = until_running(2)
         assert ready(rest) == {"a": both, "b": set()}
-        config = {"models": {"b": {"parameters": {"k": {"string_value": "v"}}}}}
-        serve.run(application(str(tmp_path), user_config=config, **options), name="t")
+        configure({"b": {"backend": "identity", **CONFIG}})
+        until(lambda: ready(rest) == {"a": set(), "b": both}, "the other model")
         assert replicas() == both, "the replicas were replaced"
-        assert ready(rest) == {"a": set(), "b": both}
-        with pytest.raises(RuntimeError):
-            serve.run(application(str(tmp_path), user_config={"models": ["none"]}, **options), name="t")
+    finally:
+        serve.delete("t")
 
 
+CONFIG = {
+    "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
 TENSORS = (
     'input [{name: "INPUT0" data_type: TYPE_FP32 dims: [-1]}] '
     'output [{name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1]}]'
@@ -152,8 +171,6 @@ def test_build_takes_what_a_configuration_file_says(cluster: Ports) -> None:
     try:
         handle = serve.get_app_handle("t")
         assert handle.replicas.remote().result() == {}
-        from tests.ray.support import Rest
-
         assert Rest(cluster).add(1, 2, start=True).output() == 2
     finally:
         serve.delete("t")

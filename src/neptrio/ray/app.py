@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import serve
-from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 
 from neptrio.embedded.server import Server
-from neptrio.ray.directory import SequenceDirectory
-from neptrio.ray.replica import DIRECTORY, Replica
+from neptrio.ray.replica import Replica
 from neptrio.ray.router import SequenceRouter
 
 GRPC_SERVICERS = [
@@ -52,9 +50,6 @@ def app(
         "graceful_shutdown_timeout_s": drain_seconds + ENDING_SECONDS,
         "request_router_config": RequestRouterConfig(request_router_class=SequenceRouter),
     }
-    if share_sequences:
-        actor = ray.remote(num_cpus=0)(SequenceDirectory)
-        options["deployment_actors"] = [DeploymentActorConfig(name=DIRECTORY, actor_class=actor)]
     if isinstance(server, Path):
         server = str(server)
     made = serve.deployment(**{**options, **deployment})(serve.ingress()(Replica))

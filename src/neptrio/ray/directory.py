@@ -1,4 +1,4 @@
-"""Who has which sequence: one actor for a deployment, which all replicas ask.
+"""Who has which sequence: one actor for a deployment, which all replicas ask, those of all its versions.
 
 The problem: a sequence's state is in one replica's memory, and its requests arrive wherever Ray's proxies send them:
 proxies do not see bodies, and their choice changes whenever replicas come and go. The choice: the replica that
@@ -11,6 +11,8 @@ Rules:
     perhaps begun the sequence anew.
  4. A directory that was started again knows nothing. Its incarnation differs, and replicas tell it again what they
     have; until then a sequence may be given to a second replica.
+ 5. The actor belongs to nobody: Ray would give every version of a deployment one of its own, and sequences would not
+    survive an update. So it ends itself when no replica is left.
 """
 
 from __future__ import annotations
@@ -18,6 +20,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from typing import Any, TypedDict
+
+import ray
+
+NAMESPACE = "neptrio"
+LOOK_SECONDS = 60.0
 
 
 class Address(TypedDict):
@@ -43,6 +50,7 @@ class SequenceDirectory:
         self._replicas: dict[str, Address] = {}
         self._owners: dict[str, str] = {}
         self._claims: dict[str, int] = {}
+        self._watching: asyncio.Task[None] | None = None
 
     async def join(self, replica: str, address: Address, keys: list[str] = []) -> str:  # noqa: B006
         """A replica is there, and has these sequences. Returns the directory's incarnation."""
@@ -111,3 +119,34 @@ class SequenceDirectory:
             if owner in counts:
                 counts[owner] += 1
         return {name: {**address, "sequences": counts[name]} for name, address in self._replicas.items()}
+
+    async def watch(self) -> None:
+        """Forgets replicas that have died, and ends the actor when none is left. Called once; returns at once."""
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for replica in list(self._replicas):
+                await self.lost(replica)
+            ray.get_runtime_context().current_actor.end_if_unused.remote()
+
+    async def end_if_unused(self) -> None:
+        """Ends the actor if there is no replica."""
+        if not self._replicas:
+            ray.actor.exit_actor()
+
+
+def find(deployment: str) -> Any:
+    """The handle of a deployment's directory, which is started if there is none. `deployment` has its application's name.
+
+    Blocks.
+    """
+    actor = ray.remote(num_cpus=0)(SequenceDirectory)
+    named = actor.options(
+        name=f"sequences of {deployment}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True
+    )
+    handle = named.remote()
+    ray.get(handle.watch.remote())
+    return handle

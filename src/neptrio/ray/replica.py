@@ -27,7 +27,7 @@ from neptrio.embedded.asgi import call_app, relative
 from neptrio.embedded.engine import Engine
 from neptrio.embedded.server import Server
 from neptrio.errors import Denied, TritonError, Unavailable
-from neptrio.ray import sequence_key
+from neptrio.ray import directory, sequence_key
 from neptrio.ray.autoscaling import depths
 from neptrio.ray.directory import Address
 from neptrio.ray.forward import Peers, Unreachable, passed_on, unless_gone
@@ -39,7 +39,6 @@ from neptrio.transport.rest.guards import refuse
 
 log = logging.getLogger("neptrio.ray")
 
-DIRECTORY = "neptrio-sequences"  # name of the deployment's actor
 REPLICA_HEADER = b"neptrio-replica"  # of answers: which replica executed the request
 CONTROL = ("repository_load", "repository_unload")
 ONE_OF_SEVERAL = (
@@ -90,7 +89,9 @@ class Replica:
             "grpc_port": 0,
             "exit_timeout_secs": max(drain_seconds, 1.0),
         }
-        self._id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        self._deployment = f"{context.app_name}#{context.deployment}"
         self._server = make_server(server, {**(settings or {}), **ours})
         self._share = share_sequences
         self._control = replica_control
@@ -163,7 +164,7 @@ class Replica:
         """For handles: the replicas with their addresses and numbers of sequences. Empty without share_sequences."""
         if self._sequences is None:
             return {}
-        return dict(await serve.get_deployment_actor(DIRECTORY).replicas.remote())
+        return await self._sequences.replicas()
 
     # ------------------------------------------------------------ start and end
 
@@ -180,7 +181,7 @@ class Replica:
             self._sequences = Sequences(
                 self._id,
                 address,
-                lambda: serve.get_deployment_actor(DIRECTORY),
+                lambda: directory.find(self._deployment),
                 lambda: engine.reach(live_ids),
             )
             engine.soon(lambda: setattr(engine.asgi, "hold", True))
@@ -242,19 +243,18 @@ class Replica:
         if self._sequences is None or route is None or not route.allowed:
             await call_app(engine, scope, receive, marked)
             return
-        key = ""
+        key, body, replayed = "", None, receive
         if route.verb in ("infer", "infer_stream"):
-            body, receive = await self._peeked(scope, receive)
+            body, replayed = await self._peeked(receive)
             if body is not None:
                 key = self._key_of(route.model, scope, body)
         elif route.verb == "sequence_end":
-            body, receive = await self._peeked(scope, receive)
+            body, replayed = await self._peeked(receive)
             query = scope.get("query_string", b"").decode("latin-1")
             key = sequence_key.key(route.model, parse_id(route.sequence, query))
-        if not key:
-            await call_app(engine, scope, receive, marked)
+        if not key or body is None:
+            await call_app(engine, scope, replayed, marked)
             return
-        assert body is not None
         for _ in range(ATTEMPTS):
             claim = await self._sequences.owner(key)
             if claim is None or claim["address"] is None:
@@ -269,9 +269,9 @@ class Replica:
                 if not await self._sequences.lost(claim["owner"]):
                     raise Unavailable("the replica that has this sequence cannot be reached") from None
         with self._sequences.using(key):
-            await call_app(engine, scope, receive, marked)
+            await call_app(engine, scope, replayed, marked)
 
-    async def _peeked(self, scope: Any, receive: Any) -> tuple[bytes | None, Any]:
+    async def _peeked(self, receive: Any) -> tuple[bytes | None, Any]:
         """The whole body, and a receive() that gives it again; None if it is too large or the client has gone."""
         limit = self._running().core.settings.http_max_input_size
         events: deque[Any] = deque()

@@ -34,10 +34,12 @@ class SequenceRouter(LocalityMixin, RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Ranks of replicas to try, best first."""
+        if pending_request is not None:
+            # without that Ray asks again at once when no replica has room, and the loop does nothing else
+            pending_request.routing_context.should_backoff = True
         if len(candidate_replicas) < 2:
             return [candidate_replicas] if candidate_replicas else []
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
             key = key_of(pending_request)
             if key:
                 ranked = sorted(

@@ -76,6 +76,12 @@ class Sequences:
     async def leave(self) -> None:
         """Tells the directory that the replica has ended."""
         await self._ask("leave", self.replica)
+        if self._actor is not None:
+            self._actor.end_if_unused.remote()
+
+    async def replicas(self) -> dict[str, Any]:
+        """All replicas of the deployment with their addresses and numbers of sequences."""
+        return dict(await self._ask("replicas"))
 
     async def owner(self, key: str) -> Claim | None:
         """The claim of the replica that has the sequence; None if this one has it, or nobody can be asked."""
