@@ -4,7 +4,8 @@
 
 The clients of PyPI have an environment of their own in build/clients, because their requirements are not ours: they
 install what they please, and the server that they talk to runs in the project's. The clients of npm lie beside their
-package.json in tests/clients/node; where there is no Node, their tests are skipped and say so.
+package.json in tests/clients/node; where there is no Node, or npm reaches no registry, their tests are
+skipped and say so.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def packages() -> None:
     wanted = (NODE / "package-lock.json").read_text()
     if not mark.exists() or mark.read_text() != wanted:
         flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--silent"]
-        subprocess.run([npm, "ci", *flags], cwd=NODE, check=True)
-        mark.write_text(wanted)
+        if subprocess.run([npm, "ci", *flags], cwd=NODE).returncode == 0:
+            mark.write_text(wanted)
+        else:
+            print("npm cannot install the clients for Node: their tests are skipped")
 
 
 def main() -> int:

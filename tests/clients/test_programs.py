@@ -48,5 +48,6 @@ def test_grpcio(server: ServerProcess) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node on this machine")
+@pytest.mark.skipif(not (NODE / "node_modules" / "installed.txt").exists(), reason="npm installed nothing")
 def test_node(server: ServerProcess) -> None:
     assert left("node", NODE / "verbs.mjs", server.http, server.grpc) == {"grpc": [], "rest": []}
