@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -184,6 +185,31 @@ def test_the_server_takes_the_flags(values: dict[str, Any]) -> None:
     delay = found["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] > delay + settings.exit_timeout_secs
     assert settings.grace_secs == settings.exit_grace_secs, "more than a quarter of the exit timeout"
+
+
+def test_the_runtime_serves_what_kserve_mounts(tmp_path: Path) -> None:
+    """One model without a configuration's name, with the flags of the runtime; only folder and ports are replaced."""
+    mounted = write_model(tmp_path, "models", 'name: "trained" ' + identity_config())
+    found = container(render(KSERVE))
+    replaced = {"/mnt/models": str(mounted), "{{.Name}}": "classifier"}
+    args = []
+    for argument in found["args"]:
+        for old, new in replaced.items():
+            argument = argument.replace(old, new)
+        if "-port=" not in argument:
+            args.append(argument)
+    with ServerProcess(None, *args) as server:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert status(f"http://{server.http}{found[probe]['httpGet']['path']}") == 200
+        assert status(f"http://{server.http}/v2/models/classifier/ready") == 200
+        assert status(f"http://{server.http}/v2/models/trained/ready") == 400
+
+
+def test_the_chart_is_of_the_projects_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == project
+    assert f":{project}" in container(render())["image"]
 
 
 def test_pods_are_told_apart_by_labels_that_do_not_change() -> None:

@@ -138,3 +138,14 @@ def test_check_takes_the_name_too(tmp_path: Path) -> None:
     mounted = write_model(tmp_path, "models", 'name: "trained" ' + identity_config())
     status, text = check(str(mounted), "--model-name=service")
     assert status == 0 and "1 models: 1 without errors" in text
+
+
+def test_errors_name_the_folder_that_was_given(tmp_path: Path) -> None:
+    mounted = write_model(tmp_path, "models", "oops")
+    expected = f"{mounted}/config.pbtxt:1: unknown field 'oops'"
+    for more in ((), ("--json",)):
+        status, text = check(str(mounted), "--model-name=service", *more)
+        assert status == 1 and str(mounted) in text and "neptrio-single" not in text
+    with pytest.raises(AssertionError) as failed:
+        ServerProcess(mounted, "--model-name=service")
+    assert expected in str(failed.value) and "neptrio-single" not in str(failed.value)

@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
                 raise Unavailable("; ".join(places.problems))
             checker = Checker(settings, here=False, places=places)
             models = [checker.model(name) for name in options.model] if options.model else checker.all()
+            shown = places.shown
     except (TritonError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -80,11 +81,11 @@ def run(options: argparse.Namespace) -> int:
             "ok": not bad, "errors": errors, "warnings": warnings,
             "models": [model.as_dict() for model in models],
         }  # fmt: skip
-        print(json.dumps(outcome, indent=2))
+        print(shown(json.dumps(outcome, indent=2)))
         return int(bad)
     for model in models:
         for problem in model.problems:
-            print(f"{problem.severity}: {model.name}: {problem}")
+            print(shown(f"{problem.severity}: {model.name}: {problem}"))
     good = sum(model.ok for model in models)
     print(f"{len(models)} models: {good} without errors; {errors} errors, {warnings} warnings")
     return int(bad)

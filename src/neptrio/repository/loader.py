@@ -142,7 +142,7 @@ class Loader:
         except Exception as error:
             _release(folder)
             if isinstance(error, (PollFailure, TritonError, OSError)):
-                failure = PollFailure(str(error))
+                failure = PollFailure(self._places.shown(str(error)))
             else:
                 log.exception("reading the folder of model '%s' failed", name)
                 failure = PollFailure(f"{type(error).__name__}: {error}")

@@ -88,6 +88,12 @@ class Places:
             return repository.is_model
         return any(folder.parent == single.repository for single in self._singles.values())
 
+    def shown(self, text: str) -> str:
+        """A message with the folders of single models as they were given, instead of the links to them."""
+        for folder, single in self._singles.items():
+            text = text.replace(str(single.model), str(folder))
+        return text
+
     def localise(self, folder: Path) -> scan.Fingerprint | None:
         """Brings a model's local folder up to date; returns its state in the storage, None for a local repository.
 

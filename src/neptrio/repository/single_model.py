@@ -50,14 +50,14 @@ def _has_files(folder: Path) -> bool:
 
 
 class SingleModel:
-    """A repository of one model, made of links to `folder`. `repository` is its folder."""
+    """A repository of one model, made of links to `folder`. `repository` is its folder, `model` the one model's in it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.repository = Path(tempfile.mkdtemp(prefix="neptrio-single-"))
         # links are followed from where they lie
         real = folder.absolute()
-        model = self.repository / name
+        self.model = model = self.repository / name
         if _versions(folder):
             model.symlink_to(real)
             return
