@@ -98,6 +98,7 @@ def answer(
         got = request(f"{address}/v2/models/{model}/infer", body)
         if got["outputs"][0]["data"] != expected:
             sys.exit(f"wrong answer: {got}")
+        console(log.read_text().split("console  on ")[1].split()[0])
         if own_library:
             own_nghttp2(server.pid, folder)
         server.terminate()
@@ -108,6 +109,18 @@ def answer(
         if server.poll() is None:
             server.kill()
             server.wait()
+
+
+def console(url: str) -> None:
+    """Exits unless the console's page and every file that it names come from `url`."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        page = answer.read().decode()
+    names = re.findall(r'(?:href|src)="/console/([^"]+)"', page)
+    if "main.js" not in names:
+        sys.exit(f"the installed console has no page: {page[:200]}")
+    for name in names:
+        with urllib.request.urlopen(f"{url}/{name}", timeout=30) as answer:
+            answer.read()
 
 
 def main() -> int:

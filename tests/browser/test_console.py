@@ -391,3 +391,34 @@ def test_tokens(started: Chromium, repository: Path, tmp_path: Path) -> None:
         kept = tab.evaluate("JSON.stringify(localStorage) + location.href + document.cookie")
         assert "read" not in kept
         tab.evaluate("sessionStorage.clear()")
+
+
+def test_restricted_apis(started: Chromium, repository: Path) -> None:
+    flags = (
+        "--model-control-mode=explicit",
+        "--load-model=simple",
+        "--http-restricted-api=statistics:x-key=s3cret",
+    )
+    tab = started
+    with ServerProcess(repository, *flags) as server:
+        tab.visit(f"http://{server.metrics}/console/", "!!document.querySelector('dialog[open] input')")
+        assert "x-key" in tab.evaluate("document.querySelector('dialog').textContent")
+        assert tab.wait(f"{cell('simple', 'State')} === 'ready'"), "what is not restricted is shown"
+        assert tab.evaluate(cell("simple", "Requests/s")) == "–"
+        tab.evaluate("document.querySelector('dialog input').value = 's3cret'")
+        click(tab, "Use it")
+        tab.wait(f"{cell('simple', 'Requests/s')} !== '–'")
+        assert "s3cret" not in tab.evaluate("JSON.stringify(localStorage) + location.href + document.cookie")
+        tab.evaluate("sessionStorage.clear()")
+
+
+def test_a_server_that_goes_away_and_comes_back(started: Chromium, repository: Path) -> None:
+    tab = started
+    flags = ("--model-control-mode=explicit", "--load-model=simple")
+    with ServerProcess(repository, *flags) as server:
+        show(tab, server)
+        port = server.metrics.rpartition(":")[2]
+    tab.wait("document.getElementById('state').textContent === 'the server cannot be reached'")
+    with ServerProcess(repository, *flags, f"--metrics-port={port}"):
+        tab.wait("document.getElementById('state').textContent === 'ready'")
+        tab.wait(f"{cell('simple', 'State')} === 'ready'")

@@ -13,6 +13,7 @@ import pytest
 from neptrio.flags import AdminAddress
 from neptrio.settings import Settings
 from neptrio.transport.console import rest_path
+from tests.support.certificates import Certificates
 from tests.support.http import Http1, Reply
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -168,6 +169,23 @@ LONG = (
     'backend: "identity" input { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } '
     'output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] }'
 )
+
+
+def test_it_is_served_over_tls(repository: Path, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.issue("metrics")
+    flags = (f"--metrics-tls-cert={certificate}", f"--metrics-tls-key={key}")
+    with (
+        ServerProcess(repository, *flags) as process,
+        Http1(process.metrics, certificates.client()) as client,
+    ):
+        assert f"console  on https://{process.metrics}/console\n" in process.log()
+        page = client.request("GET", "/console/")
+        assert page.status == 200 and "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        host = process.metrics
+        for origin, status in ((f"https://{host}", 200), ("https://evil.example", 403)):
+            reply = client.request("POST", INFER, BODY, {"Host": host, "Origin": origin})
+            assert reply.status == status
 
 
 def test_tokens_hold(repository: Path, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ export function place(config, own) {
     const kind = { KIND_GPU: "GPU", KIND_MODEL: "MODEL" }[group.kind] || "CPU";
     return kind === "GPU" && group.gpus?.length ? group.gpus.map((gpu) => `${group.count} × GPU ${gpu}`) : [`${group.count} × ${kind}`];
   });
+  if (!parts.length && config.platform === "ensemble") return "its steps' models";
   if (own && parts.length) parts.push("own processes");
   return parts.join(", ");
 }

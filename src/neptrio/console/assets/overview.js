@@ -1,11 +1,17 @@
 // The first panel: the server as a whole, and a table of its models.
 
 import { Lines, Spark } from "./chart.js";
-import { badge, card, facts, make } from "./dom.js";
+import { badge, card, choice, facts, make } from "./dom.js";
 import { bytes, count, duration, percentile, place, plural } from "./figures.js";
 import { Table } from "./table.js";
 
 export const STATES = { READY: "ok", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE: "bad" };
+
+const ORDERS = {
+  "busiest first": (model) => model.seen.requests,
+  "slowest first": (model) => percentile(model.seen.histograms.request, 0.99) ?? 0,
+  "most queued first": (model) => model.stat.live.queued + model.stat.live.prepared,
+};
 
 export class Overview {
   constructor(app) {
@@ -21,6 +27,7 @@ export class Overview {
     };
     this.sparks = new Map();
     this.filter = make("input", { type: "search", placeholder: "Filter models", "aria-label": "Filter models", oninput: () => this.update() });
+    this.order = choice(["by name", "busiest first", "slowest first", "most queued first"], "by name", { "aria-label": "Order", onchange: () => this.update() });
     const link = (row) => make("a", { href: `#models/${encodeURIComponent(row.name)}/${encodeURIComponent(row.version)}` }, row.name);
     this.table = new Table("Models", [
       { name: "Model", cell: link, key: (row) => row.name },
@@ -40,7 +47,7 @@ export class Overview {
     this.server = make("div");
     this.element = make("div", { class: "panel" },
       make("div", { class: "charts" }, Object.values(this.charts).map((chart) => chart.element)),
-      make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Models"), this.filter), this.table.element),
+      make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Models"), make("div", { class: "filters" }, this.filter, this.order)), this.table.element),
       card("Server", this.server));
   }
 
@@ -67,6 +74,8 @@ export class Overview {
     }
     const wanted = this.filter.value.trim().toLowerCase();
     const rows = modelRows(live).filter((row) => row.name.toLowerCase().includes(wanted));
+    const measure = ORDERS[this.order.value];
+    if (measure) rows.sort((a, b) => (b.model ? measure(b.model) : -1) - (a.model ? measure(a.model) : -1));
     this.table.update(rows, (row) => row.id);
     for (const row of rows) if (row.model) this.sparks.get(row.id)?.update(row.model.history.map((point) => point.requests || 0), row.model.history.length);
     this.#server(live.server);

@@ -173,7 +173,8 @@ export class Request {
     if (seen && seen.requestStart > 0) {
       parts.push({ stage: "overhead", what: "in the browser", begin: 0, end: (seen.requestStart - begun) * 1e6 },
         { stage: "infer", what: "until the answer begins", begin: (seen.requestStart - begun) * 1e6, end: (seen.responseStart - begun) * 1e6 },
-        { stage: "send", what: "receiving it", begin: (seen.responseStart - begun) * 1e6, end: (seen.responseEnd - begun) * 1e6 });
+        { stage: "send", what: "receiving it", begin: (seen.responseStart - begun) * 1e6, end: (seen.responseEnd - begun) * 1e6 },
+        { stage: "overhead", what: "reading it", begin: (seen.responseEnd - begun) * 1e6, end: whole });
     } else parts.push({ stage: "infer", what: "request and answer", begin: 0, end: whole });
     const describe = (part) => `${part.what} ${duration(part.end - part.begin)}`;
     const shown = [make("h3", {}, `Seen by this browser: ${duration(whole)}`), waterfall(parts, 0, whole, describe), make("p", { class: "help" }, parts.map(describe).join(" · "))];
