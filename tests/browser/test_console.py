@@ -138,7 +138,7 @@ def cell(model: str, column: str) -> str:
 
 def click(tab: Chromium, text: str, within: str = "document") -> None:
     tab.wait(
-        f"(b => b && !b.disabled && (b.click(), true))([...{within}.querySelectorAll('button, a')]"
+        f"(b => b && !b.disabled && (b.click(), true))([...(({within})?.querySelectorAll('button, a') ?? [])]"
         f".find(b => b.textContent.trim() === {json.dumps(text)}))"
     )
 
@@ -258,7 +258,7 @@ def test_files_images_and_wrong_values(tab: Chromium, server: ServerProcess, tmp
     fill(tab, "fieldset select", "values")
     fill(tab, "textarea", "1, 2, x")
     assert "UINT8 is a whole number, got 'x'" in tab.wait("document.querySelector('.problem').textContent")
-    assert tab.evaluate("document.querySelector('[type=submit]').disabled") is True
+    tab.wait("document.querySelector('[type=submit]').disabled")
     show(tab, server, "request/words/1")
     tab.wait("!!document.querySelector('fieldset.input')")
     fill(tab, "textarea", BROKEN)
@@ -311,12 +311,12 @@ def test_settings_and_loading(tab: Chromium, server: ServerProcess) -> None:
     tab.wait("!!document.querySelector('dialog[open]')")
     click(tab, "Cancel", "document.querySelector('dialog')")
     tab.wait("!document.querySelector('dialog')")
-    assert tab.evaluate(f"{row}.cells[2].textContent") == "ready"
+    assert tab.evaluate(f"{row}?.cells[2].textContent") == "ready"
     click(tab, "Unload", row)
     click(tab, "Unload", "document.querySelector('dialog')")
-    tab.wait(f"{row}.cells[2].textContent === 'unavailable'")
+    tab.wait(f"{row}?.cells[2].textContent === 'unavailable'")
     click(tab, "Load", row)
-    tab.wait(f"{row}.cells[2].textContent === 'ready'")
+    tab.wait(f"{row}?.cells[2].textContent === 'ready'")
     broken = row.replace("'words'", "'broken'")
     click(tab, "Load", broken)
     tab.wait(f"document.getElementById('notes').textContent.includes({json.dumps(BROKEN)})")
@@ -364,7 +364,7 @@ def test_it_fits_small_screens(tab: Chromium, server: ServerProcess, dark: bool)
 def test_keys(tab: Chromium, server: ServerProcess) -> None:
     show(tab, server)
     tab.press("3")
-    tab.wait("location.hash === '#traces' && document.querySelector('h1').textContent === 'Recent traces'")
+    tab.wait("location.hash === '#traces' && document.querySelector('h1')?.textContent === 'Recent traces'")
     tab.press("/")
     assert tab.evaluate("document.activeElement.type") == "search"
     tab.press("2")

@@ -161,7 +161,7 @@ export class Request {
       this.answer.replaceChildren(make("div", { class: "problem", role: "alert" }, error.status ? `${error.status}: ${error.message}` : error.message));
       await this.#timing(id, path, begun, ended);
     } finally {
-      this.submit.disabled = false;
+      this.#changed(); // the form may have become wrong meanwhile
     }
     this.app.live.now();
   }
