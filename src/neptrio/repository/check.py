@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from neptrio import datatypes
 from neptrio.backends import registry
-from neptrio.config import config_problems, defaults, labels, sequence_config, validate_config
+from neptrio.config import config_problems, defaults, labels, openai, sequence_config, validate_config
 from neptrio.config import model_config as model_config
 from neptrio.config.config_problems import Lost
 from neptrio.config.model_config import ConfigSource
@@ -262,6 +262,7 @@ class Checker:
             if own.WhichOneof("scheduling_choice") == "sequence_batching":
                 sequence_config.parse(own, folder)
             batching_policy(own)
+            openai.mapping(own, folder)
             if backend is not None and version and not files_told:
                 backend.examine(context, tell)
         except TritonError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from neptrio.config import groups, labels
+from neptrio.config import groups, labels, openai
 from neptrio.config import model_config as model_config
 from neptrio.config.groups import Place
 from neptrio.config.timing import tells_times
@@ -68,6 +68,7 @@ class Model(ServedModel):
             self.reshape_outputs = reshape.output_reshaper(output_reshapes)
         self.decoupled = config.model_transaction_policy.decoupled
         self.tells_times = tells_times(config)
+        self.openai = openai.mapping(config, context.model_dir)
         # outputs that are fed back as implicit state: made whatever the client asked for
         self.state_outputs = ()
         self.counters = ModelCounters()

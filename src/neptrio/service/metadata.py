@@ -10,6 +10,7 @@ from neptrio.config.defaulted import defaulted
 from neptrio.errors import TritonError
 from neptrio.repository.bell import Bell
 from neptrio.repository.manager import RepositoryManager
+from neptrio.repository.model import Model
 from neptrio.settings import Settings
 
 EXTENSIONS = (
@@ -86,6 +87,10 @@ class MetadataService:
             "inputs": describe_config.metadata_tensors(model.config.input, batching),
             "outputs": describe_config.metadata_tensors(model.config.output, batching),
         }
+
+    def serving(self) -> list[Model]:
+        """The model versions that serve, sorted by name and version."""
+        return self._repository.ready_models()
 
     def config_message(self, name: str, version: str) -> Any:
         """The version's inference.ModelConfig."""

@@ -43,6 +43,10 @@ VERB_CATEGORIES = {
     "server_metadata": "metadata",
     "model_metadata": "metadata",
     "openapi": "metadata",
+    "openai_models": "metadata",
+    "openai_completions": "inference",
+    "openai_chat": "inference",
+    "openai_embeddings": "inference",
     "reference": "metadata",
     "infer": "inference",
     "infer_stream": "inference",
@@ -92,10 +96,16 @@ METHOD_CATEGORIES = {
 }
 assert set(VERB_CATEGORIES.values()) == set(METHOD_CATEGORIES.values()) == set(RESTRICTED_CATEGORIES)
 
+OPENAI = (
+    "openai_completions",
+    "openai_chat",
+    "openai_embeddings",
+)  # their model is in the body, and checked there
+
 # REST verb -> the scope that a token needs (service.tokens). Of two, the first is for GET, the second for other
 # methods. Verbs that are not listed need `read`.
 VERB_SCOPES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("infer", "infer_stream", "generate", "generate_stream"), (INFER,)),
+    **dict.fromkeys(("infer", "infer_stream", "generate", "generate_stream", *OPENAI), (INFER,)),
     **dict.fromkeys(("repository_load", "repository_unload", "repository_check"), (ADMIN,)),
     **dict.fromkeys(("system_shm_register", "system_shm_unregister"), (OPERATE,)),
     **dict.fromkeys(("cuda_shm_register", "cuda_shm_unregister"), (OPERATE,)),
@@ -109,7 +119,7 @@ METHOD_SCOPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), (OPERATE,)),
     **dict.fromkeys(("TraceSetting", "LogSettings"), (READ, OPERATE)),
 }
-OF_ALL = ("server_metadata", "openapi", "reference")  # verbs that concern no model
+OF_ALL = ("server_metadata", "openapi", "reference", "openai_models", *OPENAI)  # verbs that concern no model
 # gRPC method -> the field of its request that has the model's name; methods that are not listed concern all models
 MODEL_FIELDS = {
     **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), "name"),

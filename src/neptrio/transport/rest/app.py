@@ -9,6 +9,7 @@ import trio
 
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import dump_json, load_json
+from neptrio.codec.openai import error_object
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
 from neptrio.errors import Internal, InvalidArgument, TritonError
@@ -19,14 +20,16 @@ from neptrio.service.audit import AuditLog
 from neptrio.service.sequences import parse_id, parse_owner
 from neptrio.service.statistics import Detail
 from neptrio.transport import admin_only
-from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, Forwarded, HeaderPolicy
+from neptrio.transport.header_policy import CERTIFICATE, OPENAI, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
-from neptrio.transport.rest import openapi, routes
+from neptrio.transport.rest import openai, openapi, routes
 from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or_cancel
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers, HttpInfer, error_body
 from neptrio.transport.rest.infer_stream import HttpInferStream
+from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX
+from neptrio.transport.rest.openai import HttpOpenAi
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
 
 log = logging.getLogger("neptrio.rest")
@@ -34,7 +37,7 @@ log = logging.getLogger("neptrio.rest")
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
-FORWARDING = ("infer", "infer_stream", "generate", "generate_stream")
+FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which records when the answer is sent
 
@@ -96,6 +99,8 @@ class RestApp:
             log.exception("%s %s failed", scope["method"], scope["raw_path"])
             refusal = Internal(f"internal error: {type(error).__name__}")
             answer = 500, JSON, error_body(refusal)
+        if answer is not None and answer[0] >= 400 and scope["raw_path"].startswith(OPENAI_PREFIX.encode()):
+            answer = _in_the_shape_of_openai(answer, refusal)
         if self._services.audit is not None:
             self._record(self._services.audit, scope, refusal)
         refusal = (
@@ -155,6 +160,12 @@ class RestApp:
             stream = HttpInferStream(self._services, route, scope["headers"], forwarded)
             stream.request.owner = scope.get(CLIENT)
             return await stream.run(await self._body(scope, receive), receive, send)
+        if route.verb in OPENAI:
+            document = members(await self._document(await self._body(scope, receive)))
+            asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded)
+            if route.verb == "openai_embeddings":
+                return await asked.embeddings(document, receive)
+            return await asked.completions(document, route.verb == "openai_chat", receive, send)
         answer: Answer = await getattr(self, f"_{route.verb}")(route, scope, receive)
         return answer
 
@@ -280,6 +291,9 @@ class RestApp:
 
     async def _server_metadata(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(self._services.metadata.server())]
+
+    async def _openai_models(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        return 200, JSON, [dump_json(openai.models(self._services, scope.get(CLIENT), route.model))]
 
     async def _openapi(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(openapi.document())]
@@ -420,6 +434,17 @@ class RestApp:
             dependents = False
         await self._services.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
+
+
+def _in_the_shape_of_openai(answer: Answer, error: TritonError | None) -> Answer:
+    """A refusal with the body that OpenAI's clients read; `error` is None where the route or the time refused."""
+    status, headers, body = answer
+    if error is None:
+        error = TritonError(load_json(b"".join(body))["error"])
+    made = error_object(error)
+    if status in (404, 405):
+        made["error"]["type"] = "invalid_request_error"
+    return status, headers, [dump_json(made)]
 
 
 def listed(texts: list[bytes]) -> list[bytes]:

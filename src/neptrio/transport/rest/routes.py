@@ -51,6 +51,10 @@ TABLE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("repository_model", r"/v2/repository/models/(?P<model>[^/]+)", ("GET",)),
         ("model_metadata", _MODEL, ("GET",)),
         ("server_metadata", "/v2/?", ("GET",)),
+        ("openai_models", r"/v1/models(?:/(?P<model>[^/]+))?", ("GET",)),
+        ("openai_completions", "/v1/completions", ("POST",)),
+        ("openai_chat", "/v1/chat/completions", ("POST",)),
+        ("openai_embeddings", "/v1/embeddings", ("POST",)),
         ("openapi", r"/openapi\.json", ("GET",)),
         ("reference", "/docs", ("GET",)),
     )

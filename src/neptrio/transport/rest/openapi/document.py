@@ -141,7 +141,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
 
 def _error(words: str, operation: Operation) -> dict[str, Any]:
     # a probe that says no has no body; a stream of `generate_stream` has events from the first error on
-    content: dict[str, Any] = {JSON: {"schema": ref("Error")}}
+    shape = "OpenAiError" if operation.tag == "openai" else "Error"
+    content: dict[str, Any] = {JSON: {"schema": ref(shape)}}
     for kind in operation.answers:
         if kind.startswith("text/"):
             content[kind] = {}

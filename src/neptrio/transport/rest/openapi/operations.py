@@ -240,6 +240,36 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {JSON: "LoadProgress"},
         errors=MODEL,
     ),
+    ("openai_models", "GET"): Operation(
+        "Models that serve OpenAI's API", "openai", {JSON: "OpenAiModels"}, errors=MODEL
+    ),
+    ("openai_completions", "POST"): Operation(
+        "Complete a prompt",
+        "openai",
+        {JSON: "OpenAiCompletion", EVENTS: ""},
+        "OpenAiCompletionRequest",
+        errors=MODEL,
+        example={"model": "shakespeare", "prompt": "To be", "max_tokens": 16},
+        more="See docs/openai.md.",
+    ),
+    ("openai_chat", "POST"): Operation(
+        "Answer a conversation",
+        "openai",
+        {JSON: "OpenAiCompletion", EVENTS: ""},
+        "OpenAiChatRequest",
+        errors=MODEL,
+        example={"model": "shakespeare", "messages": [{"role": "user", "content": "To be"}]},
+        more="See docs/openai.md.",
+    ),
+    ("openai_embeddings", "POST"): Operation(
+        "Embed texts",
+        "openai",
+        {JSON: "OpenAiEmbeddings"},
+        "OpenAiEmbeddingRequest",
+        errors=MODEL,
+        example={"model": "minilm", "input": ["a text", "another"]},
+        more="See docs/openai.md.",
+    ),
     ("openapi", "GET"): Operation("This document", "metadata", {JSON: "OpenApi"}),
     ("reference", "GET"): Operation("This document as a page", "metadata", {HTML: ""}),
 }

@@ -62,6 +62,18 @@ INFERENCE_COUNTS = (
 DATA: Schema = {"type": "array", "description": "elements in row-major order, nested or flat"}
 REGION = {"shared_memory_region": TEXT, "shared_memory_offset": COUNT, "shared_memory_byte_size": COUNT}
 
+OPENAI_OPTIONS = {
+    "n": {"type": "integer", "minimum": 1, "maximum": 16},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "seed": COUNT,
+    "stop": {"type": ["string", "array"], "items": TEXT},
+    "stream": FLAG,
+    "stream_options": opened({}, {"include_usage": FLAG}),
+}
+OPENAI_USAGE = opened({"prompt_tokens": COUNT, "total_tokens": COUNT}, {"completion_tokens": COUNT})
+
 SCHEMAS: dict[str, Schema] = {
     "Error": closed({"error": TEXT}),
     "ServerMetadata": closed({"name": TEXT, "version": TEXT, "extensions": TEXTS}),
@@ -243,5 +255,44 @@ SCHEMAS: dict[str, Schema] = {
     "CheckAnswer": opened({"name": TEXT, "ok": FLAG, "problems": {"type": "array"}, "load_would": TEXT}),
     "LoadProgress": opened({"name": TEXT, "versions": listed(opened({"version": TEXT, "state": TEXT}))}),
     "UnloadRequest": opened({}, {"parameters": opened({}, {"unload_dependents": FLAG})}),
+    "OpenAiError": closed({"error": closed({"message": TEXT, "type": TEXT, "param": {}, "code": {}})}),
+    "OpenAiModels": opened({"object": {"enum": ["list", "model"]}}),
+    "OpenAiCompletionRequest": opened(
+        {"model": TEXT, "prompt": {"type": ["string", "array"], "items": TEXT}}, OPENAI_OPTIONS
+    ),
+    "OpenAiChatRequest": opened(
+        {"model": TEXT, "messages": listed(opened({"role": TEXT, "content": {"type": ["string", "array"]}}))},
+        {**OPENAI_OPTIONS, "max_completion_tokens": {"type": "integer", "minimum": 1}},
+    ),
+    "OpenAiCompletion": opened(
+        {
+            "id": TEXT,
+            "object": {"enum": ["text_completion", "chat.completion"]},
+            "created": COUNT,
+            "model": TEXT,
+            "choices": listed(opened({"index": COUNT, "finish_reason": TEXT})),
+        },
+        {"usage": OPENAI_USAGE},
+    ),
+    "OpenAiEmbeddingRequest": opened(
+        {"model": TEXT, "input": {"type": ["string", "array"], "items": TEXT}},
+        {"encoding_format": {"enum": ["float", "base64"]}},
+    ),
+    "OpenAiEmbeddings": opened(
+        {
+            "object": {"const": "list"},
+            "model": TEXT,
+            "data": listed(
+                closed(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": COUNT,
+                        "embedding": {"type": ["array", "string"]},
+                    }
+                )
+            ),
+        },
+        {"usage": OPENAI_USAGE},
+    ),
     "OpenApi": opened({"openapi": TEXT, "info": {"type": "object"}, "paths": {"type": "object"}}),
 }

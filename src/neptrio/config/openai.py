@@ -1,0 +1,172 @@
+"""How a model answers OpenAI's API: which of its tensors are the prompt, the text and so on (docs/openai.md).
+
+The parameters `openai.ROLE` of a configuration name tensors, and `openai.chat_template` a file in the model's folder. A
+model with `openai.prompt` completes text, one with `openai.input` embeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neptrio.config.isolation import parameter
+from neptrio.errors import InvalidArgument
+
+PREFIX = "openai."
+TEMPLATE = "chat_template"
+TEXT = ("TYPE_STRING",)
+WHOLE = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64")
+REAL = ("TYPE_FP32", "TYPE_FP64")
+# role -> the datatypes that its tensor may have
+INPUTS = {
+    "prompt": TEXT,
+    "input": TEXT,
+    "max_tokens": WHOLE,
+    "seed": WHOLE,
+    "temperature": REAL,
+    "top_p": REAL,
+    "stop": TEXT,
+}
+OUTPUTS = {
+    "text": TEXT,
+    "finish_reason": TEXT,
+    "embedding": REAL,
+    "prompt_tokens": WHOLE,
+    "completion_tokens": WHOLE,
+}
+NEEDS = {"prompt": "text", "text": "prompt", "input": "embedding", "embedding": "input", TEMPLATE: "prompt"}
+LARGEST_TEMPLATE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class OpenAiMapping:
+    """role -> tensor name, and the function that makes a prompt of messages where there is a chat template."""
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    render: Callable[[list[dict[str, str]]], str] | None
+
+    @property
+    def completes(self) -> bool:
+        """Whether the model completes text."""
+        return "prompt" in self.inputs
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model embeds text."""
+        return "input" in self.inputs
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model says how many tokens it has read and, if it completes text, written."""
+        return "prompt_tokens" in self.outputs and (not self.completes or "completion_tokens" in self.outputs)
+
+
+def mapping(config: Any, folder: Path) -> OpenAiMapping | None:
+    """The mapping that a complete configuration gives, None without one. Raises InvalidArgument."""
+    given = {
+        key.removeprefix(PREFIX): parameter(config, key)
+        for key in sorted(config.parameters)
+        if key.startswith(PREFIX)
+    }
+    if not given:
+        return None
+    known = {*INPUTS, *OUTPUTS, TEMPLATE}
+    for role, name in given.items():
+        if role not in known:
+            raise InvalidArgument(
+                f"parameter '{PREFIX}{role}' is unknown, expected {PREFIX} and one of {', '.join(sorted(known))}"
+            )
+        if role in NEEDS and NEEDS[role] not in given:
+            raise InvalidArgument(f"parameter '{PREFIX}{role}' needs '{PREFIX}{NEEDS[role]}' beside it")
+        if not name:
+            raise InvalidArgument(f"parameter '{PREFIX}{role}' is empty")
+    if "prompt" not in given and "input" not in given:
+        raise InvalidArgument(f"parameters '{PREFIX}...' need '{PREFIX}prompt' or '{PREFIX}input'")
+    if "prompt" in given and "input" in given:
+        raise InvalidArgument(f"a model has '{PREFIX}prompt' or '{PREFIX}input', not both")
+    inputs = _tensors(given, INPUTS, config.input, "input")
+    outputs = _tensors(given, OUTPUTS, config.output, "output")
+    for tensor in config.input:
+        if tensor.name not in inputs.values() and not tensor.optional:
+            raise InvalidArgument(
+                f"input '{tensor.name}' is neither optional nor named by a parameter '{PREFIX}...'"
+            )
+    render = _template(folder, given[TEMPLATE]) if TEMPLATE in given else None
+    return OpenAiMapping(inputs, outputs, render)
+
+
+def _tensors(
+    given: dict[str, str], roles: dict[str, tuple[str, ...]], tensors: Any, what: str
+) -> dict[str, str]:
+    found = {}
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for role, allowed in roles.items():
+        name = given.get(role)
+        if name is None:
+            continue
+        tensor = by_name.get(name)
+        if tensor is None:
+            raise InvalidArgument(
+                f"parameter '{PREFIX}{role}' names {what} '{name}', which the model does not have"
+            )
+        kind = _type_name(tensor)
+        if kind not in allowed:
+            raise InvalidArgument(
+                f"{what} '{name}' of '{PREFIX}{role}' must be {' or '.join(allowed)}, is {kind}"
+            )
+        found[role] = name
+    return found
+
+
+def _type_name(tensor: Any) -> str:
+    values = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    return str(values[tensor.data_type].name)
+
+
+def _template(folder: Path, name: str) -> Callable[[list[dict[str, str]]], str]:
+    if Path(name).name != name:
+        raise InvalidArgument(
+            f"parameter '{PREFIX}{TEMPLATE}' must name a file in the model's folder, got '{name}'"
+        )
+    try:
+        with (folder / name).open("rb") as file:
+            raw = file.read(LARGEST_TEMPLATE + 1)
+    except OSError as error:
+        raise InvalidArgument(f"the chat template '{name}' cannot be read: {error.strerror}") from None
+    if len(raw) > LARGEST_TEMPLATE:
+        raise InvalidArgument(f"the chat template '{name}' is larger than {LARGEST_TEMPLATE} bytes")
+    try:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise InvalidArgument(
+            f"parameter '{PREFIX}{TEMPLATE}' needs the package jinja2: pip install 'neptrio[openai]'"
+        ) from None
+
+    def refuse(message: str) -> None:
+        raise InvalidArgument(str(message))
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.globals["raise_exception"] = (
+        refuse  # what templates of public models call for a wrong conversation
+    )
+    try:
+        template = environment.from_string(raw.decode())
+    except (jinja2.TemplateError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the chat template '{name}' is no template: {error}") from None
+
+    def render(messages: list[dict[str, str]]) -> str:
+        """The prompt of a conversation. Raises InvalidArgument."""
+        try:
+            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
+        except InvalidArgument:
+            raise
+        except Exception as error:
+            raise InvalidArgument(f"the chat template refuses the messages: {error}") from None
+
+    return render

@@ -1,0 +1,361 @@
+"""OpenAI's API for models that are text in, text out: /v1/models, completions, chat completions, embeddings.
+
+Every choice (a prompt, `n` times) is a request of its own, which enters at admission like any other: it is batched with
+everybody else's, counted, traced, limited and cancelled in the same way.
+
+Rules:
+ 1. What refuses a request, and a failure before anything was sent, is answered with that error's status. A later one is
+    an event with an `error`, and ends the stream.
+ 2. Pieces are sent as they come. If the client reads slowly, its own choices wait, and the model with them.
+ 3. A client that disconnects, a stop text and a failed choice cancel the requests that are not answered.
+ 4. Errors have OpenAI's shape (codec.openai.error_object).
+"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import trio
+
+from neptrio import datatypes
+from neptrio.codec import openai as codec
+from neptrio.codec.http_json import dump_json
+from neptrio.config.openai import OpenAiMapping
+from neptrio.errors import Denied, Internal, InvalidArgument, NotFound, TritonError
+from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from neptrio.service import Services
+from neptrio.service.tokens import Account
+from neptrio.transport.header_policy import Forwarded
+from neptrio.transport.rest.disconnect import unless_gone
+from neptrio.transport.rest.generate import EVENTS, ResponseQueue
+from neptrio.transport.rest.infer import JSON, Headers
+
+Answer = tuple[int, Headers, list[Any]]
+PREFIX = "/v1/"  # of the paths whose errors have OpenAI's shape
+DONE = b"data: [DONE]\n\n"
+LARGEST_TEXT = 16 << 20  # characters of a whole answer; a stream has no limit
+
+
+@dataclass
+class _Choice:
+    """One choice under way, and what it has come to."""
+
+    index: int
+    request: InferRequest
+    queue: ResponseQueue
+    stops: codec.Stops
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )  # a model may cut its text inside of a character
+    text: str = ""
+    reason: str = "stop"
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+
+class HttpOpenAi:
+    """One request to execute a model; `chat`, else plain completions or embeddings."""
+
+    def __init__(self, services: Services, owner: Account | None, forwarded: Forwarded | None) -> None:
+        self._services = services
+        self._owner = owner
+        self._forwarded = forwarded
+        self._began_ns = monotonic_ns()
+        self._choices: list[_Choice] = []
+        self._created = int(time.time())
+
+    async def completions(
+        self, document: dict[str, Any], chat: bool, receive: Any, send: Any
+    ) -> Answer | None:
+        """Answers a request for completions: sends a stream and returns None, or returns the answer.
+
+        Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the choices.
+        """
+        mapping = self._mapping(codec.model_of(document))
+        if not mapping.completes:
+            raise InvalidArgument(f"model '{document['model']}' does not complete text")
+        asked = codec.completion(document, chat, set(mapping.inputs), mapping.counts)
+        if chat:
+            if mapping.render is None:
+                raise InvalidArgument(f"model '{asked.model}' has no chat template: it takes /v1/completions")
+            render, messages = mapping.render, asked.messages
+            asked.prompts = [await self._services.workers.run(lambda: render(messages))]
+        prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
+        try:
+            for index, prompt in enumerate(prompts):
+                self._submit(
+                    asked.model, mapping, {**self._values(asked, index), "prompt": prompt}, asked.stop
+                )
+            self._services.loop.loop_pass.end()
+            answer: Answer | None = await unless_gone(
+                receive, self._stream if asked.stream else self._whole, asked, mapping, chat, send
+            )
+            return answer
+        finally:
+            self._end()
+
+    async def embeddings(self, document: dict[str, Any], receive: Any) -> Answer:
+        """Answers a request for embeddings. Raises as completions() does."""
+        model = codec.model_of(document)
+        mapping = self._mapping(model)
+        if not mapping.embeds:
+            raise InvalidArgument(f"model '{model}' does not embed text")
+        texts, as_base64 = codec.embedding(document)
+        try:
+            for text in texts:
+                self._submit(model, mapping, {"input": text}, [])
+            self._services.loop.loop_pass.end()
+            rows: list[Any] = await unless_gone(receive, self._vectors, mapping, as_base64)
+        finally:
+            self._end()
+        made: dict[str, Any] = {"object": "list", "data": rows, "model": model}
+        if mapping.counts:
+            made["usage"] = codec.usage(sum(choice.prompt_tokens for choice in self._choices), None)
+        return 200, JSON, [dump_json(made)]
+
+    # ------------------------------------------------------------ requests
+
+    def _mapping(self, name: str) -> OpenAiMapping:
+        """Raises NotFound for a model that is not there, does not serve this API or is not for this client."""
+        if self._owner is not None and not self._owner.client.covers(name):
+            raise Denied(
+                f"{self._owner.client.title} is limited to some models: it is not for model '{name[:128]}'"
+            )
+        found = self._services.admission.lookup(name, "")
+        mapping: OpenAiMapping | None = getattr(found, "openai", None)
+        if mapping is None:
+            raise NotFound(f"model '{name}' is not configured for OpenAI's API (docs/openai.md)")
+        return mapping
+
+    @staticmethod
+    def _values(asked: codec.Asked, index: int) -> dict[str, Any]:
+        values: dict[str, Any] = dict(asked.values)
+        if "seed" in values:  # each choice has its own, the first the one that was given
+            values["seed"] += index
+        if asked.stop:
+            values["stop"] = asked.stop
+        return values
+
+    def _submit(self, model: str, mapping: OpenAiMapping, values: dict[str, Any], stops: list[str]) -> None:
+        request = InferRequest()
+        request.model_name = model
+        request.owner = self._owner
+        admission = self._services.admission
+        admission.find(request, None)
+        admission.received(request, self._began_ns)
+        request.inputs = [
+            self._tensor(request, mapping.inputs[role], value)
+            for role, value in values.items()
+            if role in mapping.inputs
+        ]
+        if self._forwarded is not None:
+            self._forwarded.into(request)
+        queue = ResponseQueue()
+        request.responder = queue
+        admission.submit(request)
+        self._choices.append(_Choice(len(self._choices), request, queue, codec.Stops(stops)))
+
+    @staticmethod
+    def _tensor(request: InferRequest, name: str, value: Any) -> Any:
+        spec = request.model.input_index[name]
+        elements = value if isinstance(value, list) else [value]
+        if spec.dtype == datatypes.BYTES:
+            array = np.array([text.encode() for text in elements], dtype=object)
+        else:
+            array = np.array(elements, dtype=datatypes.NUMPY[spec.dtype])
+        dims = [d if d >= 0 else 1 for d in spec.dims]
+        if -1 in spec.dims:
+            dims[spec.dims.index(-1)] = len(elements)
+        if int(np.prod(dims)) != len(elements):
+            raise InvalidArgument(
+                f"input '{name}' has the dims {list(spec.dims)}, got {len(elements)} elements"
+            )
+        return from_numpy(name, array.reshape([1, *dims] if request.model.max_batch_size else dims))
+
+    def _end(self) -> None:
+        for choice in self._choices:
+            self._cancel(choice)
+            if choice.request.trace is not None:
+                choice.request.trace.abandon()
+        self._services.loop.loop_pass.end()
+
+    def _cancel(self, choice: _Choice) -> None:
+        if not choice.queue.final:
+            self._services.admission.cancel(choice.request)
+
+    # ------------------------------------------------------------ responses
+
+    async def _pieces(
+        self, choice: _Choice, mapping: OpenAiMapping, take: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """Passes a choice's text on, piece by piece and without what a stop text cuts off."""
+        while (response := await choice.queue.next()) is not None:
+            found = self._outputs(response, mapping)
+            choice.prompt_tokens = choice.prompt_tokens or found.get("prompt_tokens", 0)
+            choice.tokens += found.get("completion_tokens", 0)
+            choice.reason = found.get("finish_reason") or choice.reason
+            piece = choice.stops.take(choice.decoder.decode(found.get("text", b"")))
+            if piece:
+                await take(piece)
+            if choice.stops.stopped:
+                choice.reason = "stop"
+                self._cancel(choice)
+                return
+        rest = choice.stops.take(choice.decoder.decode(b"", True))
+        if rest := rest + choice.stops.rest():
+            await take(rest)
+
+    @staticmethod
+    def _outputs(response: InferResponse, mapping: OpenAiMapping) -> dict[str, Any]:
+        """role -> value of one response. Raises the response's error."""
+        if response.error is not None:
+            raise response.error
+        roles = {name: role for role, name in mapping.outputs.items()}
+        found: dict[str, Any] = {}
+        for tensor in response.outputs or ():
+            role = roles.get(tensor.name)
+            if role is None:
+                continue
+            values = to_numpy(tensor)
+            if role == "text":
+                found[role] = b"".join(values.reshape(-1).tolist())
+            elif role == "finish_reason":
+                found[role] = b"".join(values.reshape(-1).tolist()).decode("utf-8", "replace")
+            elif role == "embedding":
+                found[role] = values
+            else:
+                found[role] = int(values.sum())
+        return found
+
+    async def _whole(self, asked: codec.Asked, mapping: OpenAiMapping, chat: bool, send: Any) -> Answer:
+        size = 0
+        for choice in self._choices:
+            parts: list[str] = []
+
+            async def take(piece: str, parts: list[str] = parts) -> None:
+                nonlocal size
+                parts.append(piece)
+                size += len(piece)
+                if size > LARGEST_TEXT:
+                    raise Internal(
+                        f"model '{asked.model}' makes more than {LARGEST_TEXT} characters: stream them"
+                    )
+
+            await self._pieces(choice, mapping, take)
+            choice.text = "".join(parts)
+        made = self._object(asked, "chat.completion" if chat else "text_completion")
+        made["choices"] = [codec.choice(chat, c.index, c.text, c.reason) for c in self._choices]
+        if mapping.counts:
+            made["usage"] = self._usage(asked)
+        return 200, JSON, [dump_json(made)]
+
+    async def _stream(
+        self, asked: codec.Asked, mapping: OpenAiMapping, chat: bool, send: Any
+    ) -> Answer | None:
+        base = self._object(asked, "chat.completion.chunk" if chat else "text_completion")
+        if asked.include_usage:
+            base["usage"] = None
+        begun = False
+        turn = trio.Lock()  # choices take turns with whole events
+
+        async def event(body: bytes) -> None:
+            nonlocal begun
+            async with turn:
+                if not begun:
+                    begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        async def follow(choice: _Choice) -> None:
+            first = True
+
+            async def take(piece: str | None, reason: str | None = None) -> None:
+                nonlocal first
+                made = codec.delta(chat, choice.index, piece, reason, first)
+                first = False
+                await event(b"data: %b\n\n" % dump_json({**base, "choices": [made]}))
+
+            await self._pieces(choice, mapping, take)
+            await take(None, choice.reason)
+
+        failure = await self._together(follow)
+        if failure is not None:
+            if not begun:
+                raise failure
+            await event(b"data: %b\n\n" % dump_json(codec.error_object(failure)))
+        elif asked.include_usage:
+            await event(b"data: %b\n\n" % dump_json({**base, "choices": [], "usage": self._usage(asked)}))
+        await send({"type": "http.response.body", "body": b"" if failure is not None else DONE})
+        return None
+
+    async def _together(self, follow: Callable[[_Choice], Awaitable[None]]) -> TritonError | None:
+        """follow() for all choices at once; the first failure ends the others and is returned."""
+        failure: TritonError | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def one(choice: _Choice) -> None:
+                nonlocal failure
+                try:
+                    await follow(choice)
+                except TritonError as error:
+                    failure = failure or error
+                    nursery.cancel_scope.cancel()
+
+            for choice in self._choices:
+                nursery.start_soon(one, choice)
+        return failure
+
+    async def _vectors(self, mapping: OpenAiMapping, as_base64: bool) -> list[Any]:
+        rows = []
+        for choice in self._choices:
+            response = await choice.queue.next()
+            found = {} if response is None else self._outputs(response, mapping)
+            if "embedding" not in found:
+                raise Internal(f"model '{choice.request.model_name}' has made no embedding")
+            choice.prompt_tokens = found.get("prompt_tokens", 0)
+            values = codec.vector(found["embedding"], as_base64)
+            rows.append({"object": "embedding", "index": choice.index, "embedding": values})
+        return rows
+
+    def _object(self, asked: codec.Asked, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
+        return {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": self._created,
+            "model": asked.model,
+        }
+
+    def _usage(self, asked: codec.Asked) -> dict[str, int]:
+        prompts = sum(
+            choice.prompt_tokens for choice in self._choices[:: asked.n]
+        )  # a prompt is read n times
+        return codec.usage(prompts, sum(choice.tokens for choice in self._choices))
+
+
+def models(services: Services, owner: Account | None, name: str = "") -> dict[str, Any]:
+    """The models that serve this API and that the client may use, or the one of that name. Raises NotFound."""
+    rows: dict[str, dict[str, Any]] = {}
+    for model in services.metadata.serving():
+        if model.openai is not None and (owner is None or owner.client.covers(model.name)):
+            created = model.loaded_at_ms // 1000
+            rows[model.name] = {
+                "id": model.name,
+                "object": "model",
+                "created": created,
+                "owned_by": "neptrio",
+            }
+    if not name:
+        return {"object": "list", "data": list(rows.values())}
+    if name not in rows:
+        raise NotFound(
+            f"model '{name}' does not exist, or is not configured for OpenAI's API (docs/openai.md)"
+        )
+    return rows[name]
