@@ -38,6 +38,7 @@ cdef enum:
     RECEIVE = 256 << 10     # most bytes read by one call
     CONGESTED = 1 << 20     # pending bytes; above this, callers should not produce more output
     AT_ONCE = 128           # most buffers in one sendmsg call
+    SEND = 1 << 20          # most bytes given to the kernel by one call: it copies them in a fraction of a millisecond
     KEEP_GIL = 64 << 10     # bytes; sending fewer takes less time than switching threads
 
 CONGESTED_BYTES = CONGESTED
@@ -99,7 +100,7 @@ cdef class SocketWriterCore:
 
     cdef ssize_t try_send(self, list buffers, Py_ssize_t* total) except? -2:
         """Sends once; returns the bytes sent, -1 when the writer is broken. `total` becomes the bytes of all buffers; with
-        too many buffers for one call, only some number greater than the bytes sent."""
+        too many buffers or bytes for one call, only some number greater than the bytes sent."""
         cdef iovec[AT_ONCE] parts
         cdef Py_buffer[AT_ONCE] held
         cdef msghdr message
@@ -115,17 +116,19 @@ cdef class SocketWriterCore:
                 sent = send(self.fd, text, n, flags)
             else:
                 with nogil:
-                    sent = send(self.fd, text, n, flags)
+                    sent = send(self.fd, text, min(n, SEND), flags)
         else:
             try:
                 for data in buffers:
-                    if taken == AT_ONCE:
+                    if taken == AT_ONCE or n >= SEND:
                         break
                     PyObject_GetBuffer(data, &held[taken], PyBUF_SIMPLE)
                     parts[taken].iov_base = held[taken].buf
                     parts[taken].iov_len = held[taken].len
                     n += held[taken].len
                     taken += 1
+                if n > SEND:
+                    parts[taken - 1].iov_len -= n - SEND
                 memset(&message, 0, sizeof(message))
                 message.msg_iov = parts
                 message.msg_iovlen = taken
@@ -149,6 +152,19 @@ cdef class SocketWriterCore:
             if len(view):
                 self.queue.append(view)
                 self.pending += len(view)
+
+    def some(self) -> list:
+        """Pending buffers for one call."""
+        cdef Py_ssize_t n = 0
+        cdef list taken = []
+        for buffer in self.queue:
+            taken.append(buffer)
+            n += len(buffer)
+            if n >= SEND or len(taken) == AT_ONCE:
+                break
+        if n > SEND:
+            taken[len(taken) - 1] = taken[len(taken) - 1][:SEND - n]
+        return taken
 
     cpdef drop(self, Py_ssize_t sent):
         """Removes the first `sent` pending bytes: the kernel has taken them."""

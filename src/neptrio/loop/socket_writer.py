@@ -9,6 +9,7 @@ Rules:
  1. send() never blocks and never raises. When the peer is gone, output is dropped and `broken` is True.
  2. At most one task waits until the socket is writable, and only while something is pending.
  3. The callers bound the `pending` bytes: they check `congested` before they produce more.
+ 4. No more than a MiB is given to the kernel before others are served: it is copied there.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ import trio
 from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
 
 __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
-
-MAX_BUFFERS = 512  # buffers in one sendmsg call (IOV_MAX is 1024)
 
 
 class SocketWriter(SocketWriterCore):
@@ -59,15 +58,17 @@ class SocketWriter(SocketWriterCore):
     async def _write(self) -> None:
         try:
             while self.queue and not self.broken:
-                await trio.lowlevel.wait_writable(self.sock)
+                some = self.some()
                 try:
-                    sent = self.sock.sendmsg(
-                        [self.queue[i] for i in range(min(len(self.queue), MAX_BUFFERS))]
-                    )
+                    sent = self.sock.sendmsg(some)
                 except (BlockingIOError, InterruptedError):
-                    continue
+                    sent = 0
                 self._taken += sent
                 self.drop(sent)
+                if sent < sum(map(len, some)):
+                    await trio.lowlevel.wait_writable(self.sock)
+                else:
+                    await trio.lowlevel.checkpoint()  # then others have their turn
         except (OSError, trio.ClosedResourceError):
             self.fail()
         finally:
