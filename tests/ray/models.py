@@ -30,8 +30,8 @@ def make() -> neptrio.Server:
         return os.getpid()
 
     @server.model(instances=4)
-    def slow(seconds: float) -> int:
-        threading.Event().wait(seconds)
+    def slow(seconds: Floats) -> int:
+        threading.Event().wait(float(seconds[0]))
         return os.getpid()
 
     @server.model(instances=2)

@@ -91,7 +91,7 @@ def test_an_ended_sequence_is_given_back(rest: Rest) -> None:
 
 def test_sequences_survive_scaling_and_updates(cluster: Ports) -> None:
     """Up: they stay where they are. Down and updates: replicas that leave wait for them, and requests still arrive."""
-    server, options = "tests.ray.models:make", {"drain_seconds": 60.0}
+    server, options = "tests.ray.models:make", {"drain_seconds": 300.0}
     declare(server, "scaled", "/s", num_replicas=1, **options)
     try:
         found = Rest(cluster, "/s")
