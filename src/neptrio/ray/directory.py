@@ -24,7 +24,7 @@ from typing import Any, TypedDict
 import ray
 
 NAMESPACE = "neptrio"
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 10.0
 
 
 class Address(TypedDict):
