@@ -212,7 +212,8 @@ def test_refusals(http: Http1 | Http2, path: str, members: dict[str, Any], statu
     assert (reply.status, list(made)) == (status, ["error"])
     assert set(made["error"]) == {"message", "type", "param", "code"}
     assert text in made["error"]["message"]
-    assert made["error"]["type"] == "invalid_request_error" if status == 400 else "not_found_error"
+    assert made["error"]["type"] == "invalid_request_error"
+    assert made["error"]["code"] == ("model_not_found" if status == 404 else None)
 
 
 def test_refusals_of_the_route_have_the_shape_too(http: Http1 | Http2) -> None:

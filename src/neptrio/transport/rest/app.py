@@ -441,10 +441,7 @@ def _in_the_shape_of_openai(answer: Answer, error: TritonError | None) -> Answer
     status, headers, body = answer
     if error is None:
         error = TritonError(load_json(b"".join(body))["error"])
-    made = error_object(error)
-    if status in (404, 405):
-        made["error"]["type"] = "invalid_request_error"
-    return status, headers, [dump_json(made)]
+    return status, headers, [dump_json(error_object(error))]
 
 
 def listed(texts: list[bytes]) -> list[bytes]:
