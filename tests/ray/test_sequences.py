@@ -91,7 +91,7 @@ def test_an_ended_sequence_is_given_back(rest: Rest) -> None:
 
 def test_sequences_survive_scaling_and_updates(cluster: Ports) -> None:
     """Up: they stay where they are. Down and updates: replicas that leave wait for them, and requests still arrive."""
-    server, options = "tests.ray.models:make", {"drain_seconds": 300.0}
+    server, options = "tests.ray.models:make", {"drain_seconds": 100.0}
     declare(server, "scaled", "/s", num_replicas=1, **options)
     try:
         found = Rest(cluster, "/s")
@@ -118,13 +118,20 @@ def test_sequences_survive_scaling_and_updates(cluster: Ports) -> None:
         until(lambda: serve_count("scaled") == 1, "one replica runs")
         for sequence in totals:
             add(sequence)
+        stays = found.ask("/v2").replica
+        for sequence in [sequence for sequence in totals if homes[sequence] != stays]:
+            add(sequence, end=True)
+            del totals[sequence]
+        assert totals
+        # Ray updates a deployment only when the replicas of the change before have left
+        until(lambda: replicas("scaled") == {stays}, "the others have left")
         declare(server, "scaled", "/s", num_replicas=1, wait=False, settings={"id": "second"}, **options)
         until(lambda: found.ask("/v2").json["name"] == "second", "the second version answers")
         for sequence in totals:
             add(sequence)
         for sequence in totals:
             add(sequence, end=True)
-        until(lambda: len(replicas("scaled")) == 1, "the others have left")
+        until(lambda: stays not in serve.get_app_handle("scaled").replicas.remote().result(), "it has left")
     finally:
         serve.delete("scaled")
 
