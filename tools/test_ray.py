@@ -44,7 +44,9 @@ def environment() -> Path:
 
 
 def main() -> int:
-    arguments = sys.argv[1:] or ["tests/ray"]
+    arguments = sys.argv[1:]
+    if not any(argument.startswith("tests") for argument in arguments):
+        arguments = ["tests/ray", *arguments]
     variables = {**os.environ, "NEPTRIO_TEST_RAY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     # Ray and what it needs warn of each other
     command = [environment(), "-m", "pytest", "-p", "no:xdist", "-W", "ignore", *arguments]
