@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-console test-clients test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -77,6 +77,9 @@ test-image: build ## Build the container image with buildah, run it read-only an
 
 test-ray: build ## Run tests/ray with a real Ray on this machine, in an environment of its own (100 MB to fetch)
 	@$(BIN)/python tools/test_ray.py $(ARGS)
+
+test-frontends: build ## Run the tests of the wire and of the public clients with two front ends (3 minutes)
+	@NEPTRIO_TEST_FRONTENDS=2 $(BIN)/python -m pytest -q -n 2 tests/wire tests/client tests/frontend $(ARGS)
 
 test-sanitized: build ## Build the compiled modules with AddressSanitizer and UndefinedBehaviorSanitizer and run what reaches them (15 minutes at most)
 	@$(BIN)/python tools/sanitized.py $(ARGS)

@@ -8,6 +8,7 @@ instructions of the same. A form that ends in `+trace` has every request traced 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import socket
 import tempfile
@@ -193,12 +194,61 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
     ours.close()
 
 
+async def engine(server: Server, count: int, meter: Meter) -> None:
+    """`count` requests that a front end has decoded, 32 at a time: what is measured is the engine's part alone."""
+    from neptrio.frontend.channel import Layout
+    from neptrio.frontend.engine_end import EngineEnd
+    from neptrio.frontend.front_end import FrontEnd, RemoteAdmission
+    from neptrio.request.infer_request import InferRequest, InferResponse, Responder
+    from neptrio.request.numpy_tensor import from_numpy
+    from neptrio.rings.ring import Segment, sealed_memory
+
+    class Answers(Responder):
+        """Counts answers."""
+
+        good = 0
+
+        def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+            self.good += response.error is None and len(response.outputs or ()) == 2
+
+    layout = Layout(1 << 26)
+    memory = sealed_memory("hotpath", layout.size)
+    ours = Segment(memory, layout.size)
+    end = EngineEnd(ours, layout, lambda: None, lambda: None, server.services, None)
+    front = FrontEnd(ours, layout, lambda: None, lambda: None)
+    admission = RemoteAdmission(front)
+    answers = Answers()
+    loop_pass = server.loop.loop_pass
+    done = 0
+    while done < count:
+        step = min(count - done, 2000)
+        for _ in range(step):
+            request = InferRequest()
+            request.model_name = "identity"
+            request.inputs = [from_numpy(name, array) for name, array in WORK.inputs]
+            admission.find(request, None)
+            request.responder = answers
+            admission.submit(request)
+        last = done + step == count
+        with meter if last else contextlib.nullcontext():
+            while end.drain(32):
+                loop_pass.end()
+            loop_pass.end()
+        while front.drain():
+            pass
+        done += step
+    if answers.good != count:
+        raise AssertionError(f"{count - answers.good} requests failed")
+
+
 async def measure(server: Server, form: str, count: int, meter: Meter) -> float:
     """Microseconds of CPU per request."""
     form, _, more = form.partition("+")
     await server.services.trace.update({"trace_level": ["TIMESTAMPS" if more == "trace" else "OFF"]})
     async with trio.open_nursery() as nursery:
-        if form == "unary":
+        if form == "engine":
+            await engine(server, count, meter)
+        elif form == "unary":
             await unary(server, nursery, grpc_message(WORK), count, meter)
         else:
             body, length, _ = http_binary(WORK) if form == "binary" else http_json(WORK)

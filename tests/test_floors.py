@@ -41,6 +41,7 @@ transport.hypercorn
 transport.console transport.rest_server
 transport.metrics_server
 transport.admin_server
+frontend
 client
 traces
 commands

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from neptrio import storage_uri
 
+MOST_FRONTENDS = 64
 TRUE = ("true", "1", "on")
 FALSE = ("false", "0", "off")
 
@@ -115,6 +116,16 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """An integer of 0 or more."""
     return _ranged(text, 0, None)
+
+
+def frontends(text: str) -> int:
+    """A number of front ends: N, or `auto`, one for each core that this process may use but two, at least one."""
+    if text == "auto":
+        return max(1, len(os.sched_getaffinity(0)) - 2)
+    value = not_negative(text)
+    if value > MOST_FRONTENDS:
+        raise argparse.ArgumentTypeError(f"expected {MOST_FRONTENDS} or less, got '{text}'")
+    return value
 
 
 def tolerance(text: str) -> float:

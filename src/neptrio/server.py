@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
@@ -67,6 +67,9 @@ from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.http2.session import implementation
 from neptrio.transport.metrics_server import MetricsServer
 from neptrio.transport.rest_server import RestServer
+
+if TYPE_CHECKING:
+    from neptrio.frontend.engine import FrontEnds
 
 log = logging.getLogger("neptrio.server")
 
@@ -134,6 +137,7 @@ class Server:
         self.metrics_listener: socket.socket | None = None
         self.admin: AdminServer | None = None
         self.console = False  # the metrics port serves the console
+        self.front_ends: FrontEnds | None = None
         self.metrics = Metrics(
             self.repository.ready_models,
             self.services,
@@ -223,6 +227,8 @@ class Server:
                 for listener in (self.http_listener, self.grpc_listener, self.metrics_listener):
                     if listener is not None:
                         listener.close()  # usually closed by their servers, but not if the start fails
+                if self.front_ends is not None:
+                    self.front_ends.close()
                 if self.admin is not None:
                     self.admin.close()
                 with trio.CancelScope(shield=True) as scope:
@@ -242,6 +248,8 @@ class Server:
         for front in self.fronts:
             if isinstance(front, GrpcServer):
                 await front.handlers_loaded.wait()
+        if self.front_ends is not None:
+            await self.front_ends.verbs.loaded.wait()
 
     def _listen(self) -> None:
         settings = self.settings
@@ -252,12 +260,25 @@ class Server:
                 settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
             rest_port = self.http_listener.getsockname()[1]
-            self.fronts.append(RestServer(self.services, self.http_listener))
+            if not settings.frontends:
+                self.fronts.append(RestServer(self.services, self.http_listener))
         if settings.allow_grpc:
             self.grpc_listener = listen(
                 settings.grpc_address, settings.grpc_port, reuse_port=settings.reuse_grpc_port
             )
-            self.fronts.append(GrpcServer(self.services, self.grpc_listener))
+            if not settings.frontends:
+                self.fronts.append(GrpcServer(self.services, self.grpc_listener))
+        if settings.frontends:
+            from neptrio.frontend.engine import FrontEnds  # which most servers do without
+
+            self.front_ends = FrontEnds(
+                self.services,
+                self.repository,
+                self.repository.host.doorbells,
+                self.http_listener,
+                self.grpc_listener,
+            )
+            self.fronts.append(self.front_ends)
         if settings.allow_metrics:
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address
@@ -289,6 +310,8 @@ class Server:
         """
         seconds = self.settings.exit_timeout_secs
         with trio.move_on_after(seconds - max(0.1 * seconds, min(0.5 * seconds, REST_OF_SHUTDOWN))):
+            if self.front_ends is not None:
+                await self.front_ends.count()
             while self.repository.live_sequences() and any(front.connections for front in self.fronts):
                 await trio.sleep(SEQUENCES_PERIOD)
 
@@ -335,6 +358,9 @@ class Server:
             scheme = "https://" if self.admin.secure else ""
             place = startup.address(self.admin.listener.getsockname())
             lines.append(f"admin    on {scheme}{place} (REST, gRPC, /metrics; control verbs only here)")
+        if self.front_ends is not None:
+            found = ", ".join(f"{row.number}: process {row.pid}" for row in self.front_ends.rows())
+            lines.append(f"front ends speak HTTP and gRPC ({found})")
         lines.append(f"sockets are waited for: {self.loop.poller.way}")
         lines.append(f"accelerators: {accelerators.describe()}")
         return "\n".join(lines)

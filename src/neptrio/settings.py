@@ -52,6 +52,7 @@ class Settings:
     admin_address: AdminAddress | None = None
     admin_socket_mode: int = 0o600  # of a Unix socket
 
+    frontends: int = 0  # processes that speak HTTP and gRPC; 0: the server's own does
     max_connections: int = 0  # REST and gRPC together; 0 = as many as there are descriptors
     max_connections_per_address: int = 0  # 0 = no limit of its own
     max_requests_per_second_per_address: int = 0  # 0 = no limit
@@ -166,6 +167,8 @@ class Settings:
         check_restrictions(self.http_restricted_api, "api")
         check_restrictions(self.grpc_restricted_protocol, "protocol")
         start_values(self.trace_options())
+        if self.frontends:
+            self._check_frontends()
         tls = self.grpc_use_ssl or self.grpc_use_ssl_mutual
         if tls and (self.grpc_server_cert is None or self.grpc_server_key is None):
             raise ValueError("TLS on the gRPC port needs --grpc-server-cert=FILE and --grpc-server-key=FILE")
@@ -173,6 +176,19 @@ class Settings:
             raise ValueError(
                 "--grpc-use-ssl-mutual needs --grpc-root-cert=FILE, the roots of client certificates"
             )
+
+    def _check_frontends(self) -> None:
+        """Refuses what would not be exact with several front ends."""
+        for flag, value in (
+            ("--auth-config", self.auth_config),
+            ("--max-connections-per-address", self.max_connections_per_address),
+            ("--max-requests-per-second-per-address", self.max_requests_per_second_per_address),
+            ("--max-concurrent-requests-per-address", self.max_concurrent_requests_per_address),
+        ):
+            if value:
+                raise ValueError(f"{flag} needs --frontends=0: front ends do not count clients together yet")
+        if not self.allow_http and not self.allow_grpc:
+            raise ValueError("--frontends=N needs a port to serve: --allow-http=true or --allow-grpc=true")
 
     def trace_options(self) -> TraceOptions:
         """The tracing flags."""

@@ -26,7 +26,7 @@ from tests.support import onnx_models
 from tests.support.bench import Bench, tensor
 from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 
 LEVELS = """dynamic_batching {
@@ -219,6 +219,7 @@ def test_a_burst_of_ten_thousand_leaves_exactly_the_limit(bench: Bench) -> None:
         channel.close()
 
 
+@without_front_ends
 @policy("dynamic_batching { default_queue_policy { max_queue_size: 1 } }")
 def test_a_large_request_is_refused_before_it_is_decoded(bench: Bench) -> None:
     """A body that would be refused for what is in it, too, shows which was looked at first."""

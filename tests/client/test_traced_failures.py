@@ -16,7 +16,7 @@ from tests.support.gate import Gate
 from tests.support.infer_messages import request
 from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import RawClient
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 
 RECEIVED = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "REQUEST_START"]
@@ -31,6 +31,7 @@ def inputs() -> list[Any]:
     return [tensor]
 
 
+@without_front_ends
 def test_each_shows_the_stages_it_reached(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "models", tmp_path / "gate", "gate", LIMITS)
     path = tmp_path / "trace.json"

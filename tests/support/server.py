@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +11,12 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+# how many front ends servers have whose test does not say; `make test-frontends`
+FRONTENDS = int(os.environ.get("NEPTRIO_TEST_FRONTENDS", "0"))
+# for tests of what docs/frontends.md says is otherwise with front ends
+without_front_ends = pytest.mark.skipif(FRONTENDS > 0, reason="with front ends it is otherwise")
 # how a record begins in the log, in either format
 RECORD = re.compile(r"^(?:[DIWEC]\d{4} \d\d:|\d{4}-\d\d-\d\dT)", re.M)
 
@@ -59,6 +66,7 @@ class ServerProcess:
                 "--grpc-address=127.0.0.1",
                 "--grpc-port=0",
                 "--metrics-port=0",
+                *([f"--frontends={FRONTENDS}"] if FRONTENDS else []),
                 *flags,
             ],
             stderr=subprocess.PIPE,

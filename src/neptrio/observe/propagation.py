@@ -36,6 +36,15 @@ class Asked:
             self.sampled = bool(int(match[4], 16) & SAMPLED)
             self.tracestate = b",".join(found.get(b"tracestate", ())).decode("latin-1")
 
+    def as_sent(self) -> dict[str, str]:
+        """The headers from which asked() makes an object like this one."""
+        made = {"neptrio-trace": self.force} if self.force else {}
+        if self.trace_id:
+            made["traceparent"] = f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
+            if self.tracestate:
+                made["tracestate"] = self.tracestate
+        return made
+
 
 def asked(headers: Iterable[tuple[bytes, bytes]]) -> Asked | None:
     """The headers that concern tracing, None when there are none."""

@@ -28,7 +28,7 @@ from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
 from neptrio.transport.accept import Acceptor
-from neptrio.transport.header_policy import http_policy
+from neptrio.transport.header_policy import HeaderPolicy, http_policy
 from neptrio.transport.http1.connection import HandOver, Http1Connection
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
@@ -63,7 +63,7 @@ class RestServer:
         self._origins = OriginPolicy(
             settings.cors_allow_origin, settings.allowed_host, is_loopback(str(listener.getsockname()[0]))
         )
-        self._app = RestApp(services, self._policy, self._origins)
+        self._app = self.make_app(services, self._policy, self._origins)
         self._connections: set[Http1Connection] = set()
         self._draining = False
         self._changed = trio.Event()
@@ -72,6 +72,10 @@ class RestServer:
         self._by_hypercorn = settings.http_tls_cert is not None or not settings.http_lean
         services.held.add(self._held_bytes)
         self._front: HypercornFront | None = self._make_front() if self._by_hypercorn else None
+
+    def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
+        """The app that answers every route."""
+        return RestApp(services, policy, origins)
 
     def _make_front(self) -> HypercornFront:
         from neptrio.transport.hypercorn.front import HypercornFront

@@ -180,22 +180,26 @@ class HandlerCall(Call):
                 await compression.inflate_later(self._connection.inflating, raw, inflater, self._connection)
                 self._connection.inflating.release(len(inflater.content))
             raw = bytes(inflater.content)
-        read = partial(_parsed, self._path, self._handler, [raw])
+        return await self.read(raw)
+
+    async def read(self, raw: bytes) -> Any:
+        """The request of a message's bytes, checked. Raises GRPCError and TritonError."""
+        read = partial(parsed, self._path, self._handler, [raw])
         try:
             if len(raw) > LARGE_MESSAGE:
                 del raw
-                parsed = await self._connection.services.workers.run(read, self._connection)
+                found = await self._connection.services.workers.run(read, self._connection)
             else:
-                parsed = read()
+                found = read()
         except Exception as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
-        self._request = parsed
-        self._connection.check_message(self._path.decode("latin-1"), self.headers, parsed)
-        return parsed
+        self._request = found
+        self._connection.check_message(self._path.decode("latin-1"), self.headers, found)
+        return found
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:
         """Sets the headers of the reply; they leave with its first message or its end."""
-        self.send_headers([*OK_HEADERS, *_encoded(metadata)])
+        self.send_headers([*OK_HEADERS, *encoded(metadata)])
 
     async def send_message(self, message: Any) -> None:
         """Queues a reply message; waits while the client does not read what was sent before."""
@@ -215,7 +219,15 @@ class HandlerCall(Call):
         metadata: Any = None,
     ) -> None:
         """Sets the status and metadata that the call ends with when the handler returns."""
-        self._outcome = [*status_trailers(status, status_message or ""), *_encoded(metadata)]
+        self.set_outcome([*status_trailers(status, status_message or ""), *encoded(metadata)])
+
+    def set_outcome(self, trailers: list[tuple[bytes, bytes]]) -> None:
+        """Sets the trailers that the call ends with when the handler returns."""
+        self._outcome = trailers
+
+    def tell(self, failure: TritonError | None) -> None:
+        """Tells the audit log that the call has ended; `failure`: why it was refused, None if it was not."""
+        self._connection.record(self._path, self.headers, self._request, failure)
 
     async def cancel(self) -> None:
         """Ends the call with RST_STREAM."""
@@ -268,7 +280,7 @@ class HandlerCall(Call):
                 failure = TritonError(f"{type(error).__name__}: {error}")
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
-        self._connection.record(self._path, self.headers, self._request, failure)
+        self.tell(failure)
         self._request = None
         self.stop_clock()
         self.taken()
@@ -281,7 +293,7 @@ class HandlerCall(Call):
             self._connection.flush_soon()
 
 
-def _parsed(path: bytes, handler: Any, message: list[bytes]) -> Any:
+def parsed(path: bytes, handler: Any, message: list[bytes]) -> Any:
     """The request that the only bytes of `message` are; it is emptied, to keep no third copy of a load request's files."""
     well_formed(message[0])
     declared = request_class(path)
@@ -291,7 +303,7 @@ def _parsed(path: bytes, handler: Any, message: list[bytes]) -> Any:
     return handler.request_type.parse(message.pop())
 
 
-def _encoded(metadata: Any) -> list[tuple[bytes, bytes]]:
+def encoded(metadata: Any) -> list[tuple[bytes, bytes]]:
     if not metadata:
         return []
     return [(key.encode(), value.encode()) for key, value in encode_metadata(metadata)]

@@ -42,6 +42,7 @@ from neptrio.loop.timers import Timer
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
+from neptrio.service.audit import AuditLog
 from neptrio.service.certificates import Certificate, of_peer
 from neptrio.service.connections import (
     PLACES,
@@ -56,7 +57,7 @@ from neptrio.transport.grpc.fast_path import GrpcFastPath
 from neptrio.transport.grpc.handlers import HandlerCall, request_class
 from neptrio.transport.grpc.infer import UnaryInfer
 from neptrio.transport.grpc.stream_infer import StreamInfer
-from neptrio.transport.header_policy import METHOD_CATEGORIES, MODEL_FIELDS, grpc_policy
+from neptrio.transport.header_policy import METHOD_CATEGORIES, MODEL_FIELDS, HeaderPolicy, grpc_policy
 from neptrio.transport.http2 import limits as limits
 from neptrio.transport.http2.session import Headers, Http2Session, OpenStream, session_class
 from neptrio.transport.http2.stream import GrpcStream, input_bytes, output_bytes
@@ -93,7 +94,7 @@ def default_input_limit() -> int:
     return memory_limit.share(2, at_least=5 << 29)
 
 
-def _handlers(services: Services) -> dict[bytes, Any]:
+def all_handlers(services: Services) -> dict[bytes, Any]:
     """The handlers of all calls other than inference, by path. Imports their modules (rule 6)."""
     from neptrio.transport.grpc.service import servicers
 
@@ -108,6 +109,36 @@ def _handlers(services: Services) -> dict[bytes, Any]:
         handler.request_type.parse(b"")
         bytes(handler.reply_type())
     return found
+
+
+def audit_call(
+    audit: AuditLog,
+    policy: HeaderPolicy | None,
+    path: str,
+    headers: list[tuple[bytes, bytes]],
+    client: str,
+    certificate: Certificate | None,
+    message: Any,
+    error: TritonError | None,
+    model: str = "",
+) -> None:
+    """Tells the audit log what a call changed or why it was refused. `message` is its request, None if it has not come."""
+    method = path.rpartition("/")[2]
+    if error is None and hasattr(message, "settings") and not message.settings:
+        return  # settings were only read
+    field = MODEL_FIELDS.get(method)
+    if field is not None and message is not None:
+        model = getattr(message, field)
+    audit.record(
+        method,
+        "grpc",
+        client,
+        "" if policy is None else policy.who(headers, certificate),
+        certificate="" if certificate is None else certificate.subject,
+        model=model,
+        target=getattr(message, "name", "") if "SharedMemory" in method else "",
+        error=error,
+    )
 
 
 @dataclass(frozen=True)
@@ -183,6 +214,11 @@ class GrpcConnection(GrpcFastPath):
         self._speaking = False  # the client's HTTP/2 preface has come
         self._drain_asked = False
 
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        return self._address
+
     def now(self) -> int:
         """The monotonic clock in nanoseconds."""
         return int(monotonic_ns())
@@ -206,7 +242,7 @@ class GrpcConnection(GrpcFastPath):
             handler = self._handlers.get(path)
             if handler is None and self._server.handlers_loaded.is_set():
                 return unknown_method(session, stream_id, headers)
-            call = HandlerCall(session, stream_id, headers, self, handler, path)
+            call = self._server.call_class(session, stream_id, headers, self, handler, path)
         if headers.has_timeout:
             call.set_deadline(headers.get(b"grpc-timeout") or b"")
         return call
@@ -270,24 +306,18 @@ class GrpcConnection(GrpcFastPath):
         """Tells the audit log what a call changed or why it was refused. `message` is its request, None if it has not
         come."""
         audit = self.services.audit
-        if audit is None:
-            return
-        method = path.decode("latin-1").rpartition("/")[2]
-        if error is None and hasattr(message, "settings") and not message.settings:
-            return  # settings were only read
-        field = MODEL_FIELDS.get(method)
-        if field is not None and message is not None:
-            model = getattr(message, field)
-        audit.record(
-            method,
-            "grpc",
-            self._address,
-            "" if self._policy is None else self._policy.who(headers(), self.certificate),
-            certificate="" if self.certificate is None else self.certificate.subject,
-            model=model,
-            target=getattr(message, "name", "") if "SharedMemory" in method else "",
-            error=error,
-        )
+        if audit is not None:
+            audit_call(
+                audit,
+                self._policy,
+                path.decode("latin-1"),
+                headers(),
+                self._address,
+                self.certificate,
+                message,
+                error,
+                model,
+            )
 
     def open_requests(self) -> int:
         """How many calls are open."""
@@ -562,6 +592,8 @@ class GrpcConnection(GrpcFastPath):
 class GrpcServer:
     """Accepts gRPC connections and drains them."""
 
+    call_class = HandlerCall  # of calls other than the two inference ones
+
     def __init__(self, services: Services, listener: socket.socket | None) -> None:
         """Without a listener it serves the connections of the admin listener, which adopt() is given: they are encrypted
         already where they are to be, and the public port's limits on clients do not hold for them."""
@@ -606,7 +638,7 @@ class GrpcServer:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._load_handlers)
+            self._nursery.start_soon(self.load_handlers)
             self._nursery.start_soon(self._watch)
             if self.tls is not None:
                 self._nursery.start_soon(self.tls.watch)
@@ -624,11 +656,16 @@ class GrpcServer:
                 for connection in list(self._connections):
                     connection.press(int(PRESSED_IDLE_SECONDS * 1e9))
 
-    async def _load_handlers(self) -> None:
+    @property
+    def accepted(self) -> int:
+        """Connections that were accepted so far."""
+        return self._accepted
+
+    async def load_handlers(self) -> None:
         while not self.handlers_loaded.is_set():
             try:
                 self.handlers |= await trio.to_thread.run_sync(
-                    _handlers, self.services, abandon_on_cancel=True
+                    all_handlers, self.services, abandon_on_cancel=True
                 )
                 self.handlers_loaded.set()
             except OSError as error:  # it may pass: all descriptors may be used up

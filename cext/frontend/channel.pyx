@@ -1,0 +1,399 @@
+"""The way between the engine and one front end, as both see it.
+
+The problem: a request must reach the engine for a few microseconds, whatever the front end does to the memory, and an
+answer must come back in the same way. The choice: what isolated models have (cext/rings): two rings of
+descriptors, and an area on each side in which it alone keeps the accounts. Both directions are alike, so one class
+serves both ends; its subclasses know what messages mean (engine_end, front_end).
+
+Rules:
+ 1. Everything runs with the GIL, on the trio thread of its process. The one exception is the last reference to a Lease,
+    which may go on any thread.
+ 2. What the other side wrote is believed in nothing: a descriptor is copied before it is looked at, a message's own
+    part before it is read; lengths, offsets, counts, datatypes and shapes are compared with what they may be. What
+    cannot be is a Violation, and the other side is given up.
+ 3. A message of up to KEEP_ABOVE bytes is copied whole when it is taken: its memory is free as soon as the ring has
+    passed its descriptor. The tensors of a longer one are looked at where they lie until RETURN, so its elements may
+    change under the reader's eyes. Elements of numbers may; strings, which have a structure, are always copied.
+ 4. Nothing is given up for want of room: what does not fit into the ring or the area waits in the outbox, in order, and
+    look() is called again; returns alone pass it by. Only a message that is larger than the area is refused.
+ 5. The other side is woken by `bell` only where it sleeps. A RETURN wakes nobody: who waits for room looks by itself.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from neptrio.frontend.kinds cimport HERE, KEEP_ABOVE, REGION, RETURN
+from neptrio.request.infer_request cimport DT_BYTES, Tensor, element_size
+from neptrio.rings.body_area cimport BodyArea, BodyMemory
+from neptrio.rings.packet cimport Packer, read_raw, read_text, read_u32, read_u64
+from neptrio.rings.ring cimport (
+    Entry,
+    Segment,
+    ring_advance,
+    ring_bytes,
+    ring_head,
+    ring_must_wake,
+    ring_peek,
+    ring_push,
+    ring_sleep,
+)
+
+from collections import deque
+import json
+
+from neptrio.errors import Internal, Overloaded
+
+cdef enum:
+    ENTRIES = 4096           # of each ring
+    AT_ONCE = 256            # descriptors taken before other events have their turn
+    MOST_DIMENSIONS = 64
+    MOST_OWN_PART = 268435456    # bytes of a message beside its tensors
+
+cdef object _loads = json.loads
+
+
+class Violation(Exception):
+    """The other side has written what no correct one writes."""
+
+
+class Layout:
+    """Where things lie in the shared memory: the ring to the engine, the ring to the front end, the front end's area,
+    the engine's. `area`: bytes of each; pages that are never touched take no memory."""
+
+    def __init__(self, size_t area):
+        self.to_engine = 0
+        self.to_front = ring_bytes(ENTRIES)
+        self.front_area = (2 * ring_bytes(ENTRIES) + 4095) // 4096 * 4096
+        self.engine_area = self.front_area + area
+        self.area = area
+        self.size = self.engine_area + area
+
+
+@cython.no_gc
+cdef class Lease:
+    """The right to look at a message of the other side where it lies."""
+
+    cdef Segment segment     # alive as long as somebody looks
+    cdef Channel channel
+    cdef uint64_t offset
+
+    def __dealloc__(self):
+        if self.channel is not None:
+            try:
+                self.channel.post(RETURN, 0, self.offset, 0)
+            except Violation:
+                pass   # whoever uses the ring next finds it, too
+
+
+cdef class Channel:
+    """See the module's text. `bell()` wakes the other side, `late()` asks for look() to be called soon."""
+
+    def __init__(self, Segment segment not None, layout, bint engine, bell, late):
+        self.segment = segment
+        self.out.base = segment.base + <size_t>(layout.to_front if engine else layout.to_engine)
+        self.into.base = segment.base + <size_t>(layout.to_engine if engine else layout.to_front)
+        self.out.entries = self.into.entries = ENTRIES
+        self.area = BodyArea(segment, layout.engine_area if engine else layout.front_area, layout.area)
+        self.other = layout.front_area if engine else layout.engine_area
+        self.other_end = self.other + <uint64_t>layout.area
+        self.packer = Packer()
+        self.lent = {}
+        self.small = deque()
+        self.outbox = deque()
+        self.returns = deque()
+        self.bell = bell
+        self.late = late
+        self.scratch_room = 4096
+        self.scratch = <char*>malloc(self.scratch_room)
+        if self.scratch == NULL:
+            raise MemoryError
+        ring_sleep(&self.into)   # the first push rings the bell
+
+    def __dealloc__(self):
+        free(self.scratch)
+
+    # ------------------------------------------------------------ out
+
+    cdef int send(self, uint32_t kind, uint64_t id) except -1:
+        """Sends what the packer holds. Raises Overloaded where it can never fit."""
+        cdef Entry entry
+        cdef Packer packer = self.packer
+        if self.closed:
+            packer.reset()
+            return 0
+        entry.kind, entry.size, entry.id = kind, <uint32_t>packer.used, id
+        entry.offset, entry.length = 0, packer.total()
+        if entry.length > self.area.size:
+            packer.reset()
+            raise Overloaded(
+                f"{entry.length} bytes do not fit into the memory between the engine and a front end, which has "
+                f"{self.area.size}")
+        if self.outbox or not self.place(&entry, packer):
+            self.packer = Packer()
+            return self.wait(&entry, packer)
+        packer.reset()
+        if not self.push(&entry):
+            self.wait(&entry, None)
+        return 0
+
+    cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1:
+        """Sends a descriptor without a message."""
+        cdef Entry entry
+        if self.closed:
+            return 0
+        entry.kind, entry.size, entry.id, entry.offset, entry.length = kind, 0, id, offset, length
+        if kind == RETURN:
+            # never behind messages that wait for room, which the other side may wait to be given by this very return
+            if not self.push(&entry):
+                self.returns.append(offset)
+        elif self.outbox or not self.push(&entry):
+            self.wait(&entry, None)
+        return 0
+
+    cdef bint place(self, Entry* entry, Packer packer) except -1:
+        """Copies a message into this side's area; False when there is no room now."""
+        cdef BodyMemory memory
+        if self.small:
+            self.reap()
+        memory = self.area.take(entry.length)
+        if memory is None:
+            return False
+        entry.offset = memory.block.offset
+        packer.copy(self.segment.base + entry.offset)
+        self.lent[entry.offset] = memory
+        return True
+
+    cdef bint push(self, const Entry* entry) except -1:
+        """False when the ring is full."""
+        cdef int done = ring_push(&self.out, entry)
+        if done < 0:
+            raise Violation("its index of a ring cannot be")
+        if done == 0:
+            return False
+        self.sent += 1
+        if entry.size and entry.length <= KEEP_ABOVE:
+            self.small.append((self.out.own, self.lent.pop(entry.offset)))
+        if entry.kind != RETURN and ring_must_wake(&self.out):
+            self.wakes += 1
+            self.bell()
+        return True
+
+    cdef int wait(self, const Entry* entry, Packer packer) except -1:
+        if not self.outbox:
+            self.late()
+        self.outbox.append((entry.kind, entry.size, entry.id, entry.offset, entry.length, packer))
+        return 0
+
+    cdef int reap(self) except -1:
+        """Frees the memory of small messages whose descriptors the other side has taken, and so copied."""
+        cdef uint64_t head = ring_head(&self.out)
+        cdef uint64_t waiting = self.out.own - head
+        if waiting > self.out.entries:
+            raise Violation("its index of a ring cannot be")
+        small = self.small
+        while small:
+            if self.out.own - <uint64_t>small[0][0] < waiting:
+                return 0
+            small.popleft()
+        return 0
+
+    def look(self) -> bool:
+        """Sends what waits for room, as far as there is some; True when something waits still. Raises Violation."""
+        cdef Entry entry
+        outbox = self.outbox
+        if self.closed:
+            return False
+        while self.returns:
+            entry.kind, entry.size, entry.id, entry.offset, entry.length = RETURN, 0, 0, self.returns[0], 0
+            if not self.push(&entry):
+                return True
+            self.returns.popleft()
+        while outbox:
+            entry.kind, entry.size, entry.id, entry.offset, entry.length, packer = outbox[0]
+            if packer is not None:
+                if not self.place(&entry, packer):
+                    return True
+                outbox[0] = (entry.kind, entry.size, entry.id, entry.offset, entry.length, None)
+            if not self.push(&entry):
+                return True
+            outbox.popleft()
+        if self.small:
+            self.reap()
+        return False
+
+    # ------------------------------------------------------------ in
+
+    def drain(self, int at_once=AT_ONCE) -> bool:
+        """Takes up to `at_once` messages that the other side has pushed; True when there are more, and it is to be called
+        again. Raises Violation."""
+        cdef Entry entry
+        cdef int got, count = 0
+        while not self.closed:
+            got = ring_peek(&self.into, &entry)
+            if got < 0:
+                raise Violation("its index of a ring cannot be")
+            if got == 0:
+                if ring_sleep(&self.into):
+                    break
+                continue
+            if count >= at_once:
+                return True
+            count += 1
+            self.received += 1
+            if entry.kind == RETURN:
+                if self.lent.pop(entry.offset, None) is None:
+                    raise Violation(f"a message at {entry.offset} is returned that was not lent")
+                ring_advance(&self.into)
+                continue
+            if entry.size:
+                self.opened(&entry)
+            # a copy has been made of what is small, so its memory may be used again from here on
+            ring_advance(&self.into)
+            try:
+                self.take(&entry)
+            except (UnicodeDecodeError, RecursionError, ValueError, OverflowError) as error:
+                raise Violation(str(error)) from None
+            finally:
+                self.owner = None
+        if self.outbox or self.returns:
+            self.look()
+        return False
+
+    cdef int take(self, Entry* entry) except -1:
+        """One descriptor; its message, if it has one, has been opened."""
+        raise NotImplementedError
+
+    cdef int opened(self, const Entry* entry) except -1:
+        """Prepares to read a message (rules 2 and 3)."""
+        cdef Lease lease
+        cdef const char* base
+        cdef uint64_t own = entry.size
+        if (entry.offset < self.other or entry.offset > self.other_end
+                or entry.length > self.other_end - entry.offset):
+            raise Violation(f"a message of {entry.length} bytes at {entry.offset}")
+        if own > entry.length or own > MOST_OWN_PART:
+            raise Violation(f"{own} bytes of a message of {entry.length}")
+        base = self.segment.base + entry.offset
+        self.private = entry.length <= KEEP_ABOVE
+        if self.private:
+            self.owner = PyBytes_FromStringAndSize(base, entry.length)
+            base = self.reader.at = PyBytes_AS_STRING(self.owner)
+        else:
+            if own > self.scratch_room:
+                grown = <char*>realloc(self.scratch, own)
+                if grown == NULL:
+                    raise MemoryError
+                self.scratch = grown
+                self.scratch_room = own
+            memcpy(self.scratch, base, own)
+            self.reader.at = self.scratch
+            lease = Lease.__new__(Lease)
+            lease.segment = self.segment
+            lease.channel = self
+            lease.offset = entry.offset
+            self.owner = lease
+        self.reader.end = self.reader.at + own
+        self.reader.bad = False
+        own = min((own + 63) // 64 * 64, entry.length)
+        self.data = base + own
+        self.data_size = entry.length - own
+        return 0
+
+    cdef int finish(self) except -1:
+        """All has been read."""
+        if self.reader.bad:
+            raise Violation("a message that ends too early")
+        return 0
+
+    cdef dict parameters(self):
+        text = read_text(&self.reader)
+        if not text:
+            return None
+        found = _loads(text)
+        if type(found) is not dict:
+            raise Violation("parameters that are no object")
+        for value in found.values():
+            if not isinstance(value, (bool, int, float, str)):
+                raise Violation(f"a parameter of type {type(value).__name__}")
+        return found
+
+    # ------------------------------------------------------------ tensors
+
+    cdef int pack_tensor(self, Tensor tensor) except -1:
+        """Packs a tensor whose bytes are to be copied behind the message."""
+        cdef Packer packer = self.packer
+        cdef int64_t dimension
+        if tensor.memory_kind == 2:
+            raise Internal(f"tensor '{tensor.name}' lies in GPU memory")
+        packer.text(tensor.name)
+        packer.u32(<uint32_t>tensor.dtype)
+        packer.u32(<uint32_t>len(tensor.shape))
+        for dimension in tensor.shape:
+            packer.u64(<uint64_t>dimension)
+        packer.u32(HERE)
+        packer.u64(packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
+        packer.u64(<uint64_t>tensor.nbytes)
+        packer.held.append(tensor)
+        return 0
+
+    cdef Tensor tensor(self):
+        """The next tensor, checked."""
+        cdef Tensor made
+        cdef uint32_t i, dtype, dimensions, place
+        cdef uint64_t offset, nbytes, n
+        cdef list shape = []
+        cdef str name = read_text(&self.reader)
+        dtype = read_u32(&self.reader)
+        dimensions = read_u32(&self.reader)
+        if dtype > 14 or dimensions > MOST_DIMENSIONS:   # 0 is a datatype that the client has made up
+            raise Violation(f"a tensor of datatype {dtype} with {dimensions} dimensions")
+        for i in range(dimensions):
+            n = read_u64(&self.reader)
+            if n > <uint64_t>1 << 62:
+                raise Violation(f"a dimension of {n}")
+            shape.append(n)
+        place = read_u32(&self.reader)
+        if place == REGION:
+            return self.tensor_in(name, dtype, tuple(shape))
+        offset = read_u64(&self.reader)
+        nbytes = read_u64(&self.reader)
+        if self.reader.bad:
+            raise Violation("a message that ends too early")
+        if place != HERE or offset > self.data_size or nbytes > self.data_size - offset:
+            raise Violation(f"a tensor at place {place} outside of its message")
+        made = Tensor.__new__(Tensor)
+        made.name = name
+        made.dtype = dtype
+        made.shape = tuple(shape)
+        made.nbytes = nbytes
+        if self.private or (dtype != DT_BYTES and (<size_t>(self.data + offset)) % 16 == 0):
+            made.owner = self.owner
+            made.ptr = self.data + offset
+        else:
+            made.owner = PyBytes_FromStringAndSize(self.data + offset, nbytes)
+            made.ptr = PyBytes_AS_STRING(made.owner)
+        return made
+
+    cdef Tensor tensor_in(self, str name, int dtype, tuple shape):
+        """A tensor that lies in a region of shared memory."""
+        raise Violation("a tensor in a region")
+
+    # ------------------------------------------------------------ the end
+
+    def close(self):
+        """Nothing more is sent or taken; both areas stay for as long as somebody looks at them."""
+        self.closed = True
+        self.lent = {}
+        self.small.clear()
+        self.outbox.clear()
+        self.returns.clear()
+        self.bell = self.late = None
+
+    def statistics(self) -> dict:
+        """What is held, for tests and for looking at it."""
+        return {
+            "lent": len(self.lent), "small": len(self.small), "waiting": len(self.outbox), "used": self.area.used,
+            "wakes": self.wakes, "sent": self.sent, "received": self.received,
+        }

@@ -1,0 +1,27 @@
+# The engine's end of the way to one front end.
+from libc.stdint cimport int64_t, uint64_t
+
+from neptrio.execution.admission cimport Admission
+from neptrio.frontend.channel cimport Channel
+from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder
+
+cdef class Open:
+    """A request of the front end that is not answered."""
+
+    cdef EngineEnd end
+    cdef uint64_t id
+    cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
+    cdef object when_room            # called when there is room again; None: nobody waits
+    cdef object line                 # deque of responses behind one that a worker classifies; None: none
+
+cdef class EngineEnd(Channel):
+    cdef Admission admission
+    cdef object services
+    cdef object host
+    cdef readonly dict open          # id -> InferRequest
+    cdef dict streams                # id -> Stream
+    cdef Responder http
+    cdef Responder grpc
+    cdef int received_request(self, uint64_t id) except -1
+    cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
+    cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1

@@ -1,0 +1,365 @@
+"""The engine's end: makes requests of a front end's messages, passes them to admission, and sends the answers back.
+
+Rules:
+ 1. A request's inputs are views of the front end's memory (or copies of small ones: channel, rule 3). It is admitted
+    like any other; what admission refuses is answered with that error.
+ 2. A request is in `open` until its final response was sent. gone() cancels all that are there: the front end has ended.
+ 3. Outputs are chosen, classified and put into shared memory here, where the model and the regions are known; by a
+    worker where that takes long, and later responses to the same request wait for it.
+ 4. While the client of a request with several responses is behind, wait_for_room() holds the model back, exactly as on
+    the engine's own ports.
+ 5. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.kinds cimport *
+from neptrio.observe.trace cimport Trace
+from neptrio.request.infer_request cimport (
+    GPU_MEMORY,
+    GRPC_PROTOCOL,
+    HTTP_PROTOCOL,
+    RECV_END,
+    RECV_START,
+    SEND_START,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    RequestedOutput,
+    Responder,
+    Tensor,
+    now_ns,
+)
+from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
+from neptrio.rings.ring cimport Entry
+
+from collections import deque
+import json
+import logging
+
+from neptrio.codec.outputs import select, selects_slowly
+from neptrio.errors import Code, Internal, Reason, TritonError
+from neptrio.execution.admission import GRPC_ONE_RESPONSE, HTTP_ONE_RESPONSE
+from neptrio.frontend.channel import Violation
+from neptrio.observe.propagation import asked
+from neptrio.request.device_memory import on_host
+
+log = logging.getLogger("neptrio.frontend")
+
+cdef enum:
+    MOST_OPEN = 1 << 20      # requests of one front end
+    ROOM_BYTES = 4194304     # of responses to one request that a client has not taken, before its model waits
+    OF_RESPONSE = 1024       # counted for a response in addition to its outputs
+
+CODES = list(Code)
+REASONS = list(Reason)
+cdef dict _CODE_NUMBERS = {code: number for number, code in enumerate(CODES)}
+cdef dict _REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
+cdef object _dumps = json.dumps
+
+
+cdef class Open:
+    """See engine_end.pxd."""
+
+
+cdef class FrontResponder(Responder):
+    """Sends responses back through the end that the request came from."""
+
+    def __init__(self, int protocol):
+        self.protocol = protocol
+
+    cpdef object respond(self, InferRequest request, InferResponse response, bint final):
+        cdef EngineEnd end = (<Open>request.context).end
+        try:
+            end.respond(request, response, final)
+        except Violation as error:
+            end.host.violated(str(error))
+
+    cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
+        cdef Open open_ = <Open>request.context
+        if open_.unread <= ROOM_BYTES or open_.end.closed or request.cancelled:
+            return False
+        open_.when_room = callback
+        return True
+
+
+class Stream:
+    """A stream of a front end, as far as sequences need it (scheduling.base.SequenceStream)."""
+
+    __slots__ = ("sequences",)
+
+    def __init__(self):
+        self.sequences = {}
+
+    def end(self):
+        """Ends the sequences that began on it, for models that ask for that."""
+        while self.sequences:
+            sequence, scheduler = self.sequences.popitem()
+            scheduler.disconnected(sequence)
+
+
+cdef class EngineEnd(Channel):
+    """See the module's text. `host` has select_later(end, open, request, response, final), which calls selected()."""
+
+    def __init__(self, segment, layout, bell, late, services, host):
+        Channel.__init__(self, segment, layout, True, bell, late)
+        self.services = services
+        self.admission = services.admission
+        self.host = host
+        self.open = {}
+        self.streams = {}
+        self.http = FrontResponder(HTTP_PROTOCOL)
+        self.grpc = FrontResponder(GRPC_PROTOCOL)
+
+    # ------------------------------------------------------------ in
+
+    cdef int take(self, Entry* entry) except -1:
+        cdef InferRequest request
+        cdef Open open_
+        if entry.kind == REQUEST:
+            if not entry.size:
+                raise Violation("a request without a message")
+            self.received_request(entry.id)
+        elif entry.kind == ROOM:
+            request = self.open.get(entry.id)
+            if request is not None:
+                open_ = <Open>request.context
+                open_.unread = max(0, open_.unread - <int64_t>min(entry.length, <uint64_t>1 << 62))
+                if open_.when_room is not None and open_.unread <= ROOM_BYTES:
+                    callback, open_.when_room = open_.when_room, None
+                    callback()
+        elif entry.kind == CANCEL:
+            request = self.open.get(entry.id)
+            if request is not None:
+                self.cancel(request)
+        elif entry.kind == STREAM_END:
+            stream = self.streams.pop(entry.id, None)
+            if stream is not None:
+                stream.end()
+        else:
+            raise Violation(f"a descriptor of kind {entry.kind}")
+        return 0
+
+    def cancel(self, InferRequest request not None):
+        """The request's client is gone."""
+        cdef Open open_ = <Open>request.context
+        self.admission.cancel(request)
+        callback, open_.when_room = open_.when_room, None
+        if callback is not None:
+            callback()
+
+    cdef int received_request(self, uint64_t id) except -1:
+        cdef InferRequest request
+        cdef Open open_
+        cdef uint32_t flags = read_u32(&self.reader)
+        if id in self.open or len(self.open) >= MOST_OPEN:
+            raise Violation(f"a request with the number {id}, which is taken, or one too many")
+        open_ = Open.__new__(Open)
+        open_.end = self
+        open_.id = id
+        error = None
+        request = InferRequest.__new__(InferRequest)
+        request.context = open_
+        request.responder = self.grpc if flags & GRPC else self.http
+        try:
+            self.read_into(request, flags)
+            self.finish()
+            if flags & GRPC:  # whose own port reads the message before it looks the model up, too
+                self.admission.find(request, GRPC_ONE_RESPONSE if flags & ONE_RESPONSE else None)
+            if not self.admission.tracer.tracing:
+                request.timestamps[<int>RECV_START] = request.timestamps[<int>RECV_END] = 0
+            self.open[id] = request
+            self.admission.submit(request)
+            return 0
+        except TritonError as found:
+            error = found
+        except Violation:
+            raise
+        except Exception as found:
+            log.exception("a request of model '%s' failed", request.model_name)
+            error = Internal(f"internal error: {type(found).__name__}")
+        response = InferResponse(None, error.with_traceback(None))
+        response.id = request.id
+        response.model_name = response.model_version = ""
+        self.answer(open_, request, response, True)
+        return 0
+
+    def read_into(self, InferRequest request not None, uint32_t flags):
+        """Reads a request's message. Raises TritonError where it names what the engine does not have, Violation."""
+        cdef uint32_t i, count
+        cdef int64_t began, ended, now
+        cdef RequestedOutput output
+        cdef uint64_t number
+        request.model_name = read_text(&self.reader)
+        request.model_version = read_text(&self.reader)
+        request.id = read_text(&self.reader)
+        began = <int64_t>read_u64(&self.reader)
+        ended = <int64_t>read_u64(&self.reader)
+        if began:
+            now = now_ns()
+            request.timestamps[<int>RECV_END] = min(max(ended, 1), now)
+            request.timestamps[<int>RECV_START] = min(max(began, 1), request.timestamps[<int>RECV_END])
+        request.timeout_us = read_u64(&self.reader)
+        request.priority = read_u64(&self.reader)
+        request.sequence_id = read_text(&self.reader) if flags & TEXT_ID else read_u64(&self.reader)
+        request.sequence_start = flags & START
+        request.sequence_end = flags & END
+        request.want_empty_final = flags & EMPTY_FINAL
+        if flags & (TIMES | NO_TIMES):
+            request.timing = bool(flags & TIMES)
+        if flags & PARAMETERS:
+            request.parameters = self.parameters()
+        if flags & OWNER:
+            request.owner = self.host.owner(read_text(&self.reader))
+        if flags & ASKED:
+            request.asked = asked(
+                [(name.encode("latin-1", "replace"), str(value).encode("latin-1", "replace"))
+                 for name, value in (self.parameters() or {}).items()])
+        if flags & STREAM:
+            number = read_u64(&self.reader)
+            stream = self.streams.get(number)
+            if stream is None:
+                stream = self.streams[number] = Stream()
+            request.stream = stream
+        if flags & OUTPUTS:
+            count = read_u32(&self.reader)
+            request.outputs = []
+            for i in range(count):
+                if self.reader.bad:
+                    break
+                output = RequestedOutput(read_text(&self.reader))
+                output.class_count = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
+                if read_u32(&self.reader):
+                    output.shm_region = read_text(&self.reader)
+                    output.shm_offset = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
+                    output.shm_byte_size = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
+                request.outputs.append(output)
+        if not flags & GRPC and not self.reader.bad:
+            self.admission.find(request, HTTP_ONE_RESPONSE if flags & ONE_RESPONSE else None)
+        count = read_u32(&self.reader)
+        request.inputs = []
+        for i in range(count):
+            if self.reader.bad:
+                break
+            request.inputs.append(self.tensor())
+
+    cdef Tensor tensor_in(self, str name, int dtype, tuple shape):
+        cdef str region = read_text(&self.reader)
+        cdef uint64_t offset = read_u64(&self.reader)
+        cdef uint64_t size = read_u64(&self.reader)
+        self.finish()
+        return self.services.shared_memory.input_tensor(name, dtype, shape, region, offset, size)
+
+    # ------------------------------------------------------------ out
+
+    cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1:
+        cdef Open open_ = <Open>request.context
+        request.timestamps[<int>SEND_START] = now_ns()
+        if self.closed:
+            self.open.pop(open_.id, None)
+            return 0
+        if open_.line is not None:
+            open_.line.append((response, final))
+            return 0
+        if request.outputs is not None and response.error is None and not response.null:
+            if selects_slowly(request, response):
+                open_.line = deque()
+                self.host.select_later(self, request, response, final)
+                return 0
+            try:
+                select(request, response, self.services)
+            except TritonError as error:
+                response.outputs = None
+                response.error = error.with_traceback(None)
+        return self.answer(open_, request, response, final)
+
+    def selected(self, InferRequest request not None, InferResponse response not None, bint final, error):
+        """A worker has done what select() does, or failed with `error`. Sends this response and those behind it."""
+        cdef Open open_ = <Open>request.context
+        if error is not None:
+            response.outputs = None
+            response.error = error.with_traceback(None)
+        line, open_.line = open_.line, None
+        if not self.closed:
+            self.answer(open_, request, response, final)
+        for response, final in line:
+            self.respond(request, response, final)
+
+    cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1:
+        cdef Packer packer = self.packer
+        cdef Tensor tensor
+        cdef uint32_t flags = FINAL if final else 0
+        cdef Py_ssize_t size = OF_RESPONSE
+        cdef tuple headers = ()
+        error = response.error
+        if response.outputs is not None and error is None:
+            for tensor in response.outputs:
+                size += tensor.nbytes
+                if tensor.memory_kind == GPU_MEMORY:
+                    response.outputs = [on_host(each) for each in response.outputs]
+                    break
+        if request.trace is not None:
+            headers = (<Trace>request.trace).headers
+            if headers:
+                flags |= HEADERS
+        if type(request.timing) is dict:
+            flags |= TOLD
+        if response.null:
+            flags |= NULL_RESPONSE
+        if error is not None:
+            flags |= ERROR
+        packer.reset()
+        packer.u32(flags)
+        packer.text(response.model_name or "")
+        packer.text(response.model_version or "")
+        packer.text(response.id or "")
+        packer.text(_dumps(response.parameters) if response.parameters else "")
+        if flags & HEADERS:
+            packer.text(_dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in headers]))
+        if flags & TOLD:
+            packer.text(_dumps(request.timing))
+        if error is not None:
+            packer.text(str(error))
+            packer.u32(_CODE_NUMBERS[error.code])
+            packer.u32(_REASON_NUMBERS.get(error.reason, 0))
+            packer.text(
+                _dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in error.headers])
+                if error.headers else "")
+        else:
+            packer.u32(<uint32_t>len(response.outputs or ()))
+            for tensor in response.outputs or ():
+                self.pack_tensor(tensor)
+        if final:
+            self.open.pop(open_.id, None)
+        else:
+            open_.unread += size
+        try:
+            self.send(RESPONSE, open_.id)
+        except TritonError as refused:
+            if response.error is None:
+                made = InferResponse(None, refused)
+                made.model_name, made.model_version, made.id = (
+                    response.model_name, response.model_version, response.id)
+                self.answer(open_, request, made, final)
+        return 0
+
+    # ------------------------------------------------------------ the end
+
+    def gone(self):
+        """The front end has ended: cancels its requests and ends its streams' sequences."""
+        self.close()
+        for request in list(self.open.values()):
+            try:
+                self.cancel(request)
+            except Exception:
+                log.exception("a request of a front end that has ended could not be cancelled")
+        self.open = {}
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.end()
+        self.host = None
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are not answered."""
+        return len(self.open)

@@ -1,0 +1,26 @@
+# The front end's end of the way to the engine, and what transports have there in place of the engine's admission.
+from libc.stdint cimport int64_t, uint64_t
+
+from neptrio.execution.admission cimport Admission
+from neptrio.frontend.channel cimport Channel
+from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore
+
+cdef class Sent:
+    """What the front end remembers of a request: request.scheduler_data."""
+
+    cdef uint64_t id                 # 0 until it is sent
+    cdef bint one_response
+
+cdef class FrontEnd(Channel):
+    cdef object _streams             # ends of streams
+    cdef readonly dict open          # id -> InferRequest
+    cdef uint64_t number
+    cdef readonly int64_t answered   # requests with a final response, ever
+    cdef int send_request(self, InferRequest request) except -1
+    cdef tuple pairs(self)
+    cdef object error(self)
+
+cdef class RemoteAdmission(Admission):
+    cdef readonly FrontEnd end
+    cdef dict models                 # (name, version) -> ModelCore, "" for the latest
+    cdef ModelCore unknown

@@ -1,0 +1,361 @@
+"""The front end's end: sends requests to the engine, and gives its responses to the transport that waits for them.
+
+Transports do here what they do in the engine: find(), received(), submit(), cancel(). Only that the engine decides.
+
+Rules:
+ 1. find() never refuses: the engine looks the model up when the request comes there, and answers with what is wrong. What
+    a transport needs to know of a model beforehand (is it decoupled, what are its inputs) is a copy, which the
+    engine renews before it says that anything has changed (frontend.engine).
+ 2. A request is in `open` until its final response has come. It is answered exactly once, also when the way to the engine
+    is closed: then this process ends.
+ 3. Only what follows from bytes is done here: an input in a region of shared memory, the choice of outputs,
+    classification and every check that needs the model are the engine's.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from neptrio.execution.admission cimport Admission
+from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.kinds cimport *
+from neptrio.observe.trace cimport Trace
+from neptrio.observe.trace_sampler cimport Sampler
+from neptrio.request.infer_request cimport (
+    DONE,
+    GRPC_PROTOCOL,
+    RECV_END,
+    RECV_START,
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    RequestedOutput,
+    Tensor,
+    now_ns,
+)
+from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
+from neptrio.rings.ring cimport Entry
+
+from functools import partial
+import json
+import logging
+
+from neptrio.errors import CLASSES, Cancelled, Code, Internal, Reason, TritonError
+from neptrio.frontend.channel import Violation
+from neptrio.request.file_part import LargeFiles
+from neptrio.request.infer_request import InputSpec
+
+log = logging.getLogger("neptrio.frontend")
+
+cdef enum:
+    OF_RESPONSE = 1024       # counted for a response in addition to its outputs, as in the engine
+
+cdef list _CODES = list(Code)
+cdef list _REASONS = list(Reason)
+cdef object _dumps = json.dumps
+cdef object _loads = json.loads
+
+
+class RegionTensor(Tensor):
+    """An input that lies in a region of shared memory, whose bytes only the engine can see."""
+
+    def __init__(self, name, dtype, shape, region, offset, size):
+        super().__init__(name, dtype, shape, b"")
+        self.place = (region, offset, size)
+
+
+class RemoteSharedMemory:
+    """Registered regions as decoders see them here (codec.shared_memory.SharedMemory): by name only."""
+
+    def __init__(self):
+        self.large = LargeFiles()   # none: what lies in regions is not read here
+
+    def input_tensor(self, str name, int dtype, tuple shape, str region, offset, size):
+        """An input that lies in a region; the engine says whether there is one."""
+        return RegionTensor(name, dtype, shape, region, min(offset, 1 << 62), min(size, 1 << 62))
+
+    def input_reader(self, *arguments):
+        """input_tensor() in two parts."""
+        return partial(self.input_tensor, *arguments)
+
+    def write_output(self, Tensor tensor, str region, offset, size):
+        """The engine has put the output there already."""
+        return tensor
+
+    def output_writer(self, Tensor tensor, str region, offset, size):
+        """As write_output()."""
+        return _written
+
+    def output_place(self, region, offset, size, needed, output):
+        """None: nothing is executed here."""
+
+
+def _written():
+    """Nothing is left to do."""
+
+
+class _Scheduler:
+    """In place of a model's scheduler."""
+
+    def expect_room(self):
+        """The engine decides."""
+
+
+class _Streams:
+    """In place of the scheduler of a sequence: tells the engine when a stream has ended."""
+
+    def __init__(self, end):
+        self._end = end
+
+    def disconnected(self, number):
+        self._end.stream_ended(number)
+
+
+cdef class Sent:
+    """See front_end.pxd."""
+
+
+cdef class FrontEnd(Channel):
+    """See the module's text."""
+
+    def __init__(self, segment, layout, bell, late):
+        Channel.__init__(self, segment, layout, False, bell, late)
+        self.open = {}
+        self._streams = _Streams(self)
+
+    cdef int send_request(self, InferRequest request) except -1:
+        cdef Packer packer = self.packer
+        cdef Sent sent = <Sent>request.scheduler_data
+        cdef RequestedOutput output
+        cdef Tensor tensor
+        cdef uint32_t flags = 0
+        cdef uint64_t number = 0
+        cdef object stream = request.stream, found
+        if request.responder.protocol == GRPC_PROTOCOL:
+            flags |= GRPC
+        if sent.one_response:
+            flags |= ONE_RESPONSE
+        if request.sequence_start:
+            flags |= START
+        if request.sequence_end:
+            flags |= END
+        if type(request.sequence_id) is str:
+            flags |= TEXT_ID
+        if request.parameters:
+            flags |= PARAMETERS
+        if request.outputs is not None:
+            flags |= OUTPUTS
+        if request.owner is not None:
+            flags |= OWNER
+        if request.asked is not None:
+            flags |= ASKED
+        if request.want_empty_final:
+            flags |= EMPTY_FINAL
+        if request.timing is not None:
+            flags |= TIMES if request.timing else NO_TIMES
+        if stream is not None and (flags & START or stream.sequences):
+            flags |= STREAM
+            for number in stream.sequences:
+                break
+            else:
+                self.number += 1
+                number = self.number
+                stream.sequences[number] = self._streams
+        packer.reset()
+        packer.u32(flags)
+        packer.text(request.model_name)
+        packer.text(request.model_version)
+        packer.text(request.id)
+        packer.u64(<uint64_t>request.timestamps[<int>RECV_START])
+        packer.u64(<uint64_t>request.timestamps[<int>RECV_END])
+        packer.u64(request.timeout_us)
+        packer.u64(request.priority)
+        if flags & TEXT_ID:
+            packer.text(request.sequence_id)
+        else:
+            packer.u64(request.sequence_id)
+        if flags & PARAMETERS:
+            packer.text(_dumps(request.parameters))
+        if flags & OWNER:
+            packer.text(request.owner.name)
+        if flags & ASKED:
+            packer.text(_dumps(request.asked.as_sent()))
+        if flags & STREAM:
+            packer.u64(number)
+        if flags & OUTPUTS:
+            packer.u32(<uint32_t>len(request.outputs))
+            for output in request.outputs:
+                packer.text(output.name)
+                packer.u64(<uint64_t>output.class_count)
+                packer.u32(output.shm_region is not None)
+                if output.shm_region is not None:
+                    packer.text(output.shm_region)
+                    packer.u64(<uint64_t>output.shm_offset)
+                    packer.u64(<uint64_t>output.shm_byte_size)
+        packer.u32(<uint32_t>len(request.inputs or ()))
+        for tensor in request.inputs or ():
+            if type(tensor) is Tensor:
+                self.pack_tensor(tensor)
+            else:
+                self.pack_region(tensor)
+        self.number += 1
+        sent.id = self.number
+        self.open[sent.id] = request
+        try:
+            self.send(REQUEST, sent.id)
+        except BaseException:
+            del self.open[sent.id]
+            raise
+        return 0
+
+    def pack_region(self, Tensor tensor not None):
+        """Packs an input that lies in a region."""
+        cdef Packer packer = self.packer
+        region, offset, size = tensor.place
+        packer.text(tensor.name)
+        packer.u32(<uint32_t>tensor.dtype)
+        packer.u32(<uint32_t>len(tensor.shape))
+        for dimension in tensor.shape:
+            packer.u64(dimension)
+        packer.u32(REGION)
+        packer.text(region)
+        packer.u64(offset)
+        packer.u64(size)
+
+    def stream_ended(self, uint64_t number):
+        """A stream on which sequences may have begun has ended."""
+        self.post(STREAM_END, number, 0, 0)
+
+    def cancelled(self, InferRequest request not None):
+        """A request's client is gone."""
+        cdef Sent sent = <Sent>request.scheduler_data
+        if sent is not None and sent.id in self.open:
+            self.post(CANCEL, sent.id, 0, 0)
+
+    cdef int take(self, Entry* entry) except -1:
+        cdef InferRequest request
+        cdef InferResponse response
+        cdef uint32_t flags
+        cdef uint64_t id = entry.id
+        cdef int64_t size = OF_RESPONSE
+        cdef Tensor tensor
+        cdef Trace trace
+        if entry.kind != RESPONSE or not entry.size:
+            raise Violation(f"a descriptor of kind {entry.kind}")
+        request = self.open.get(id)
+        if request is None:
+            raise Violation(f"a response to request {id}, which is not open")
+        flags = read_u32(&self.reader)
+        response = InferResponse.__new__(InferResponse)
+        response.model_name = read_text(&self.reader)
+        response.model_version = read_text(&self.reader)
+        response.id = read_text(&self.reader)
+        response.parameters = self.parameters()
+        if flags & HEADERS:
+            trace = Trace.__new__(Trace)
+            trace.headers = self.pairs()
+            request.trace = trace
+        request.timing = self.parameters() if flags & TOLD else None
+        response.null = flags & NULL_RESPONSE
+        if flags & ERROR:
+            response.error = self.error()
+        elif not response.null:
+            response.outputs = [self.tensor() for _ in range(read_u32(&self.reader))]
+            for tensor in response.outputs:
+                size += tensor.nbytes
+        self.finish()
+        self.owner = None
+        if flags & FINAL:
+            del self.open[id]
+            self.answered += 1
+            request.state = DONE
+        request.responder.respond(request, response, flags & FINAL)
+        if not flags & FINAL and not request.responder.wait_for_room(request, lambda: self.room(id, size)):
+            self.room(id, size)
+        return 0
+
+    def room(self, uint64_t id, uint64_t size):
+        """The client of a request has room for so many bytes more."""
+        if id in self.open:
+            self.post(ROOM, id, 0, size)
+
+    cdef tuple pairs(self):
+        text = read_text(&self.reader)
+        if not text:
+            return ()
+        return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in _loads(text)])
+
+    cdef object error(self):
+        text = read_text(&self.reader)
+        code = _CODES[read_u32(&self.reader)]
+        reason = _REASONS[read_u32(&self.reader)]
+        headers = self.pairs()
+        made = CLASSES.get(code, TritonError)(text)
+        made.code = code
+        made.reason = reason
+        made.headers = headers
+        return made
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are not answered."""
+        return len(self.open)
+
+
+cdef class RemoteAdmission(Admission):
+    """In place of execution.admission in a front end (rule 1)."""
+
+    def __init__(self, FrontEnd end not None):
+        self.end = end
+        self.tracer = Sampler.__new__(Sampler)
+        self.models = {}
+        self.latest = {}
+        self.unknown = ModelCore("", "")
+        self.unknown.scheduler = _Scheduler()
+        self.unknown.ready = True
+
+    def renew(self, list models, bint tracing, bint trace_headers):
+        """What the engine says of the models that serve: dicts with name, version, latest, decoupled, max_batch_size and
+        inputs (name, datatype, dims, optional, ragged)."""
+        cdef ModelCore core
+        self.models = {}
+        for told in models:
+            core = ModelCore(told["name"], told["version"])
+            core.decoupled = told["decoupled"]
+            core.max_batch_size = told["max_batch_size"]
+            core.set_inputs([InputSpec(name, dtype, tuple(dims), optional, ragged)
+                             for name, dtype, dims, optional, ragged in told["inputs"]])
+            core.scheduler = self.unknown.scheduler
+            core.ready = True
+            self.models[core.name, core.version] = core
+            if told["latest"]:
+                self.models[core.name, ""] = core
+        self.tracer.tracing = tracing
+        self.tracer.trace_headers = trace_headers
+
+    cpdef ModelCore lookup(self, str name, str version):
+        return self.models.get((name, version), self.unknown)
+
+    cpdef ModelCore find(self, InferRequest request, str one_response):
+        cdef Sent sent = Sent.__new__(Sent)
+        cdef ModelCore model = self.models.get((request.model_name, request.model_version))
+        sent.one_response = one_response is not None
+        request.scheduler_data = sent
+        request.model = model = self.unknown if model is None else model
+        return model
+
+    cpdef submit(self, InferRequest request):
+        cdef RequestedOutput output
+        if self.end.closed:
+            raise Cancelled("the server is ending")
+        self.end.send_request(request)
+        if request.outputs is not None:
+            for output in request.outputs:
+                output.class_count = 0   # the engine classifies
+        return None
+
+    def cancel(self, InferRequest request not None):
+        if not request.cancelled:
+            request.cancelled = True
+            request.cancelled_ns = now_ns()
+            self.end.cancelled(request)
+
+    def inflight(self) -> int:
+        return len(self.end.open)

@@ -1,0 +1,53 @@
+# What the descriptors on the rings between the engine and a front end mean, and their messages.
+#
+# A message is `size` bytes of its own part, written by a Packer, and its tensors' bytes behind it, from the
+# next multiple of ALIGN; `length` bytes in all, at `offset` of the shared memory, in the writer's area.
+#
+#   request    u32 flags (Flag), text model, text version, text id, u64 receive start, u64 receive end (ns of the
+#              monotonic clock, 0 = not taken), u64 timeout in us, u64 priority, u64 or text correlation,
+#              [text parameters as JSON], [text owner], [text what headers say of tracing, JSON],
+#              [u64 stream], [u32 outputs, per output: text name, u64 classes, u32 in a region,
+#              [text region, u64 offset, u64 bytes]], u32 inputs, tensors
+#   tensor     text name, u32 datatype, u32 dimensions, u64 each, u32 place,
+#              HERE: u64 offset from where the message's tensors begin, u64 bytes;
+#              REGION: text region, u64 offset, u64 bytes
+#   response   u32 flags (Flag), text model, text version, text id, text parameters as JSON,
+#              [text headers as JSON], [text times as JSON], an error: text message, u32 code, u32 reason, u32 number of a kept answer,
+#              text headers as JSON; else u32 outputs, tensors
+cdef enum Kind:
+    # to the engine
+    REQUEST = 1          # id: the request's, which the front end has chosen
+    CANCEL = 2           # id: the request's
+    ROOM = 3             # id: the request's; length: bytes of responses that its client has room for again
+    STREAM_END = 4       # id: the stream's
+    # to the front end
+    RESPONSE = 16        # id: the request's
+    # both ways
+    RETURN = 24          # offset: of a message that nobody looks at any more
+
+cdef enum Flag:
+    START = 1
+    END = 2
+    TEXT_ID = 4          # the correlation id is a text
+    PARAMETERS = 8
+    OWNER = 16
+    ASKED = 32
+    STREAM = 64
+    OUTPUTS = 128
+    EMPTY_FINAL = 256    # the client wants an empty final response
+    GRPC = 512           # it came over gRPC, else over HTTP
+    ONE_RESPONSE = 1024  # only one response can be carried: a decoupled model is refused
+    TIMES = 2048         # the client wants to know the request's own times (observe.timing)
+    NO_TIMES = 4096
+    FINAL = 1
+    NULL_RESPONSE = 2
+    ERROR = 4
+    HEADERS = 8
+    TOLD = 16            # the response tells the request's own times
+
+cdef enum Place:
+    HERE = 0
+    REGION = 1           # in a region of shared memory that the engine has registered
+
+cdef enum:
+    KEEP_ABOVE = 16384   # bytes: a longer message is looked at where it lies, until RETURN; others are copied at once

@@ -1,0 +1,475 @@
+"""The engine's side: starts front ends, restarts those that end, and drains them.
+
+Rules:
+ 1. A front end that ends is noticed by its socket, so within milliseconds: its requests are cancelled, its memory is
+    given back, and another is started after a pause that doubles, up to LONGEST_PAUSE; one that lived for SETTLED
+    seconds starts over.
+ 2. What a front end knows of models (the table) has a generation. announce() returns when every front end uses the newest.
+ 3. A front end that writes what cannot be, on its rings or its socket, is killed.
+ 4. drain(): the listening sockets are closed here first; then each front end closes its own and lets its connections end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from neptrio.backends.python.template import SUPPORTED as CAN_CLONE
+from neptrio.codec.outputs import select
+from neptrio.codec.shared_memory import AskedFromThread
+from neptrio.errors import CLASSES, Code, Internal, TritonError, Unsupported
+from neptrio.frontend.channel import Layout, Violation
+from neptrio.frontend.engine_end import EngineEnd
+from neptrio.frontend.frames import Frames, Kind
+from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
+from neptrio.frontend.template import Template
+from neptrio.frontend.verbs import GrpcCall, HttpCall, Verbs
+from neptrio.loop.doorbells import Doorbells
+from neptrio.loop.timers import Timer
+from neptrio.repository.manager import RepositoryManager
+from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
+from neptrio.rings.ring import SUPPORTED as CAN_SHARE
+from neptrio.rings.ring import Segment, sealed_memory
+from neptrio.service import Services
+
+log = logging.getLogger("neptrio.frontend")
+
+FIRST_PAUSE, LONGEST_PAUSE, SETTLED = 0.1, 30.0, 60.0  # seconds
+START_SECONDS = 120.0
+LOOK_SECONDS = 1.0  # between two looks at what front ends should know
+
+
+@dataclass(frozen=True)
+class FrontEndRow:
+    """A front end, as metrics and `neptrio top` show it. Counts are a second old at most."""
+
+    number: int
+    pid: int
+    restarts: int
+    connections: int
+    requests: int
+    under_way: int
+    held_bytes: int
+    shared_bytes: int
+    wakes: int
+
+
+class Life:
+    """One process of a front end."""
+
+    def __init__(self, fronts: FrontEnds, number: int) -> None:
+        self.fronts = fronts
+        self.number = number
+        self.pid = 0
+        self.ready = trio.Event()
+        self.known = 0  # the generation of the table that it uses
+        self.row: dict[str, int] = {}
+        self.told = 0  # the last question for it that was answered
+        self.ended = False
+        self._calls: dict[int, HttpCall | GrpcCall] = {}
+        self._timer: Timer | None = None
+        self._look_ns = LATE_NS
+        self._nursery: trio.Nursery | None = None
+        self._pidfd = -1
+        services = fronts.services
+        layout = Layout(AREA)
+        shared = sealed_memory("neptrio-front", layout.size)
+        self.end = EngineEnd(Segment(shared, layout.size), layout, self._ring, self._late, services, self)
+        control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._wake, self._their_wake = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        control.setblocking(False)
+        self.frames = Frames(control)
+        self._descriptors = [self._control.fileno(), self._their_wake.fileno(), self._bell, shared]
+
+    # ------------------------------------------------------------ what the end calls
+
+    def _ring(self) -> None:
+        try:
+            self._wake.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # it has bytes enough to wake up, or has ended
+
+    def _late(self) -> None:
+        if self._timer is None:
+            self._look_ns = LATE_NS
+            self._timer = self._at(LATE_NS)
+
+    def _at(self, delay_ns: int) -> Timer:
+        return self.fronts.services.loop.timers.at(monotonic_ns() + delay_ns, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.ended:
+            return
+        self.rung()
+        try:
+            waiting = self.end.look()
+        except Violation as error:
+            self.violated(str(error))
+            return
+        if waiting and self._timer is None:
+            self._look_ns = min(2 * self._look_ns, LATEST_NS)
+            self._timer = self._at(self._look_ns)
+
+    def rung(self) -> bool:
+        """The front end has pushed something. True when there is more."""
+        try:
+            return not self.ended and bool(self.end.drain())
+        except Violation as error:
+            self.violated(str(error))
+            return False
+
+    def violated(self, text: str) -> None:
+        """It has written what cannot be."""
+        if not self.ended:
+            log.error("front end %d (process %d) is killed: %s", self.number, self.pid, text)
+            self.kill()
+
+    def owner(self, name: str) -> Any:
+        """The client of that name (service.tokens)."""
+        raise Violation("a client's name, while nobody is asked for one")
+
+    def select_later(
+        self, end: EngineEnd, request: InferRequest, response: InferResponse, final: bool
+    ) -> None:
+        """Has a worker choose and classify outputs."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._select, end, request, response, final)
+
+    async def _select(
+        self, end: EngineEnd, request: InferRequest, response: InferResponse, final: bool
+    ) -> None:
+        services = self.fronts.services
+        regions = AskedFromThread(services.shared_memory)
+        error: TritonError | None = None
+        try:
+            await services.workers.run(lambda: select(request, response, regions), self)
+        except TritonError as found:
+            error = found
+        except Exception as found:
+            log.exception("classifying outputs failed")
+            error = Internal(f"internal error: {type(found).__name__}")
+        end.selected(request, response, final, error)
+        services.loop.loop_pass.end()
+
+    # ------------------------------------------------------------ its life
+
+    def kill(self) -> None:
+        """SIGKILL; what follows is done when its socket says that it has ended."""
+        if self._pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    async def run(self) -> None:
+        """Starts the process and serves it until it has ended."""
+        try:
+            self.pid = await self.fronts.template.fork(
+                self.number, [*self._descriptors, *self.fronts.listening()]
+            )
+            self._pidfd = os.pidfd_open(self.pid)
+            self._control.close()
+            self._their_wake.close()
+            self.fronts.doorbells.register(self._bell, self.rung)
+            self.fronts.tell(self)
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._write)
+                try:
+                    async for kind, number, payload in self.frames.read():
+                        self._came(kind, number, payload)
+                        if self.ended:
+                            break
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    self.violated(f"{type(error).__name__}: {error}")
+                self._gone()
+                self._nursery.cancel_scope.cancel()
+        finally:
+            self._gone()
+            with trio.CancelScope(shield=True):
+                await self.frames.close()
+                if self._pidfd >= 0:
+                    self.kill()
+                    await trio.lowlevel.wait_readable(self._pidfd)
+                    os.close(self._pidfd)
+                    try:
+                        os.waitpid(self.pid, 0)
+                    except ChildProcessError:
+                        pass  # other code has waited for it
+
+    def _gone(self) -> None:
+        """It has ended: cancels what it has asked for."""
+        if self.ended:
+            return
+        self.ended = True
+        self.fronts.doorbells.unregister(self._bell)
+        os.close(self._bell)
+        for sock in (self._wake, self._their_wake, self._control):
+            sock.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.end.gone()
+        for call in self._calls.values():
+            call.end()
+        self.fronts.services.loop.loop_pass.end()
+        self.fronts.changed()
+
+    async def _write(self) -> None:
+        try:
+            await self.frames.write()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the reader notices as well
+
+    def _came(self, kind: int, number: int, payload: bytes) -> None:
+        assert self._nursery is not None
+        call: HttpCall | GrpcCall
+        if kind in (Kind.HTTP, Kind.CALL):
+            if number in self._calls:
+                raise ValueError(f"a second call with the number {number}")
+            made = HttpCall if kind == Kind.HTTP else GrpcCall
+            call = self._calls[number] = made(self.fronts.verbs, self.frames, number, payload)
+            self._nursery.start_soon(self._answer, number, call)
+        elif kind == Kind.KNOWN:
+            self.known = number
+            self.fronts.changed()
+        elif kind == Kind.READY:
+            self.ready.set()
+            self.fronts.changed()
+        elif kind == Kind.ROW:
+            self.told = max(self.told, number)
+            self.fronts.changed()
+            self.row = {str(name): int(value) for name, value in json.loads(payload).items()}
+        elif kind == Kind.AUDIT:
+            self._audit(json.loads(payload))
+        else:
+            found = self._calls.get(number)
+            if found is not None:
+                found.came(kind, payload)
+
+    async def _answer(self, number: int, call: HttpCall | GrpcCall) -> None:
+        try:
+            await call.run()
+        finally:
+            self._calls.pop(number, None)
+
+    def _audit(self, told: dict[str, Any]) -> None:
+        audit = self.fronts.services.audit
+        if audit is None:
+            return
+        error = None
+        if told["error"] is not None:
+            code = Code[told["error"][0]]
+            error = CLASSES.get(code, TritonError)(str(told["error"][1]))
+            error.code = code
+        audit.record(
+            str(told["verb"]),
+            str(told["protocol"]),
+            str(told["client"]),
+            str(told["who"]),
+            certificate=str(told["certificate"]),
+            model=str(told["model"]),
+            target=str(told["target"]),
+            error=error,
+        )
+
+
+class FrontEnds:
+    """All front ends; one of the server's fronts."""
+
+    def __init__(
+        self,
+        services: Services,
+        repository: RepositoryManager,
+        doorbells: Doorbells,
+        http: socket.socket | None,
+        grpc: socket.socket | None,
+    ) -> None:
+        """Starts the template. Raises OSError, and Unsupported where the system lacks what front ends need."""
+        if not (CAN_CLONE and CAN_SHARE):
+            raise Unsupported("--frontends needs Linux on x86-64 or ARM64")
+        self.services = services
+        self.doorbells = doorbells
+        self._repository = repository
+        self._listeners = [listener for listener in (http, grpc) if listener is not None]
+        address = str(http.getsockname()[0]) if http is not None else ""
+        self.verbs = Verbs(services, address, self.announce)
+        self.template = Template(services.settings)
+        self._lives: list[Life | None] = [None] * services.settings.frontends
+        self._restarts = [0] * services.settings.frontends
+        self._draining = False
+        self._changed = trio.Event()
+        self._table = b""
+        self._generation = 0
+        self._questions = 0
+
+    def listening(self) -> list[int]:
+        """The descriptors of the listening sockets."""
+        return [listener.fileno() for listener in self._listeners]
+
+    def changed(self) -> None:
+        """Somebody's state has changed: those who wait look again."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # ------------------------------------------------------------ what front ends know
+
+    def _describe(self) -> bytes:
+        tracer = self.services.admission.tracer
+        catalog = self._repository
+        models = [
+            {
+                "name": model.name,
+                "version": model.version,
+                "latest": catalog.latest.get(model.name) is model,
+                "decoupled": model.decoupled,
+                "max_batch_size": model.max_batch_size,
+                "inputs": [
+                    (spec.name, spec.dtype, spec.dims, spec.optional, spec.ragged)
+                    for spec in model.input_specs
+                ],
+            }
+            for model in catalog.ready_models()
+        ]
+        return json.dumps(
+            {
+                "models": models,
+                "tracing": bool(tracer.tracing),
+                "trace_headers": bool(tracer.trace_headers),
+            }
+        ).encode()
+
+    def _renew(self) -> None:
+        table = self._describe()
+        if table != self._table:
+            self._table = table
+            self._generation += 1
+            for life in self._lives:
+                if life is not None and not life.ended:
+                    self.tell(life)
+
+    def tell(self, life: Life) -> None:
+        """Sends the table to one front end."""
+        if not self._generation:
+            self._renew()
+        life.frames.send(Kind.TABLE, self._generation, self._table)
+
+    async def announce(self) -> None:
+        """Returns when every front end knows the models and trace settings that there are now."""
+        self._renew()
+        while any(
+            life is not None and life.ready.is_set() and not life.ended and life.known < self._generation
+            for life in self._lives
+        ):
+            await self._changed.wait()
+
+    async def _watch(self) -> None:
+        """Tells front ends of changes that came about in another way than through them."""
+        bell = self._repository.readiness
+        while True:
+            seen = bell.rings
+            self._renew()
+            for life in self._lives:
+                if life is not None and not life.ended:
+                    life.end.look()
+            with trio.move_on_after(LOOK_SECONDS):
+                await bell.wait(seen)
+
+    # ------------------------------------------------------------ their lives
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Starts the front ends, and keeps as many until it is cancelled or drain() has ended them."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.verbs.load)
+                nursery.start_soon(self._watch)
+                for number in range(len(self._lives)):
+                    nursery.start_soon(self._keep, number)
+                with trio.move_on_after(START_SECONDS) as scope:
+                    while not all(life is not None and life.ready.is_set() for life in self._lives):
+                        await self._changed.wait()
+                if scope.cancelled_caught:
+                    raise Internal(f"the front ends did not start within {START_SECONDS:g} s")
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the template and closes the listening sockets, if that has not been done."""
+        self.template.close()
+        for listener in self._listeners:
+            listener.close()
+
+    async def _keep(self, number: int) -> None:
+        pause = FIRST_PAUSE
+        while not self._draining:
+            begun = time.monotonic()
+            life = self._lives[number] = Life(self, number)
+            try:
+                await life.run()
+            except OSError as error:
+                log.error("front end %d cannot be started: %s", number, error)
+            self.changed()
+            if self._draining:
+                break
+            if time.monotonic() - begun > SETTLED:
+                pause = FIRST_PAUSE
+            log.error("front end %d (process %d) has ended; the next starts in %g s", number, life.pid, pause)
+            await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            self._restarts[number] += 1
+        self._lives[number] = None
+        self.changed()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, as of the last rows."""
+        return sum(row.connections for row in self.rows())
+
+    async def count(self) -> None:
+        """Returns when `connections` is true as of this call or later."""
+        self._questions += 1
+        question = self._questions
+        lives = [life for life in self._lives if life is not None and life.ready.is_set()]
+        for life in lives:
+            life.frames.send(Kind.ASK, question)
+        while any(not life.ended and life.told < question for life in lives):
+            await self._changed.wait()
+
+    def rows(self) -> list[FrontEndRow]:
+        """A row for each front end that runs."""
+        return [
+            FrontEndRow(
+                number=life.number,
+                pid=life.pid,
+                restarts=self._restarts[life.number],
+                connections=life.row.get("connections", 0),
+                requests=life.row.get("requests", 0),
+                under_way=life.row.get("under_way", 0),
+                held_bytes=life.row.get("held_bytes", 0),
+                shared_bytes=life.row.get("shared_bytes", 0),
+                wakes=life.end.wakes,
+            )
+            for life in self._lives
+            if life is not None and not life.ended
+        ]
+
+    async def drain(self) -> None:
+        """Returns when all front ends have let their connections end (rule 4)."""
+        self._draining = True
+        for listener in self._listeners:
+            listener.close()
+        for life in self._lives:
+            if life is not None:
+                life.frames.send(Kind.DRAIN)
+        while any(life is not None for life in self._lives):
+            await self._changed.wait()

@@ -1,0 +1,306 @@
+"""A front end: the process that serves connections and passes their requests to the engine.
+
+    loop pass, timers, poller        as in the engine
+      the way to the engine          rings (front_end) and messages (frames)
+        REST, gRPC                   the transports, with what stands here for the engine's services
+
+Rules:
+ 1. It ends at once, by os._exit, when the engine is gone: nobody waits for what it could still do.
+ 2. DRAIN: it accepts nothing more, lets its connections end as the engine's own ports would, and ends.
+ 3. Limits that hold for all clients together are divided by the number of front ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import trio
+
+from neptrio import logs
+from neptrio.codec.inflate_budget import InflateBudget
+from neptrio.frontend.channel import Layout
+from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Handlers
+from neptrio.frontend.frames import Frames, Kind
+from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
+from neptrio.loop import open_files
+from neptrio.loop.loop_lag import LoopLag
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.poller import Poller
+from neptrio.loop.time_slice import serve_soon
+from neptrio.loop.timers import Timer, Timers
+from neptrio.loop.workers import Workers
+from neptrio.observe import memory
+from neptrio.request.infer_request import monotonic_ns
+from neptrio.rings.ring import Segment
+from neptrio.scheduling.base import LoopServices
+from neptrio.service import Services
+from neptrio.service.connections import Connections
+from neptrio.service.held_bytes import HeldBytes, default_limit
+from neptrio.service.request_limits import RequestLimits
+from neptrio.settings import Settings
+from neptrio.transport.grpc.server import GrpcServer
+from neptrio.transport.header_policy import HeaderPolicy
+from neptrio.transport.origin_policy import OriginPolicy
+from neptrio.transport.rest.app import RestApp
+from neptrio.transport.rest_server import RestServer
+
+log = logging.getLogger("neptrio.frontend")
+
+AREA = 4 << 30  # bytes of each side's area of the shared memory; pages that are never touched take none
+LATE_NS = 1_000_000  # until it is looked again for room
+LATEST_NS = 50_000_000
+LOOK_SECONDS = 0.1  # between two looks at how many connections there are
+ROW_LOOKS = 10  # of them between two whole rows
+WAKES_AT_ONCE = 64
+
+
+class FrontRestServer(RestServer):
+    """The REST port of a front end."""
+
+    def __init__(self, services: Services, listener: socket.socket, engine: Engine) -> None:
+        self._engine = engine
+        super().__init__(services, listener)
+
+    def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
+        return ForwardingApp(services, policy, origins, self._engine)
+
+
+class FrontGrpcServer(GrpcServer):
+    """The gRPC port of a front end."""
+
+    call_class = ForwardingCall
+
+    def __init__(self, services: Services, listener: socket.socket, engine: Engine) -> None:
+        super().__init__(services, listener)
+        self.handlers: Any = Handlers(engine)
+        self.handlers_loaded.set()
+
+    async def load_handlers(self) -> None:
+        """They are the engine's."""
+
+
+class RemoteAudit:
+    """In place of the audit log: what a front end itself refuses is recorded by the engine."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+
+    def record(
+        self,
+        verb: str,
+        protocol: str,
+        client: str,
+        who: str,
+        *,
+        certificate: str = "",
+        model: str = "",
+        target: str = "",
+        error: Exception | None = None,
+    ) -> None:
+        """See service.audit."""
+        code = getattr(error, "code", None)
+        told = {
+            "verb": verb,
+            "protocol": protocol,
+            "client": client,
+            "who": who,
+            "certificate": certificate,
+            "model": model,
+            "target": target,
+            "error": None if code is None else [code.name, str(error)],
+        }
+        self._frames.send_json(Kind.AUDIT, 0, told)
+
+
+class Front:
+    """One front end."""
+
+    def __init__(self, settings: Settings, descriptors: list[int]) -> None:
+        """`descriptors`: the socket for frames, the socket that wakes this side, the eventfd that wakes the engine, the
+        shared memory, and a listener for each of the ports that are served."""
+        self._settings = settings
+        control, wake, bell, shared, *listeners = descriptors
+        self._frames = Frames(socket.socket(fileno=control))
+        self._wake = socket.socket(fileno=wake)
+        self._bell = bell
+        layout = Layout(AREA)
+        loop_pass = LoopPass()
+        timers = Timers(loop_pass)
+        lag = LoopLag()
+        self._loop = LoopServices(
+            loop_pass=loop_pass, timers=timers, poller=Poller(loop_pass, timers, lag), lag=lag
+        )
+        self._end = FrontEnd(Segment(shared, layout.size), layout, self._ring, self._late)
+        self._admission = RemoteAdmission(self._end)
+        self._engine = Engine(self._frames)
+        self._looking: Timer | None = None
+        self._look_ns = LATE_NS
+        self._draining = trio.Event()
+        self._known = trio.Event()  # the first table of models has come
+        nothing: Any = SimpleNamespace()  # verbs that are the engine's
+        workers = Workers()
+        inflating = InflateBudget(workers)
+        self._services = Services(
+            settings=settings,
+            loop=self._loop,
+            admission=self._admission,
+            metadata=nothing,
+            statistics=nothing,
+            repository=nothing,
+            sequences=nothing,
+            workers=workers,
+            inflating=inflating,
+            request_limits=RequestLimits(0, 0),
+            tokens=None,
+            audit=RemoteAudit(self._frames) if settings.audit_log else None,  # type: ignore[arg-type]
+            held=HeldBytes((settings.max_held_bytes or default_limit()) // settings.frontends),
+            connections=Connections(
+                -(-settings.max_connections // settings.frontends), 0, open_files.limit()
+            ),
+            completions=nothing,
+            shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
+            trace=nothing,
+            logging=nothing,
+            cache=None,
+            custom_metrics=nothing,
+        )
+        self._services.held.add(lambda: inflating.held)
+        self._fronts: list[RestServer | GrpcServer] = []
+        sockets = [socket.socket(fileno=each) for each in listeners]
+        if settings.allow_http:
+            self._fronts.append(FrontRestServer(self._services, sockets.pop(0), self._engine))
+        if settings.allow_grpc:
+            self._fronts.append(FrontGrpcServer(self._services, sockets.pop(0), self._engine))
+
+    async def run(self) -> None:
+        """Serves until the engine asks for an end, or has ended."""
+        async with trio.open_nursery() as core:
+            await core.start(self._loop.loop_pass.run)
+            await core.start(self._loop.timers.run)
+            await core.start(self._loop.poller.run)
+            core.start_soon(self._listen_to_engine)
+            core.start_soon(self._write)
+            core.start_soon(self._loop.poller.read, self._wake, self._woken)
+            await self._known.wait()
+            async with trio.open_nursery() as fronts:
+                for front in self._fronts:
+                    await fronts.start(front.run)
+                self._loop.lag.warning_ns = int(self._settings.loop_lag_warning_ms * 1e6)
+                self._frames.send(Kind.READY)
+                fronts.start_soon(self._rows)
+                await self._draining.wait()
+                async with trio.open_nursery() as nursery:
+                    for front in self._fronts:
+                        nursery.start_soon(front.drain)
+                fronts.cancel_scope.cancel()
+            core.cancel_scope.cancel()
+
+    # ------------------------------------------------------------ the rings
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def _woken(self) -> bool:
+        """The engine has pushed something, or has ended."""
+        try:
+            if not self._wake.recv(WAKES_AT_ONCE, socket.MSG_DONTWAIT):
+                leave()
+        except BlockingIOError:
+            pass
+        except OSError:
+            leave()
+        self._drain()
+        return True
+
+    def _drain(self) -> None:
+        if self._end.drain() and self._looking is None:
+            self._looking = self._loop.timers.at(monotonic_ns(), self._look)
+
+    def _late(self) -> None:
+        """Something waits for room."""
+        if self._looking is None:
+            self._look_ns = LATE_NS
+            self._looking = self._loop.timers.at(monotonic_ns() + LATE_NS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._drain()
+        if self._end.look() and self._looking is None:
+            self._look_ns = min(2 * self._look_ns, LATEST_NS)
+            self._looking = self._loop.timers.at(monotonic_ns() + self._look_ns, self._look)
+
+    # ------------------------------------------------------------ messages
+
+    async def _write(self) -> None:
+        try:
+            await self._frames.write()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            leave()
+
+    async def _listen_to_engine(self) -> None:
+        async for kind, number, payload in self._frames.read():
+            if kind == Kind.TABLE:
+                told = json.loads(payload)
+                self._admission.renew(told["models"], told["tracing"], told["trace_headers"])
+                self._frames.send(Kind.KNOWN, number)
+                self._known.set()
+            elif kind == Kind.ASK:
+                self._frames.send_json(Kind.ROW, number, self._row())
+            elif kind == Kind.DRAIN:
+                self._draining.set()
+            else:
+                self._engine.came(kind, number, payload)
+        leave()
+
+    async def _rows(self) -> None:
+        """Tells the engine what this process holds, when that has changed."""
+        told: dict[str, int] = {}
+        looks = 0
+        while True:
+            connections = sum(front.connections for front in self._fronts)
+            if looks % ROW_LOOKS == 0 or connections != told.get("connections"):
+                row = self._row()
+                if row != told:
+                    told = row
+                    self._frames.send_json(Kind.ROW, 0, row)
+            looks += 1
+            self._end.look()
+            await trio.sleep(LOOK_SECONDS)
+
+    def _row(self) -> dict[str, int]:
+        return {
+            "connections": sum(front.connections for front in self._fronts),
+            "requests": self._end.answered,
+            "under_way": self._end.under_way + self._engine.under_way,
+            "held_bytes": self._services.held.look(),
+            "shared_bytes": int(self._end.statistics()["used"]),
+        }
+
+
+def leave(status: int = 0) -> NoReturn:
+    """Ends this process at once."""
+    logs.settle()
+    os._exit(status)
+
+
+def main(settings: Settings, descriptors: list[int]) -> NoReturn:
+    """Runs a front end in this process, which was forked from the template."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine says when to end
+    status = 1
+    try:
+        memory.keep_one_arena()
+        logs.start_logging(settings)
+        open_files.raise_limit()
+        serve_soon()
+        trio.run(Front(dataclasses.replace(settings), descriptors).run)
+        status = 0
+    except BaseException:
+        log.exception("a front end failed")
+    leave(status)

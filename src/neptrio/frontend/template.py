@@ -1,0 +1,124 @@
+"""The template of front ends: a process that has imported what a front end needs, and forks.
+
+Rules:
+ 1. It is started afresh, stays single-threaded and has one socket, on which it is asked. A request is one packet: a JSON
+    object and the new front end's descriptors; the answer is {"pid": N} or {"error": TEXT}.
+ 2. Front ends are children of the engine (CLONE_PARENT), which reads their exit status. The kernel kills them, and
+    the template, when the engine ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import trio
+
+from neptrio.settings import Settings
+from triton_python_backend_utils._process.template import PR_SET_PDEATHSIG, clone, entitle
+
+BOOTSTRAP = "import sys; from neptrio.frontend.template import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # rule 1
+PACKET = 1 << 18
+DESCRIPTORS = 8
+
+
+class Template:
+    """The engine's side. Trio thread only."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts it; what it imports is imported while models are loaded. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock = ours
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *(f"-W{option}" for option in sys.warnoptions),
+                    "-P",
+                    "-c",
+                    BOOTSTRAP,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
+                start_new_session=True,
+            )
+        ours.send(pickle.dumps(settings))
+        ours.setblocking(False)
+        self._asking = trio.Lock()
+
+    async def fork(self, number: int, descriptors: list[int]) -> int:
+        """Forks a front end that is given `descriptors`; returns its process id. Raises OSError."""
+        asked = {"number": number, "engine": os.getpid()}
+        async with self._asking:
+            socket.send_fds(self._sock, [json.dumps(asked).encode()], descriptors)
+            await trio.lowlevel.wait_readable(self._sock)
+            answer = self._sock.recv(PACKET)
+        if not answer:
+            raise ConnectionResetError("the template of the front ends has ended")
+        told = json.loads(answer)
+        if "pid" not in told:
+            raise OSError(told["error"])
+        return int(told["pid"])
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends it."""
+        self._sock.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def main(descriptor: int, engine: int) -> None:
+    """Runs the template on the socket of that number."""
+    entitle("neptrio:fronts")
+    die_with(engine)
+    sock = socket.socket(fileno=descriptor)
+    settings = pickle.loads(sock.recv(PACKET))  # of the engine, which started this process
+    from neptrio.frontend import front
+
+    gc.collect()
+    gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(sock, PACKET, DESCRIPTORS)
+        if not data:
+            os._exit(0)
+        asked = json.loads(data)
+        answer: dict[str, Any]
+        try:
+            pid = clone()
+        except OSError as error:
+            answer = {"error": str(error)}
+        else:
+            if pid == 0:
+                sock.close()
+                die_with(asked["engine"])
+                os.setsid()  # Ctrl-C in the terminal is for the engine only
+                entitle(f"neptrio:front{asked['number']}")
+                front.main(settings, list(descriptors))
+            answer = {"pid": pid}
+        for each in descriptors:
+            os.close(each)
+        sock.send(json.dumps(answer).encode())
+
+
+def die_with(engine: int) -> None:
+    """Has the kernel kill this process when its parent, the engine, ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != engine:
+        os._exit(1)  # it has ended already

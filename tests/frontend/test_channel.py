@@ -1,0 +1,220 @@
+"""The way between the engine and a front end: what crosses, whose memory it is, and what happens without room."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from neptrio.errors import Overloaded
+from neptrio.frontend.channel import Violation
+from neptrio.request.infer_request import InferResponse, RequestedOutput, Tensor
+from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from tests.support.fronts import FrontPair
+
+SMALL = np.arange(3, dtype=np.int32)
+LARGE = np.arange(20_000, dtype=np.int32)  # more than is copied at once
+TEXT = np.array([b"one", b"", b"three"], object)
+
+
+@pytest.fixture
+def pair() -> FrontPair:
+    return FrontPair()
+
+
+@pytest.mark.parametrize("array", [SMALL, LARGE, SMALL[:0]], ids=["small", "large", "empty"])
+def test_a_request_and_its_answer(pair: FrontPair, array: np.ndarray) -> None:
+    pair.request(
+        from_numpy("IN", array),
+        from_numpy("TEXT", TEXT),
+        id="a",
+        parameters={"x": 1, "y": "é", "z": True},
+        sequence_id="s",
+        sequence_start=True,
+        priority=3,
+        timeout_us=7,
+    )
+    pair.engine.drain()
+    (request,) = pair.directory.scheduler.requests
+    assert (request.id, request.sequence_id, request.sequence_start, request.sequence_end) == (
+        "a",
+        "s",
+        True,
+        False,
+    )
+    assert (request.priority, request.timeout_us) == (3, 7)
+    assert request.parameters == {"x": 1, "y": "é", "z": True}
+    np.testing.assert_array_equal(to_numpy(request.inputs[0]), array)
+    assert to_numpy(request.inputs[1]).tolist() == TEXT.tolist()
+    del request
+    pair.directory.scheduler.answer()
+    pair.turn()
+    ((response, final),) = pair.answers.got
+    assert final
+    assert (response.model_name, response.model_version, response.id) == ("echo", "1", "a")
+    assert response.outputs is not None
+    np.testing.assert_array_equal(to_numpy(response.outputs[0]), array)
+    assert to_numpy(response.outputs[1]).tolist() == TEXT.tolist()
+    assert pair.front.under_way == pair.engine.under_way == 0
+
+
+def test_memory_comes_back_when_nobody_looks_at_it(pair: FrontPair) -> None:
+    pair.request(from_numpy("IN", LARGE))
+    pair.turn()
+    pair.directory.scheduler.answer()
+    pair.turn()
+    assert pair.engine.statistics()["lent"] == 1, "the front end looks at the answer where it lies"
+    pair.answers.got.clear()
+    gc.collect()
+    pair.turn()
+    for end in (pair.engine, pair.front):
+        found = end.statistics()
+        assert (found["used"], found["lent"], found["small"], found["waiting"]) == (0, 0, 0, 0)
+
+
+def test_what_admission_refuses_is_answered(pair: FrontPair) -> None:
+    pair.request(model="nope", id="a")
+    pair.turn()
+    ((response, final),) = pair.answers.got
+    assert final
+    assert str(response.error) == "Request for unknown model: 'nope' is not found"
+    assert response.error is not None
+    assert response.error.code.http == 404
+    assert response.id == "a"
+
+
+def test_a_datatype_that_a_client_has_made_up_is_the_clients_mistake(pair: FrontPair) -> None:
+    pair.request(Tensor("IN", 0, (3,), b"\0" * 12))
+    pair.turn()
+    ((response, _),) = pair.answers.got
+    assert response.error is not None
+    assert response.error.code.http == 400
+
+
+def test_only_the_wanted_outputs_cross(pair: FrontPair) -> None:
+    pair.request(from_numpy("IN", SMALL), from_numpy("TEXT", TEXT), outputs=[RequestedOutput("TEXT")])
+    pair.turn()
+    pair.directory.scheduler.answer()
+    pair.turn()
+    ((response, _),) = pair.answers.got
+    assert [tensor.name for tensor in response.outputs or ()] == ["TEXT"]
+
+
+def test_without_room_requests_wait_in_order(pair: FrontPair) -> None:
+    for number in range(40):
+        pair.request(from_numpy("IN", LARGE + number), id=str(number))
+    assert pair.late == ["front"]
+    assert pair.front.statistics()["waiting"] > 0
+    found: list[tuple[str, int]] = []
+    for _ in range(40):
+        pair.turn()
+        pair.directory.scheduler.answer()
+        pair.turn()
+        for response, _ in pair.answers.got:
+            assert response.outputs is not None
+            found.append((response.id, int(to_numpy(response.outputs[0])[0])))
+        pair.answers.got.clear()
+        gc.collect()
+    assert found == [(str(number), number) for number in range(40)]
+    assert pair.front.statistics()["waiting"] == 0
+
+
+def test_what_never_fits_is_refused(pair: FrontPair) -> None:
+    with pytest.raises(Overloaded, match="do not fit"):
+        pair.request(from_numpy("IN", np.zeros(1 << 19, np.int32)))
+    assert pair.front.under_way == 0
+
+
+def test_an_answer_that_never_fits_is_an_error(pair: FrontPair) -> None:
+    pair.request(from_numpy("IN", SMALL))
+    pair.turn()
+    (request,) = pair.directory.scheduler.requests
+    request.responder.respond(request, InferResponse([from_numpy("OUT", np.zeros(1 << 19, np.int32))]), True)
+    pair.turn()
+    ((response, final),) = pair.answers.got
+    assert final
+    assert "do not fit" in str(response.error)
+
+
+def test_cancelling(pair: FrontPair) -> None:
+    request = pair.request(from_numpy("IN", SMALL))
+    pair.turn()
+    pair.admission.cancel(request)
+    pair.admission.cancel(request)
+    pair.turn()
+    assert pair.directory.scheduler.cancelled == pair.directory.scheduler.requests
+    assert pair.directory.scheduler.requests[0].cancelled
+
+
+def test_a_front_end_that_has_ended_cancels_its_requests(pair: FrontPair) -> None:
+    pair.request(from_numpy("IN", LARGE))
+    pair.turn()
+    pair.engine.gone()
+    (request,) = pair.directory.scheduler.requests
+    assert request.cancelled
+    np.testing.assert_array_equal(to_numpy(request.inputs[0]), LARGE)  # its memory is there until it is done
+    pair.directory.scheduler.answer()
+    assert pair.directory.ready_models()[0].inflight == 0
+
+
+def test_a_client_that_is_behind_holds_the_model_back(pair: FrontPair) -> None:
+    pair.answers.full = True
+    pair.request(from_numpy("IN", SMALL))
+    pair.turn()
+    (request,) = pair.directory.scheduler.requests
+    went_on: list[int] = []
+    sent = 0
+    while True:
+        request.responder.respond(request, InferResponse([from_numpy("OUT", LARGE)]), False)
+        sent += 1
+        pair.turn()
+        for response, _ in pair.answers.got:
+            response.outputs = None
+        if request.responder.wait_for_room(request, lambda: went_on.append(1)):
+            break
+    assert 1 < sent < 100
+    for callback in pair.answers.callbacks:
+        callback()
+    pair.turn()
+    assert went_on == [1]
+    assert not request.responder.wait_for_room(request, lambda: None)
+
+
+def test_the_other_side_is_woken_only_where_it_sleeps(pair: FrontPair) -> None:
+    pair.request(from_numpy("IN", SMALL))
+    pair.request(from_numpy("IN", SMALL))
+    assert pair.bells == ["engine"]
+    pair.turn()
+    pair.request(from_numpy("IN", SMALL))
+    assert pair.bells == ["engine", "engine"]
+
+
+def test_streams_end_their_sequences(pair: FrontPair) -> None:
+    ended: list[str] = []
+
+    class Scheduler:
+        def disconnected(self, sequence: str) -> None:
+            ended.append(sequence)
+
+    stream = SimpleNamespace(sequences={})
+    pair.request(from_numpy("IN", SMALL), sequence_id="a", sequence_start=True, stream=stream)
+    pair.request(from_numpy("IN", SMALL), sequence_id="b", sequence_start=True, stream=stream)
+    pair.turn()
+    first, second = pair.directory.scheduler.requests
+    assert first.stream is second.stream
+    first.stream.sequences["a"] = Scheduler()
+    while stream.sequences:
+        number, scheduler = stream.sequences.popitem()
+        scheduler.disconnected(number)
+    pair.turn()
+    assert ended == ["a"]
+
+
+@pytest.mark.parametrize("kind", [0, 5, 16, 99])
+def test_unknown_descriptors_are_violations(pair: FrontPair, kind: int) -> None:
+    pair.shared.write(pair.layout.to_engine + 256, kind.to_bytes(4, "little") + bytes(28))
+    pair.shared.write(pair.layout.to_engine, (1).to_bytes(8, "little"))
+    with pytest.raises(Violation):
+        pair.engine.drain()

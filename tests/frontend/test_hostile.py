@@ -1,0 +1,107 @@
+"""A front end may write anything into the shared memory: the engine gives it up, and nothing else happens.
+
+Each round is a new pair of ends. The front end sends some correct requests, then it scribbles: over its ring, over its
+messages, over everything. What the engine takes for a request is read to its last byte.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from neptrio.frontend.channel import Violation
+from neptrio.request.infer_request import RequestedOutput
+from neptrio.request.numpy_tensor import from_numpy
+from tests.support.fronts import FrontPair
+
+PARTS = 4
+ROUNDS = int(os.environ.get("NEPTRIO_FUZZ_EXAMPLES", "2000"))
+AREA = 1 << 17
+LARGE = np.arange(5000, dtype=np.int32)
+TEXT = np.array([b"one", b"", b"three"], object)
+MANY = np.array([b"x" * 300] * 60, object)  # more than is copied at once
+EDGES = [0, 1, 2, 13, 14, 15, 64, 65, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
+
+
+def requests(pair: FrontPair, chance: random.Random) -> None:
+    for _ in range(chance.randrange(1, 4)):
+        array = LARGE if chance.random() < 0.5 else LARGE[:4]
+        text = MANY if chance.random() < 0.3 else TEXT
+        pair.request(
+            from_numpy("IN", array),
+            from_numpy("TEXT", text),
+            id="an id",
+            parameters={"a": 1},
+            outputs=[RequestedOutput("OUT")] if chance.random() < 0.3 else None,
+            sequence_id=chance.choice([0, 7, "seven"]),
+            sequence_start=True,
+        )
+
+
+def scribble(pair: FrontPair, chance: random.Random) -> None:
+    """Writes something into what the front end can write to: everything."""
+    layout = pair.layout
+    how = chance.randrange(5)
+    tail = struct.unpack("<Q", pair.shared.read(layout.to_engine, 8))[0]
+    newest = layout.to_engine + 256 + max(tail - 1, 0) % 4096 * 32
+    value = struct.pack("<Q", chance.choice(EDGES))
+    if how == 0:  # a descriptor
+        pair.shared.write(newest + chance.choice([0, 4, 8, 16, 24]), value[: chance.choice([4, 8])])
+    elif how == 1:  # an index
+        base = chance.choice([layout.to_engine, layout.to_engine + 64, layout.to_front + 64])
+        pair.shared.write(base, value)
+    elif how == 2:  # a number in a message
+        at = layout.front_area + chance.randrange(0, 2048, 4)
+        pair.shared.write(at, value[: chance.choice([1, 4, 8])])
+    elif how == 3:  # any byte of a message
+        at = layout.front_area + chance.randrange(0, 60_000)
+        pair.shared.write(at, bytes([chance.randrange(256)]))
+    else:  # one more descriptor
+        entry = struct.pack(
+            "<IIQQQ",
+            chance.choice([1, 2, 3, 4, 16, 24, 99]),
+            chance.choice([0, 16, 64, 4096, 2**31]),
+            chance.choice([*EDGES, 1, 2]),
+            layout.front_area + chance.choice([0, 256, 1024, AREA - 8, AREA, 2**40]),
+            chance.choice([0, 64, 5000, 60_000, AREA, 2**63]),
+        )
+        pair.shared.write(layout.to_engine + 256 + tail % 4096 * 32, entry)
+        pair.shared.write(layout.to_engine, struct.pack("<Q", tail + 1))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_whatever_it_writes(part: int) -> None:
+    chance = random.Random(part)
+    violations = believed = 0
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(ROUNDS // PARTS):
+        pair = FrontPair(AREA)
+        requests(pair, chance)
+        for _ in range(chance.randrange(1, 4)):
+            scribble(pair, chance)
+        try:
+            while pair.engine.drain():
+                pass
+            pair.engine.look()
+            for request in pair.directory.scheduler.requests:
+                believed += 1
+                for tensor in request.inputs:
+                    bytes(tensor)
+            pair.directory.scheduler.answer()
+            pair.engine.drain()
+        except Violation:
+            violations += 1
+        violations += len(pair.violations)
+        pair.engine.gone()
+        pair.directory.scheduler.answer()
+        assert pair.directory.ready_models()[0].inflight == 0
+        pair.directory.scheduler.cancelled.clear()  # which would keep the memory
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before + 20, "memory is left behind"
+    assert violations
+    assert believed
