@@ -32,6 +32,7 @@ from neptrio.flags import compile_pattern
 from neptrio.loop.loop_pass_core import LoopPassCore
 from neptrio.observe.counters import ModelCounters
 from neptrio.observe.trace_sampler import Sampler
+from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import InferRequest, InferResponse, InputSpec, ModelCore
 from neptrio.request.validate import validate
 from neptrio.service.held_bytes import HeldBytes
@@ -134,6 +135,15 @@ class Tasks:
         self.started.append(function.__name__)
 
 
+class NoRegions:
+    """The shared memory service where nobody has registered a region."""
+
+    large = LargeFiles()
+
+    def input_tensor(self, name: str, dtype: int, shape: tuple[int, ...], region: str, *_place: int) -> Any:
+        raise NotFound(f"Unable to find shared memory region: '{region}'")
+
+
 NO_LIMITS = RequestLimits(0, 0)
 HELD = HeldBytes()
 
@@ -147,7 +157,7 @@ def exchange(pieces: list[bytes], fast_path: bool) -> tuple[Any, ...]:
         loop=SimpleNamespace(loop_pass=loop_pass, poller=None),
         admission=Admission(directory, Sampler()),
         settings=SimpleNamespace(http_max_input_size=BODY),
-        shared_memory=None,
+        shared_memory=NoRegions(),
         request_limits=NO_LIMITS,
         held=HELD,
         audit=None,
