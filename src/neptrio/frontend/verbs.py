@@ -12,12 +12,10 @@ import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import trio
 from grpclib.const import Status
-from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 
 from neptrio.addresses import is_loopback
@@ -27,15 +25,13 @@ from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
 from neptrio.service import Services
 from neptrio.service.certificates import KINDS, Certificate
 from neptrio.transport import admin_only
-from neptrio.transport.grpc.decoding import LARGE_MESSAGE
-from neptrio.transport.grpc.handlers import Peer, encoded, parsed
+from neptrio.transport.grpc.handlers import Peer, encoded, failed, parsed
 from neptrio.transport.grpc.server import all_handlers, audit_call
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, grpc_policy, http_policy
 from neptrio.transport.http2.grpc_status import (
     OK_HEADERS,
     OK_TRAILERS,
     decode_metadata,
-    error_trailers,
     status_trailers,
 )
 from neptrio.transport.origin_policy import OriginPolicy
@@ -228,14 +224,10 @@ class GrpcCall:
         raw = self._inbox.popleft()
         assert raw is not None
         self._frames.send(Kind.NEXT, self._number)
-        read = partial(parsed, self._path.encode("latin-1"), self._handler, [raw])
-        try:
-            if len(raw) > LARGE_MESSAGE:
-                found = await self._verbs.services.workers.run(read, self)
-            else:
-                found = read()
-        except Exception as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+        message = [raw]
+        del raw
+        path = self._path.encode("latin-1")
+        found = await parsed(path, self._handler, message, self._verbs.services.workers, self)
         self._request = found
         policy = self._verbs.policy
         if policy is not None and policy.reads_messages:
@@ -297,15 +289,8 @@ class GrpcCall:
                     )
                     return
                 await self._handler.func(self)
-            except TritonError as error:
-                trailers, failure = error_trailers(error), error
-            except GRPCError as error:
-                trailers = status_trailers(error.status, error.message or "")
-                failure = TritonError(error.message or "")
             except Exception as error:
-                log.exception("a gRPC handler failed")
-                trailers = status_trailers(Status.INTERNAL, f"{type(error).__name__}: {error}")
-                failure = TritonError(f"{type(error).__name__}: {error}")
+                trailers, failure = failed(error)
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
         services = self._verbs.services

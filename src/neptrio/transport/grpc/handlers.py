@@ -20,6 +20,7 @@ from grpclib.metadata import Deadline, encode_metadata
 from neptrio.codec.descriptors import message_class, pool
 from neptrio.codec.protobuf import well_formed
 from neptrio.errors import Code, TritonError
+from neptrio.loop.workers import Workers
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
 from neptrio.transport.grpc.decoding import LARGE_MESSAGE
@@ -184,15 +185,11 @@ class HandlerCall(Call):
 
     async def read(self, raw: bytes) -> Any:
         """The request of a message's bytes, checked. Raises GRPCError and TritonError."""
-        read = partial(parsed, self._path, self._handler, [raw])
-        try:
-            if len(raw) > LARGE_MESSAGE:
-                del raw
-                found = await self._connection.services.workers.run(read, self._connection)
-            else:
-                found = read()
-        except Exception as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+        message = [raw]
+        del raw
+        found = await parsed(
+            self._path, self._handler, message, self._connection.services.workers, self._connection
+        )
         self._request = found
         self._connection.check_message(self._path.decode("latin-1"), self.headers, found)
         return found
@@ -268,16 +265,8 @@ class HandlerCall(Call):
                 if self._handler is None:
                     await self._find_handler()
                 await self._handler.func(self)
-            except TritonError as error:
-                trailers = error_trailers(error)
-                failure = error
-            except GRPCError as error:
-                trailers = status_trailers(error.status, error.message or "")
-                failure = TritonError(error.message or "")
             except Exception as error:
-                log.exception("a gRPC handler failed")
-                trailers = status_trailers(Status.INTERNAL, f"{type(error).__name__}: {error}")
-                failure = TritonError(f"{type(error).__name__}: {error}")
+                trailers, failure = failed(error)
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
         self.tell(failure)
@@ -293,8 +282,30 @@ class HandlerCall(Call):
             self._connection.flush_soon()
 
 
-def parsed(path: bytes, handler: Any, message: list[bytes]) -> Any:
-    """The request that the only bytes of `message` are; it is emptied, to keep no third copy of a load request's files."""
+def failed(error: Exception) -> tuple[list[tuple[bytes, bytes]], TritonError]:
+    """The trailers of a call whose handler raised `error`, and what the audit log is told. To be called while it is handled."""
+    if isinstance(error, TritonError):
+        return error_trailers(error), error
+    if isinstance(error, GRPCError):
+        return status_trailers(error.status, error.message or ""), TritonError(error.message or "")
+    log.exception("a gRPC handler failed")
+    text = f"{type(error).__name__}: {error}"
+    return status_trailers(Status.INTERNAL, text), TritonError(text)
+
+
+async def parsed(path: bytes, handler: Any, message: list[bytes], workers: Workers, whose: object) -> Any:
+    """The request that the only bytes of `message` are; it is emptied, to keep no third copy of a load request's files.
+
+    A worker reads a large one, for the connection `whose`. Raises GRPCError.
+    """
+    read = partial(_parse, path, handler, message)
+    try:
+        return await workers.run(read, whose) if len(message[0]) > LARGE_MESSAGE else read()
+    except Exception as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+
+
+def _parse(path: bytes, handler: Any, message: list[bytes]) -> Any:
     well_formed(message[0])
     declared = request_class(path)
     if declared is not None:
