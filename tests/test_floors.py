@@ -43,7 +43,7 @@ transport.metrics_server
 transport.admin_server
 frontend
 client
-traces
+traces sweep
 commands
 startup
 server

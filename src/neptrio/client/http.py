@@ -74,27 +74,7 @@ class HttpClient:
 
         Raises InferenceError, ConnectionLost.
         """
-        head: dict[str, Any] = {"inputs": []}
-        if options.get("id"):
-            head["id"] = options["id"]
-        head["parameters"] = {**(options.get("parameters") or {}), "binary_data_output": True}
-        raws = []
-        for name, given in inputs.items():
-            array = np.asarray(given)
-            dtype = datatypes.from_numpy(array.dtype)
-            if not dtype:
-                raise TypeError(
-                    f"input '{name}' has the dtype {array.dtype}, which the protocol does not have"
-                )
-            raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
-            raws.append(raw)
-            head["inputs"].append({"name": name, "datatype": datatypes.NAME[dtype], "shape": array.shape,
-                                   "parameters": {"binary_data_size": len(raw)}})  # fmt: skip
-        if options.get("outputs"):
-            head["outputs"] = [
-                {"name": name, "parameters": {"binary_data": True}} for name in options["outputs"]
-            ]
-        text = json.dumps(head).encode()
+        text, raws = encode(inputs, **options)
         version = options.get("version")
         path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{version}" if version else "") + "/infer"
         body, size = self.call("POST", path, b"".join([text, *raws]),
@@ -105,6 +85,27 @@ class HttpClient:
         """Closes every thread's connection."""
         for connection in self._all:
             connection.close()
+
+
+def encode(inputs: Inputs, **options: Any) -> tuple[bytes, list[bytes]]:
+    """The JSON part of a request's body and the binary tensors behind it. Options: id, outputs (names), parameters."""
+    head: dict[str, Any] = {"inputs": []}
+    if options.get("id"):
+        head["id"] = options["id"]
+    head["parameters"] = {**(options.get("parameters") or {}), "binary_data_output": True}
+    raws = []
+    for name, given in inputs.items():
+        array = np.asarray(given)
+        dtype = datatypes.from_numpy(array.dtype)
+        if not dtype:
+            raise TypeError(f"input '{name}' has the dtype {array.dtype}, which the protocol does not have")
+        raw = join_bytes(array.reshape(-1)) if dtype == datatypes.BYTES else array.tobytes()
+        raws.append(raw)
+        head["inputs"].append({"name": name, "datatype": datatypes.NAME[dtype], "shape": array.shape,
+                               "parameters": {"binary_data_size": len(raw)}})  # fmt: skip
+    if options.get("outputs"):
+        head["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in options["outputs"]]
+    return json.dumps(head).encode(), raws
 
 
 def _result(body: bytes, size: int) -> Result:

@@ -1,7 +1,8 @@
 """Say in words what will and won't batch for a model, and why.
 
 The configuration is read from a model repository, or asked from a running server. The server has filled in
-what the configuration leaves open, and also tells why it closed its batches so far.
+what the configuration leaves open, and also tells why it closed its batches so far. With --plot a running server is
+measured (neptrio.sweep).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from neptrio.config import model_config as model_config
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.flags import authorization
 from neptrio.scheduling.explain import explain
+from neptrio.sweep import report
 
 HELP = "say what will and won't batch for a model"
 
@@ -34,10 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-repository", type=Path, help="read the configuration here instead of asking a server"
     )
+    report.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the sentences. Returns 0, or 1 when there is no such model or no such server."""
+    """Prints the sentences, or measures. Returns 0, 1 when there is no such model or no such server, 2 for flags that do
+    not go together."""
+    if options.plot is not None:
+        if options.model_repository is not None:
+            print("error: --plot measures a running server: leave out --model-repository", file=sys.stderr)
+            return 2
+        return report.plot(options)
+    if given := report.unused(options):
+        print(f"error: {given[0]} goes with --plot", file=sys.stderr)
+        return 2
     batches: dict[str, Any] = {}
     try:
         if options.model_repository is not None:
