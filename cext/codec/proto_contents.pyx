@@ -100,6 +100,12 @@ cdef inline bint varint(Cursor* c, uint64_t* out) noexcept nogil:
     return True
 
 
+cdef inline bint tag_of(Cursor* c, uint64_t* out) noexcept nogil:
+    """Reads a field's tag, which has at most 5 bytes as for `read_tag`; False where there is none."""
+    cdef const uint8_t* begin = c.p
+    return varint(c, out) and c.p - begin <= 5 and 8 <= out[0] <= <uint64_t>0xFFFFFFFF
+
+
 cdef inline bint slice_of(Cursor* c, Slice* out) noexcept nogil:
     """Reads a length and as many bytes; False where there are fewer."""
     cdef uint64_t n
@@ -184,7 +190,7 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
             if stop != NULL and stop[0]:
                 return STOPPED
         before = c[0]
-        if not varint(c, &tag) or tag > <uint64_t>0xFFFFFFFF or tag < 8:
+        if not tag_of(c, &tag):
             c[0] = before
             return BAD_FIELD
         field = <int>(tag >> 3)
