@@ -58,8 +58,15 @@ def test_a_model_of_linear_cost_gains_nothing_by_batches() -> None:
     waiting = by_setting(replace(PLAIN, scheduler="dynamic", delay_us=500), sweep(linear))
     assert (
         waiting["max_queue_delay_microseconds"].config
-        == "dynamic_batching { max_queue_delay_microseconds: 0 }"
+        == "dynamic_batching { max_queue_delay_microseconds: 0 }  # beside what else stands there"
     )
+
+
+def test_a_model_that_hardly_gains_from_its_largest_batch_is_not_called_rising() -> None:
+    """From 4 rows to 8 a row becomes 7 % cheaper: enough to keep 8, too little to ask for 16."""
+    by_size = {1: 0.001, 2: 0.0015, 4: 0.0020, 8: 0.0020 * 2 / 1.07}
+    found = by_setting(PLAIN, sweep(lambda size: by_size[size]))["max_batch_size"]
+    assert found.config == "" and found.text == "Change nothing: 8 rows are the cheapest per row."
 
 
 def test_a_model_of_constant_cost_wants_all_the_batches_it_can_get() -> None:
@@ -88,7 +95,7 @@ def test_a_latency_budget_bounds_the_size_of_an_execution() -> None:
 
 def test_a_saturated_instance_gets_help_only_while_there_is_cpu() -> None:
     found = by_setting(PLAIN, sweep(constant, cpu=0.4))["instance_group"]
-    assert found.config == "instance_group [ { count: 2 kind: KIND_CPU } ]"
+    assert found.config == "instance_group [ { count: 2 kind: KIND_CPU } ]  # beside what else stands there"
     assert "busy 100 % of the time" in found.evidence[0] and "CPU of the machine: 40 %" in found.evidence[0]
     assert "CPU is what is short" in by_setting(PLAIN, sweep(constant, cpu=0.97))["instance_group"].text
     unknown = by_setting(PLAIN, sweep(constant, cpu=None))["instance_group"]
@@ -105,7 +112,8 @@ def test_instances_that_slow_each_other_are_too_many() -> None:
     ]
     model = replace(PLAIN, instances=4)
     assert (
-        by_setting(model, slow)["instance_group"].config == "instance_group [ { count: 1 kind: KIND_CPU } ]"
+        by_setting(model, slow)["instance_group"].config
+        == "instance_group [ { count: 1 kind: KIND_CPU } ]  # beside what else stands there"
     )
     assert "count: 1 " not in by_setting(model, sweep(constant))["instance_group"].config
 
@@ -130,9 +138,15 @@ def test_a_delay_is_for_saturated_instances_with_small_batches() -> None:
     setting = "max_queue_delay_microseconds"
     # 6 of 8 rows are missing, 2000 arrive a second: 3 ms, less than an execution's 4
     small = by_setting(model, batched(2, 2000, 10.0))[setting]
-    assert small.config == "dynamic_batching { max_queue_delay_microseconds: 3000 }"
+    assert (
+        small.config
+        == "dynamic_batching { max_queue_delay_microseconds: 3000 }  # beside what else stands there"
+    )
     tight = by_setting(replace(model, budget_ms=14.0), batched(2, 2000, 10.0))[setting]
-    assert tight.config == "dynamic_batching { max_queue_delay_microseconds: 2000 }"
+    assert (
+        tight.config
+        == "dynamic_batching { max_queue_delay_microseconds: 2000 }  # beside what else stands there"
+    )
     assert (
         "no time to wait" in by_setting(replace(model, budget_ms=9.0), batched(2, 2000, 10.0))[setting].text
     )
@@ -147,7 +161,10 @@ def test_a_delay_that_passes_the_budget_of_a_lone_client_is_shortened() -> None:
     points = [replace(p, p99_ms=7.0) for p in sweep(constant)]
     model = replace(PLAIN, scheduler="dynamic", delay_us=4000, budget_ms=5.0)
     found = by_setting(model, points)["max_queue_delay_microseconds"]
-    assert found.config == "dynamic_batching { max_queue_delay_microseconds: 2000 }"
+    assert (
+        found.config
+        == "dynamic_batching { max_queue_delay_microseconds: 2000 }  # beside what else stands there"
+    )
     kept = by_setting(replace(model, budget_ms=None), points)["max_queue_delay_microseconds"]
     assert kept.config == "" and "cannot tell" in kept.text
 

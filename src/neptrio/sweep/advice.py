@@ -23,6 +23,7 @@ IDLE = 0.1  # of the time: below it the model is not what requests wait for
 CONTENTION = 1.2  # effective instances below which further ones only slow each other
 CLIENT_FULL = 0.9  # of a core: the clients' own process is the limit
 FAILED = 0.01  # share of failures from which a point is not used
+KEEP = "  # beside what else stands there"  # a pasted block must not cost the settings it does not name
 FEWEST = 5  # executions below which a batch size's cost is not known
 
 
@@ -178,6 +179,12 @@ def best_size(curve: dict[int, float], budget_ms: float | None = None) -> int:
     return min(size for size, cost in fitting.items() if size / cost >= ENOUGH * best)
 
 
+def rising(curve: dict[int, float]) -> bool:
+    """Whether the largest size made a row still 10 % cheaper than the one before it."""
+    *_, before, top = sorted(curve)
+    return top / curve[top] >= GAIN * before / curve[before]
+
+
 def batch_advice(model: Tuned, points: Sequence[Point]) -> Advice:
     """max_batch_size from the measured cost of executions by size."""
     setting = "max_batch_size"
@@ -207,17 +214,18 @@ def batch_advice(model: Tuned, points: Sequence[Point]) -> Advice:
         evidence.append(f"Larger executions alone take longer than the budget of {model.budget_ms:g} ms.")
     if size >= model.max_batch_size:
         more = (
-            ""
-            if size < 2
-            else " It was still rising: a copy of the model with twice as much is worth a measurement."
+            " It was still rising: a copy of the model with twice as much is worth a measurement."
+            if rising(curve)
+            else ""
         )
         return Advice(
             setting, f"Change nothing: {size} rows are the cheapest per row.{more}", tuple(evidence)
         )
     if size == top:
+        risen = "was still rising at" if rising(curve) else "was highest at"
         return Advice(
             setting,
-            f"Change nothing: throughput was still rising at {top} rows, the most that was executed, and "
+            f"Change nothing: throughput {risen} {top} rows, the most that was executed, and "
             f"max_batch_size is {model.max_batch_size}.",
             tuple(evidence),
         )
@@ -253,7 +261,7 @@ def delay_advice(model: Tuned, points: Sequence[Point]) -> Advice:
                 setting,
                 f"Use 0 instead of {model.delay_us}: waiting for company buys nothing.",
                 tuple(evidence),
-                "dynamic_batching { max_queue_delay_microseconds: 0 }",
+                f"dynamic_batching {{ max_queue_delay_microseconds: 0 }}{KEEP}",
             )
         return Advice(setting, "Change nothing: batching gains too little to wait for it.", tuple(evidence))
     small = min(point.batch for point in points)
@@ -310,7 +318,7 @@ def delay_advice(model: Tuned, points: Sequence[Point]) -> Advice:
         setting,
         f"Use {micros} instead of 0.",
         tuple(evidence),
-        f"dynamic_batching {{ max_queue_delay_microseconds: {micros} }}",
+        f"dynamic_batching {{ max_queue_delay_microseconds: {micros} }}{KEEP}",
     )
 
 
@@ -330,7 +338,7 @@ def _shorter(model: Tuned, row: Sequence[Point], evidence: list[str]) -> Advice:
             f"Use {micros} instead of {model.delay_us}: under light load the wait alone passes the budget of "
             f"{model.budget_ms:g} ms.",
             tuple(evidence),
-            f"dynamic_batching {{ max_queue_delay_microseconds: {micros} }}",
+            f"dynamic_batching {{ max_queue_delay_microseconds: {micros} }}{KEEP}",
         )
     return Advice(
         setting,
@@ -378,7 +386,7 @@ def instance_advice(model: Tuned, points: Sequence[Point]) -> Advice:
                 setting,
                 f"Use 1 instead of {count}: side by side they do hardly more than one.",
                 tuple(evidence),
-                f"instance_group [ {{ count: 1 kind: {model.kind} }} ]",
+                f"instance_group [ {{ count: 1 kind: {model.kind} }} ]{KEEP}",
             )
     if busy < BUSY:
         who = " The clients themselves were the limit." if best.client_bound else ""
@@ -399,5 +407,5 @@ def instance_advice(model: Tuned, points: Sequence[Point]) -> Advice:
         setting,
         f"Use {more} instead of {count}: requests wait while the machine has CPU left.",
         tuple(evidence),
-        f"instance_group [ {{ count: {more} kind: {model.kind} }} ]",
+        f"instance_group [ {{ count: {more} kind: {model.kind} }} ]{KEEP}",
     )

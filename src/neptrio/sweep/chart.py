@@ -8,6 +8,7 @@ from html import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 54, 44, 14, 40
 COLOURS = 8
+GAP = 12  # between labels, from one baseline to the next
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -25,6 +26,24 @@ def short(value: float) -> str:
         if value >= size:
             return f"{value / size:g}{letter}"
     return f"{value:.3g}"
+
+
+def spread(wanted: Mapping[str, float], top: float, bottom: float) -> dict[str, float]:
+    """Heights for the labels in [top, bottom], in their order, GAP apart where there is room and each as near to the
+    wanted one as its neighbours allow: labels too close share the height around their mean."""
+    names = sorted(wanted, key=lambda name: wanted[name])
+    gap = min(GAP, (bottom - top) / max(len(names) - 1, 1))
+    groups: list[tuple[float, list[str]]] = []  # (height of the first label, labels)
+    for name in names:
+        first, group = wanted[name], [name]
+        first = max(top, min(first, bottom))
+        while groups and first < groups[-1][0] + gap * len(groups[-1][1]):
+            group = groups.pop()[1] + group
+            mean = sum(wanted[each] for each in group) / len(group)
+            first = mean - gap * (len(group) - 1) / 2
+            first = max(top, min(first, bottom - gap * (len(group) - 1)))
+        groups.append((first, group))
+    return {name: first + gap * at for first, group in groups for at, name in enumerate(group)}
 
 
 def chart(title: str, across: str, series: Series) -> str:
@@ -49,7 +68,7 @@ def chart(title: str, across: str, series: Series) -> str:
         )
     out += [f'<text x="{px(x):.1f}" y="{HEIGHT - 22}" text-anchor="middle">{x:g}</text>' for x in xs]
     out.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">{escape(across)}</text>')
-    taken: list[float] = []
+    ends = spread({name: py(line[-1][1]) for name, line in series.items() if line}, TOP, HEIGHT - BOTTOM)
     for number, (name, line) in enumerate(series.items()):
         colour = f"s{number % COLOURS}"
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in line)
@@ -60,12 +79,7 @@ def chart(title: str, across: str, series: Series) -> str:
             for x, y in line
         ]
         if line:
-            at = py(line[-1][1]) + 4
-            # labels of lines that end close to each other move up until they can be read
-            while any(abs(at - other) < 12 for other in taken) and at > TOP:
-                at -= 2
-            taken.append(at)
             out.append(
-                f'<text class="label" x="{px(line[-1][0]) + 7:.1f}" y="{at:.1f}">{escape(name)}</text>'
+                f'<text class="label" x="{px(line[-1][0]) + 7:.1f}" y="{ends[name] + 4:.1f}">{escape(name)}</text>'
             )
     return "".join(out) + "</svg>"

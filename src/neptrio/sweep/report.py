@@ -190,8 +190,8 @@ def _summary(model: Tuned, points: Sequence[Point], advices: Sequence[Advice]) -
     within = "" if model.budget_ms is None else f" with p99 within {model.budget_ms:g} ms"
     if best is not None:
         print(
-            f"Most inferences per second{within}: {best.rows_per_s:,.0f}, by {best.concurrency} clients with "
-            f"{best.batch} row{'s' if best.batch > 1 else ''} per request (p99 {best.p99_ms:.3f} ms)."
+            f"Most inferences per second{within}: {best.rows_per_s:,.0f}, by {best.concurrency} "
+            f"client{'s' if best.concurrency > 1 else ''} with {best.batch} row{'s' if best.batch > 1 else ''} per request (p99 {best.p99_ms:.3f} ms)."
         )
     elif within:
         print(f"No point had its p99 within {model.budget_ms:g} ms.")
