@@ -1,6 +1,6 @@
 """Fuzzes the readers of tests/fuzz/targets.py, guided by the coverage of the compiled modules.
 
-    python tools/fuzz.py [--seconds N] [--jobs N] [--keep] [TARGET ...]
+    python tools/fuzz.py [--seconds N] [--seed N] [--jobs N] [--keep] [TARGET ...]
 
 libFuzzer (from the package atheris) changes inputs and keeps those that reach new branches; the modules are those of
 tools/sanitized.py, so reading outside of a block ends a run as surely as a wrong answer does. A run begins with the
@@ -60,7 +60,7 @@ def command(target: str, *words: str) -> list[str]:
     return [sys.executable, "-W", "ignore", "-m", "tests.fuzz.run", target, *words]
 
 
-def fuzz(target: str, seconds: int, library: Path) -> tuple[str, bool, str]:
+def fuzz(target: str, seconds: int, seed: int, library: Path) -> tuple[str, bool, str]:
     """(target, whether it is fine, the last lines that libFuzzer wrote)."""
     own = PLACE / "corpus" / target
     crashes = PLACE / "crashes"
@@ -71,7 +71,7 @@ def fuzz(target: str, seconds: int, library: Path) -> tuple[str, bool, str]:
         status = subprocess.run(
             command(
                 target, str(own), str(CORPUS / target),
-                f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=4096",
+                f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=4096",
                 f"-artifact_prefix={crashes}/{target}-", "-use_value_profile=1", "-print_final_stats=1",
             ),
             cwd=ROOT, env=environment(library), stdout=out, stderr=subprocess.STDOUT,
@@ -115,6 +115,12 @@ def keep(target: str, library: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz the readers of what strangers may send.")
     parser.add_argument("--seconds", type=int, default=600, help="of each target (default 600)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of what is tried, so that CI tries the same twice (default: of the time)",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="targets at a time")
     parser.add_argument("--keep", action="store_true", help="write what was found into tests/fuzz/corpus")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)} (default: all)")
@@ -130,7 +136,9 @@ def main() -> int:
     begun = time.monotonic()
     failed = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        for target, fine, text in pool.map(lambda name: fuzz(name, given.seconds, library), targets):
+        for target, fine, text in pool.map(
+            lambda name: fuzz(name, given.seconds, given.seed, library), targets
+        ):
             if fine:
                 print(f"fuzz: {target}: {text}", flush=True)
             else:
