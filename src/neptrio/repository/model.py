@@ -23,6 +23,7 @@ from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.instance import Instance, InstancePool
 from neptrio.loop.mailbox import CompletionQueue
+from neptrio.loop.slices import Slices
 from neptrio.observe.counters import ModelCounters
 from neptrio.observe.memory import Measured, usage
 from neptrio.observe.metrics_config import MetricsConfig
@@ -144,7 +145,10 @@ class Model(ServedModel):
         """
         try:
             places = list(groups.places(self.config))
+            slices = Slices()  # an instance takes some tenths of a millisecond, and there may be hundreds
             for place, name in zip(places, groups.names(places, ()), strict=True):
+                with trio.CancelScope(shield=True):  # half-made is nothing that a caller could stop
+                    await slices.rest()
                 instance = self.make_instance(place, name)
                 self.pool.add(instance, self._loop.rate_limiter, place.group, place.device)
             self.scheduler = make_scheduler(self, self.pool, self._loop)

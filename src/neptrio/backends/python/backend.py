@@ -116,6 +116,7 @@ class PythonBackend(Backend):
 
     shared_file: Path | None = None
     _template: ModelTemplate | None = None
+    _python: str | None = None  # the interpreter of the model's own environment
     _preloads = False
     default_model_filename = "model.py"
 
@@ -198,7 +199,10 @@ class PythonBackend(Backend):
 
     def load(self) -> None:
         path = self.model_file(self.context)
-        self._preloads = apart(self.context) and template.SUPPORTED and examine.preloads(path)
+        own = apart(self.context)
+        self._preloads = own and template.SUPPORTED and examine.preloads(path)
+        # an archive is unpacked here, on the loader's thread
+        self._python = python_of(self.context) if own else None
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         seconds = ready_seconds(self.context)
@@ -211,7 +215,7 @@ class PythonBackend(Backend):
         context = self.context
         config = context.config
         if apart(context):
-            python = python_of(context)
+            python = self._python
             common = (
                 name,
                 python,
