@@ -45,6 +45,7 @@ import trio
 
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.slices import waiting
 from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns
 
@@ -248,6 +249,11 @@ class Poller(trio.abc.Instrument):
         if inside is None:
             log.warning("sockets are waited for %s: slower, same behaviour", self.way)
         self._running = True
+        look = select.poll()
+        look.register(
+            self._epoll.fileno(), select.POLLIN
+        )  # an epoll is readable when it has something to tell
+        before = waiting.set(lambda: look.poll(0))
         task_status.started()
         try:
             if inside is None:
@@ -269,6 +275,7 @@ class Poller(trio.abc.Instrument):
                 _taken.set(False)
         finally:
             self._running = False
+            waiting.reset(before)
             self._epoll.close()
 
     async def _read_for_all(self, epoll: select.epoll) -> None:

@@ -95,7 +95,7 @@ class Metrics:
             if slices.used_up:
                 for family in of_models.families:
                     family.pack()
-                await slices.rest()
+                await slices.pause()
         families = [*of_models.families, *self._cache(), *self._machine()]
         if self._detail is not Detail.TRITON:
             families += [*self._pools(), *self._traces(), self._loop_lag()]
