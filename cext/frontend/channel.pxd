@@ -1,15 +1,16 @@
 # One end of the way between the engine and a front end: two rings, and an area of memory on each side.
 #   The Segment belongs to whoever holds a reference: the Channel, and every Lease and BodyMemory in it.
 #   `lent` and `small` own the memory of messages that the other side still looks at.
-#   `whole` (a private copy of a small message) or `lease` keep the tensors of the message that is read.
+#   `owner` (a private copy of a small message, or a Lease) keeps the tensors of the message that is read.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.request.infer_request cimport Tensor
 from neptrio.rings.body_area cimport BodyArea
-from neptrio.rings.packet cimport Packer, Reader
+from neptrio.rings.message cimport MessageReader
+from neptrio.rings.packet cimport Packer
 from neptrio.rings.ring cimport Entry, RingEnd, Segment
 
-cdef class Channel:
+cdef class Channel(MessageReader):
     cdef Segment segment
     cdef RingEnd out
     cdef RingEnd into
@@ -27,14 +28,8 @@ cdef class Channel:
     cdef readonly uint64_t wakes     # how often the other side had to be woken
     cdef readonly uint64_t received
     cdef readonly uint64_t sent
-    cdef char* scratch
-    cdef size_t scratch_room
     # the message that is read
-    cdef Reader reader
-    cdef const char* data            # where its tensors begin
-    cdef uint64_t data_size
-    cdef object owner                # keeps them
-    cdef bint private                # nobody else can change them
+    cdef bint private                # nobody else can change its tensors
     cdef int send(self, uint32_t kind, uint64_t id) except -1
     cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1
     cdef bint place(self, Entry* entry, Packer packer) except -1
@@ -42,8 +37,6 @@ cdef class Channel:
     cdef int wait(self, const Entry* entry, Packer packer) except -1
     cdef int reap(self) except -1
     cdef int opened(self, const Entry* entry) except -1
-    cdef int finish(self) except -1
-    cdef dict parameters(self)
     cdef int pack_tensor(self, Tensor tensor) except -1
     cdef Tensor tensor(self)
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape)

@@ -21,13 +21,12 @@ Rules:
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
 
 from neptrio.frontend.kinds cimport HERE, KEEP_ABOVE, REGION, RETURN
-from neptrio.request.infer_request cimport DT_BYTES, Tensor, element_size
+from neptrio.request.infer_request cimport DT_BYTES, Tensor
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
-from neptrio.rings.packet cimport Packer, read_raw, read_text, read_u32, read_u64
+from neptrio.rings.message cimport MessageReader, pack_head
+from neptrio.rings.packet cimport Packer, read_u32, read_u64
 from neptrio.rings.ring cimport (
     Entry,
     Segment,
@@ -41,22 +40,13 @@ from neptrio.rings.ring cimport (
 )
 
 from collections import deque
-import json
 
-from neptrio.errors import Internal, Overloaded
+from neptrio.errors import Overloaded
+from neptrio.rings.message import Violation
 
 cdef enum:
     ENTRIES = 4096           # of each ring
     AT_ONCE = 256            # descriptors taken before other events have their turn
-    MOST_DIMENSIONS = 64
-    MOST_OWN_PART = 268435456    # bytes of a message beside its tensors
-
-cdef object _loads = json.loads
-
-
-class Violation(Exception):
-    """The other side has written what no correct one writes."""
-
 
 class Layout:
     """Where things lie in the shared memory: the ring to the engine, the ring to the front end, the front end's area,
@@ -87,7 +77,7 @@ cdef class Lease:
                 pass   # whoever uses the ring next finds it, too
 
 
-cdef class Channel:
+cdef class Channel(MessageReader):
     """See the module's text. `bell()` wakes the other side, `late()` asks for look() to be called soon."""
 
     def __init__(self, Segment segment not None, layout, bint engine, bell, late):
@@ -105,14 +95,7 @@ cdef class Channel:
         self.returns = deque()
         self.bell = bell
         self.late = late
-        self.scratch_room = 4096
-        self.scratch = <char*>malloc(self.scratch_room)
-        if self.scratch == NULL:
-            raise MemoryError
         ring_sleep(&self.into)   # the first push rings the bell
-
-    def __dealloc__(self):
-        free(self.scratch)
 
     # ------------------------------------------------------------ out
 
@@ -273,65 +256,33 @@ cdef class Channel:
         if (entry.offset < self.other or entry.offset > self.other_end
                 or entry.length > self.other_end - entry.offset):
             raise Violation(f"a message of {entry.length} bytes at {entry.offset}")
-        if own > entry.length or own > MOST_OWN_PART:
+        if own > entry.length:
             raise Violation(f"{own} bytes of a message of {entry.length}")
         base = self.segment.base + entry.offset
         self.private = entry.length <= KEEP_ABOVE
         if self.private:
             self.owner = PyBytes_FromStringAndSize(base, entry.length)
             base = self.reader.at = PyBytes_AS_STRING(self.owner)
+            self.reader.end = base + own
+            self.reader.bad = False
         else:
-            if own > self.scratch_room:
-                grown = <char*>realloc(self.scratch, own)
-                if grown == NULL:
-                    raise MemoryError
-                self.scratch = grown
-                self.scratch_room = own
-            memcpy(self.scratch, base, own)
-            self.reader.at = self.scratch
+            self.copied_own(base, own)
             lease = Lease.__new__(Lease)
             lease.segment = self.segment
             lease.channel = self
             lease.offset = entry.offset
             self.owner = lease
-        self.reader.end = self.reader.at + own
-        self.reader.bad = False
         own = min((own + 63) // 64 * 64, entry.length)
         self.data = base + own
         self.data_size = entry.length - own
         return 0
-
-    cdef int finish(self) except -1:
-        """All has been read."""
-        if self.reader.bad:
-            raise Violation("a message that ends too early")
-        return 0
-
-    cdef dict parameters(self):
-        text = read_text(&self.reader)
-        if not text:
-            return None
-        found = _loads(text)
-        if type(found) is not dict:
-            raise Violation("parameters that are no object")
-        for value in found.values():
-            if not isinstance(value, (bool, int, float, str)):
-                raise Violation(f"a parameter of type {type(value).__name__}")
-        return found
 
     # ------------------------------------------------------------ tensors
 
     cdef int pack_tensor(self, Tensor tensor) except -1:
         """Packs a tensor whose bytes are to be copied behind the message."""
         cdef Packer packer = self.packer
-        cdef int64_t dimension
-        if tensor.memory_kind == 2:
-            raise Internal(f"tensor '{tensor.name}' lies in GPU memory")
-        packer.text(tensor.name)
-        packer.u32(<uint32_t>tensor.dtype)
-        packer.u32(<uint32_t>len(tensor.shape))
-        for dimension in tensor.shape:
-            packer.u64(<uint64_t>dimension)
+        pack_head(packer, tensor)
         packer.u32(HERE)
         packer.u64(packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
         packer.u64(<uint64_t>tensor.nbytes)
@@ -340,35 +291,18 @@ cdef class Channel:
 
     cdef Tensor tensor(self):
         """The next tensor, checked."""
-        cdef Tensor made
-        cdef uint32_t i, dtype, dimensions, place
-        cdef uint64_t offset, nbytes, n
-        cdef list shape = []
-        cdef str name = read_text(&self.reader)
-        dtype = read_u32(&self.reader)
-        dimensions = read_u32(&self.reader)
-        if dtype > 14 or dimensions > MOST_DIMENSIONS:   # 0 is a datatype that the client has made up
-            raise Violation(f"a tensor of datatype {dtype} with {dimensions} dimensions")
-        for i in range(dimensions):
-            n = read_u64(&self.reader)
-            if n > <uint64_t>1 << 62:
-                raise Violation(f"a dimension of {n}")
-            shape.append(n)
-        place = read_u32(&self.reader)
+        cdef Tensor made = self.head()   # datatype 0 is one that the client has made up
+        cdef uint32_t place = read_u32(&self.reader)
+        cdef uint64_t offset, nbytes
         if place == REGION:
-            return self.tensor_in(name, dtype, tuple(shape))
+            return self.tensor_in(made.name, made.dtype, made.shape)
         offset = read_u64(&self.reader)
         nbytes = read_u64(&self.reader)
-        if self.reader.bad:
-            raise Violation("a message that ends too early")
+        self.finish()
         if place != HERE or offset > self.data_size or nbytes > self.data_size - offset:
             raise Violation(f"a tensor at place {place} outside of its message")
-        made = Tensor.__new__(Tensor)
-        made.name = name
-        made.dtype = dtype
-        made.shape = tuple(shape)
         made.nbytes = nbytes
-        if self.private or (dtype != DT_BYTES and (<size_t>(self.data + offset)) % 16 == 0):
+        if self.private or (made.dtype != DT_BYTES and (<size_t>(self.data + offset)) % 16 == 0):
             made.owner = self.owner
             made.ptr = self.data + offset
         else:

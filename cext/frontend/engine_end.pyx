@@ -40,7 +40,7 @@ import logging
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.errors import Code, Internal, Reason, TritonError
 from neptrio.execution.admission import GRPC_ONE_RESPONSE, HTTP_ONE_RESPONSE
-from neptrio.frontend.channel import Violation
+from neptrio.rings.message import Violation
 from neptrio.observe.propagation import asked
 from neptrio.request.device_memory import on_host
 

@@ -38,7 +38,7 @@ import json
 import logging
 
 from neptrio.errors import CLASSES, Cancelled, Code, Internal, Reason, TritonError
-from neptrio.frontend.channel import Violation
+from neptrio.rings.message import Violation
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import InputSpec
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from neptrio.errors import Overloaded
-from neptrio.frontend.channel import Violation
 from neptrio.request.infer_request import InferResponse, RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from neptrio.rings.message import Violation
 from tests.support.fronts import FrontPair
 
 SMALL = np.arange(3, dtype=np.int32)

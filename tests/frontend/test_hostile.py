@@ -14,9 +14,9 @@ import struct
 import numpy as np
 import pytest
 
-from neptrio.frontend.channel import Violation
 from neptrio.request.infer_request import RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy
+from neptrio.rings.message import Violation
 from tests.support.fronts import FrontPair
 
 PARTS = 4

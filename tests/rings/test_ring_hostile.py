@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as utils
-from neptrio.backends.python.ring_server import Violation
 from neptrio.request.numpy_tensor import to_numpy
+from neptrio.rings.message import Violation
 from tests.support.rings import Pair
 
 ROOT = Path(__file__).resolve().parents[2]

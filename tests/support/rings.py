@@ -10,7 +10,8 @@ import numpy as np
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python.ring_instance import PLAIN_LIBRARY
-from neptrio.backends.python.ring_server import Layout, ServerEnd
+from neptrio.backends.python.ring_sender import Layout
+from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
 from neptrio.observe.counters import ModelCounters

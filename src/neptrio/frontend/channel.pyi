@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
+from neptrio.rings.message import MessageReader
 from neptrio.rings.ring import Segment
-
-class Violation(Exception): ...
 
 class Layout:
     to_engine: int
@@ -17,7 +16,7 @@ class Layout:
 
 class Lease: ...
 
-class Channel:
+class Channel(MessageReader):
     def __init__(
         self,
         segment: Segment,

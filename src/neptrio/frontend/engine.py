@@ -26,7 +26,7 @@ from neptrio.backends.python.template import SUPPORTED as CAN_CLONE
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
 from neptrio.errors import CLASSES, Code, Internal, TritonError, Unsupported
-from neptrio.frontend.channel import Layout, Violation
+from neptrio.frontend.channel import Layout
 from neptrio.frontend.engine_end import EngineEnd
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
@@ -36,6 +36,7 @@ from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.timers import Timer
 from neptrio.repository.manager import RepositoryManager
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
+from neptrio.rings.message import Violation
 from neptrio.rings.ring import SUPPORTED as CAN_SHARE
 from neptrio.rings.ring import Segment, sealed_memory
 from neptrio.service import Services

@@ -31,7 +31,6 @@ from neptrio.backends.python.convert import CODES, known, wanted_names
 from neptrio.backends.python.instance import ASYNC_CAPACITY, Post, Reschedule, dropped
 from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
 from neptrio.backends.python.process import Process
-from neptrio.backends.python.ring_server import Violation
 from neptrio.errors import Code, Internal, Reason, TritonError
 from neptrio.execution.backend import Abandonment, BackendInstance
 from neptrio.execution.batch import Batch
@@ -41,6 +40,7 @@ from neptrio.request.infer_request import (
     InferResponse,
     monotonic_ns,
 )
+from neptrio.rings.message import Violation
 from neptrio.rings.ring import SUPPORTED
 
 log = logging.getLogger("neptrio.python")

@@ -20,9 +20,10 @@ import numpy as np
 from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
 from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.process import Process
-from neptrio.backends.python.ring_server import Violation, check_tensor
+from neptrio.backends.python.ring_reader import check_tensor
 from neptrio.execution.model_host import ModelHost
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
+from neptrio.rings.message import Violation
 from triton_python_backend_utils._process.wire import Lease, tensor_row
 from triton_python_backend_utils._types import BYTES
 

@@ -26,7 +26,8 @@ from neptrio.backends.python.instance import Post, Reschedule, dropped
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated_host import IsolatedCall
 from neptrio.backends.python.process import Process
-from neptrio.backends.python.ring_server import Layout, ServerEnd
+from neptrio.backends.python.ring_sender import Layout
+from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.backends.python.template import Template
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch

@@ -1,0 +1,21 @@
+# The message of another process while it is read, and what every message says of a tensor.
+#   A MessageReader owns `scratch`, the private copy of a message's own part; `data` lies wherever the tensors do,
+#   and is alive as long as `owner` is.
+from libc.stdint cimport uint32_t, uint64_t
+
+from neptrio.request.infer_request cimport Tensor
+from neptrio.rings.packet cimport Packer, Reader
+
+cdef class MessageReader:
+    cdef Reader reader
+    cdef const char* data            # where its tensors begin
+    cdef uint64_t data_size          # how many bytes of them there are
+    cdef object owner                # keeps `data`; None: nobody may look there later
+    cdef char* scratch
+    cdef size_t scratch_room
+    cdef int copied_own(self, const char* base, uint64_t own) except -1
+    cdef int finish(self) except -1
+    cdef dict parameters(self)
+    cdef Tensor head(self)
+
+cdef int pack_head(Packer packer, Tensor tensor) except -1
