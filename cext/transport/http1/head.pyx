@@ -61,6 +61,8 @@ cdef class RequestHead:
             raise HeadTooLarge()
         if self.head_complete:
             return                               # trailers
+        if value[-1:] in (b" ", b"\t"):           # the parser leaves it, but no value ends with a blank (RFC 9110, 5.5)
+            value = value.rstrip(b" \t")
         self.headers.append((name, value))
         if n == 14:
             if _is(name, b"content-length", n):

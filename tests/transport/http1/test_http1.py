@@ -55,6 +55,21 @@ def cancelled(server: ServerProcess, model: str) -> int:
     return int(rows[0]["inference_stats"]["fail"]["count"])
 
 
+def test_blanks_behind_a_value_are_none_of_it(client: Http1) -> None:
+    """RFC 9110, 5.5, for what the fast path takes and for what only the parser takes (a chunked body, gzip)."""
+    packed = gzip.compress(GOOD)
+    rest = b"Host: x \t\r\nContent-Encoding: gzip \t \r\n"
+    requests = {
+        "plain": b"Host: x \t \r\nContent-Length: %d \r\n\r\n%b" % (len(GOOD), GOOD),
+        "gzip": rest + b"Content-Length: %d\t\r\n\r\n%b" % (len(packed), packed),
+        "chunked": rest + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(packed), packed),
+    }
+    for name, text in requests.items():
+        client.send(b"POST /v2/models/simple/infer HTTP/1.1\r\n" + text)
+        reply = client.read()
+        assert reply.status == 200, (name, reply.body)
+
+
 def test_only_the_headers_of_a_triton_server(client: Http1) -> None:
     reply = client.request("GET", "/v2")
     assert set(reply.headers) == {"content-type", "content-length"}
