@@ -162,7 +162,8 @@ class _Client:
 
 async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: int, meter: Meter) -> None:
     """`count` ModelInfer calls on one connection, 32 at a time."""
-    from neptrio.transport.grpc.server import GrpcConnection, GrpcServer
+    from neptrio.transport.grpc.connection import GrpcConnection
+    from neptrio.transport.grpc.server import GrpcServer
 
     front = GrpcServer(server.services, socket.socket())
     client = _Client(b"/inference.GRPCInferenceService/ModelInfer", message)

@@ -25,8 +25,9 @@ from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
 from neptrio.service import Services
 from neptrio.service.certificates import KINDS, Certificate
 from neptrio.transport import admin_only
+from neptrio.transport.grpc.audit_call import audit_call
 from neptrio.transport.grpc.handlers import Peer, encoded, failed, parsed
-from neptrio.transport.grpc.server import all_handlers, audit_call
+from neptrio.transport.grpc.server import all_handlers
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, grpc_policy, http_policy
 from neptrio.transport.http2.grpc_status import (
     OK_HEADERS,

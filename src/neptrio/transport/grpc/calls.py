@@ -24,7 +24,7 @@ from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import GrpcStream
 
 if TYPE_CHECKING:
-    from neptrio.transport.grpc.server import GrpcConnection
+    from neptrio.transport.grpc.connection import GrpcConnection
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 

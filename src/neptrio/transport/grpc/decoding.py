@@ -15,7 +15,7 @@ from neptrio.errors import Cancelled
 from neptrio.request.infer_request import InferRequest, InferResponse
 
 if TYPE_CHECKING:
-    from neptrio.transport.grpc.server import GrpcConnection
+    from neptrio.transport.grpc.connection import GrpcConnection
 
 LARGE_MESSAGE = 64 << 10  # whether decoding takes long is asked for larger ones only
 

@@ -37,7 +37,7 @@ from neptrio.transport.http2.session import Headers, Http2Session
 from neptrio.transport.http2.stream import GrpcStream
 
 if TYPE_CHECKING:
-    from neptrio.transport.grpc.server import GrpcConnection
+    from neptrio.transport.grpc.connection import GrpcConnection
 
 log = logging.getLogger("neptrio.grpc")
 

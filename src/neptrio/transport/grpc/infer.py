@@ -31,7 +31,7 @@ from neptrio.transport.grpc.fast_path import CARDINALITY, UNARY_RESPONDER, Unary
 from neptrio.transport.http2.grpc_status import OK_HEADERS, OK_TRAILERS, error_trailers
 
 if TYPE_CHECKING:
-    from neptrio.transport.grpc.server import GrpcConnection
+    from neptrio.transport.grpc.connection import GrpcConnection
 
 log = logging.getLogger("neptrio.grpc")
 

@@ -18,7 +18,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.transport.grpc.decoding import select_later
 
 if TYPE_CHECKING:
-    from neptrio.transport.grpc.server import GrpcConnection
+    from neptrio.transport.grpc.connection import GrpcConnection
 
 Answer = tuple[InferRequest, InferResponse, bool]
 
