@@ -27,6 +27,7 @@ from neptrio.codec.protobuf cimport (
 )
 from neptrio.codec.json_reader cimport Stop
 from neptrio.codec.proto_contents cimport read_contents
+from neptrio.codec.split_message cimport SplitMessage
 from neptrio.request.infer_request cimport InferRequest, RequestedOutput, Tensor
 from neptrio.request.validate cimport walk_strings
 from neptrio.codec.proto_parameter cimport Region, apply_request_parameter, read_region
@@ -269,6 +270,8 @@ def decodes_slowly(message):
     cdef Py_ssize_t fields = 0, typed = 0, contents = 0
     cdef uint64_t in_regions = 0
     cdef bint strings = False
+    if type(message) is SplitMessage:  # whose raw contents are numbers
+        message = (<SplitMessage>message).head
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
         c.p = <const uint8_t*>view.buf
@@ -304,7 +307,7 @@ def decodes_slowly(message):
 def decode_request(InferRequest r not None, message, shared_memory=None, Stop stop=None, reserve=None):
     """Fills `r` from the bytes of a ModelInferRequest.
 
-    `message` is any buffer; input tensors are views of it and keep it alive. `shared_memory` (service.shared_memory)
+    `message` is any buffer or a SplitMessage; input tensors are views of it and keep it alive. `shared_memory` (service.shared_memory)
     gives inputs that are in a registered region. With `stop` this is called on a worker thread: it walks over strings
     too, so that validation need not, and calls reserve(bytes) before it allocates for typed contents.
     Raises WireError for bytes that are no such message, TritonError for a message with invalid parameters or
@@ -318,8 +321,14 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
     cdef int field
     cdef Slice s
     cdef Slices inputs, outputs, parameters, raw
-    cdef Py_ssize_t i, raw_at = 0
+    cdef Py_ssize_t i, at, raw_at = 0
     cdef list made, wanted
+    cdef list raws = None
+    cdef Py_buffer part
+    cdef Tensor tensor
+    if type(message) is SplitMessage:
+        raws = (<SplitMessage>message).raws
+        message = (<SplitMessage>message).head
     r.inputs = made = []
     r.model_name = ""
     slices_init(&inputs)
@@ -355,13 +364,23 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
                 r.model_version = text(s)
             else:
                 r.id = text(s)
+        if raws is not None:
+            for memory in raws:  # each stays where it is while something refers to it
+                PyObject_GetBuffer(memory, &part, PyBUF_SIMPLE)
+                s.p = <const uint8_t*>part.buf
+                s.n = part.len
+                PyBuffer_Release(&part)
+                slices_add(&raw, s)
         for i in range(parameters.n):
             apply_request_parameter(r, parameters.items[i])
             if asked != NULL:
                 breathe(asked, &steps)
         for i in range(inputs.n):
-            made.append(read_input(r, inputs.items[i], message, raw.items, raw.n, &raw_at, shared_memory, asked,
-                                   reserve))
+            at = raw_at
+            tensor = read_input(r, inputs.items[i], message, raw.items, raw.n, &raw_at, shared_memory, asked, reserve)
+            if raws is not None and raw_at > at:
+                tensor.owner = raws[at]
+            made.append(tensor)
             if asked != NULL:
                 breathe(asked, &steps)
         if outputs.n:

@@ -23,7 +23,7 @@ from neptrio.request.infer_request cimport (
 )
 from neptrio.request.validate cimport validate
 
-from neptrio.errors import Unsupported
+from neptrio.errors import TritonError, Unsupported
 from neptrio.request.reshape import reshape_inputs
 
 # the text that refuses a decoupled model where a transport can carry only one response (docs/protocol/features.md A1)
@@ -47,6 +47,14 @@ cdef class Admission:
             if model is not None and model.ready:
                 return model
         return self.directory.lookup(name, version)
+
+    def body_source(self, str name, str version):
+        """What makes memory for the tensors of a request that is being received: a function of a number of bytes, which
+        may return None; None if that model has no such memory, or cannot be asked."""
+        try:
+            return self.lookup(name, version).body_source()
+        except TritonError:  # the request is refused when it is complete
+            return None
 
     cpdef ModelCore find(self, InferRequest request, str one_response):
         """Looks up the model that a request names and sets it as the request's model.

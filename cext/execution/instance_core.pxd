@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 from neptrio.execution.batch cimport Batch
 from neptrio.loop.mailbox cimport Mailbox
-from neptrio.request.infer_request cimport ModelCore
+from neptrio.request.infer_request cimport InferRequest, ModelCore
 
 cdef class PoolCore:
     cdef public list instances       # [InstanceCore]
@@ -11,6 +11,7 @@ cdef class PoolCore:
     cdef public object limiter       # the RateLimiter that grants executions, or None
     cdef int64_t depth(self)
     cpdef available(self, int64_t limit)
+    cpdef nearest(self, found, InferRequest request)
     cpdef freed(self)
 
 cdef class InstanceCore:

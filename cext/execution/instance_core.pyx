@@ -11,7 +11,7 @@ from neptrio.execution.batch cimport Batch
 from neptrio.request.device_memory cimport fetch_inputs, in_use
 from neptrio.loop.mailbox cimport CompletionQueue, Mailbox
 from neptrio.execution.inline_policy cimport INLINE_NS, mean_after
-from neptrio.request.infer_request cimport InferRequest, ModelCore, now_ns
+from neptrio.request.infer_request cimport InferRequest, ModelCore, Tensor, now_ns
 
 from neptrio.errors import TritonError
 
@@ -19,6 +19,11 @@ cdef enum:
     BRISK_NS = 5000000       # executions in Python with a shorter mean get up to BRISK_DEPTH batches in advance
     QUICK_NS = 200000        # with a shorter mean, so do executions of several instances that are processes
     BRISK_DEPTH = 16
+    NEAR_BYTES = 16384       # tensors that are larger may lie in an instance's memory
+
+
+def _promise(InstanceCore instance not None):
+    return instance.outstanding, instance.backend.body_bytes
 
 
 cdef class PoolCore:
@@ -52,6 +57,33 @@ cdef class PoolCore:
                 if best.outstanding == 0:
                     break
         return best
+
+    cpdef nearest(self, found, InferRequest request):
+        """The instance in whose memory the request was received, if it has as few batches under way as `found`; else
+        `found`."""
+        cdef InstanceCore instance
+        cdef Tensor tensor
+        if found is None or self.limiter is not None or len(self.instances) == 1 or not request.inputs:
+            return found
+        tensor = request.inputs[0]
+        if tensor.nbytes <= NEAR_BYTES:
+            return found
+        for instance in self.instances:
+            if (instance.outstanding == (<InstanceCore>found).outstanding and not instance.backend.blocked
+                    and instance.backend.holds_body(tensor)):
+                return instance
+        return found
+
+    def promised(self):
+        """The instance that would be given a request whose body is being received now, None if that cannot be told.
+
+        The one with the fewest batches under way, and of those the one that has received the fewest bytes for requests
+        that are not answered.
+        """
+        cdef InstanceCore instance
+        if self.limiter is not None or not self.instances:
+            return None
+        return min(self.instances, key=_promise)
 
     cdef int64_t depth(self):
         """How many batches one instance may have under way, the executing ones included.

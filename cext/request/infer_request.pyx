@@ -308,6 +308,7 @@ cdef class ModelCore:
             if not spec.optional:
                 self.required_inputs += 1
 
-    def body_memory(self, Py_ssize_t size):
-        """A writable buffer for the binary tensors of a request that is to be received; None if the model has none."""
+    def body_source(self):
+        """What makes memory for the binary tensors of a request that is to be received: a function of a number of bytes,
+        whose result is a writable buffer or None. None if the model has no such memory."""
         return None

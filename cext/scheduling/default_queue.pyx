@@ -45,6 +45,7 @@ cdef class DefaultQueue:
                 queue.appendleft(request)
                 break
             request.state = TAKEN
+            instance = self.pool.nearest(instance, request)
             instance.submit([request], "single", now - request.timestamps[<int>QUEUE_START])
         if self.pool.limiter is not None:
             self.pool.settle(bool(queue))

@@ -290,10 +290,14 @@ def protobuf_request(data: bytes) -> None:
 
 def http2(data: bytes) -> None:
     """Any frames behind a preface, cut anywhere: one end per stream, and nothing held at the end."""
+    from neptrio.codec.split_message import SplitMessage
     from neptrio.transport.http2.limits import Nuisance, PingPolicy
     from neptrio.transport.http2.nghttp2_session import Session
     from neptrio.transport.http2.stream import GrpcStream
     from tests.support.raw_http2 import PREFACE, frame, message
+
+    def memory(size: int) -> bytearray | None:
+        return bytearray(size) if size < 1 << 16 else None
 
     class Echo(GrpcStream):
         """Answers each message with itself."""
@@ -301,10 +305,12 @@ def http2(data: bytes) -> None:
         def __init__(self, session: Any, stream_id: int, path: bytes, headers: Any) -> None:
             super().__init__(session, stream_id, headers)
             self.ends = 0
+            if stream_id % 4 == 1:  # large messages are split
+                self.source_of = lambda model, version: memory
             headers(), headers.get(b"grpc-timeout"), headers.problem, headers.has_timeout, headers.has_custom
 
         def on_message(self, body: bytes, compressed: bool) -> None:
-            self.send_segments([message(body)])
+            self.send_segments([message(body.head if isinstance(body, SplitMessage) else body)])
 
         def on_refused(self) -> None:
             pass

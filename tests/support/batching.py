@@ -136,6 +136,9 @@ class Pool:
         best = min(self.instances, key=lambda instance: instance.outstanding)
         return best if best.outstanding < limit else None
 
+    def nearest(self, found: Instance, request: InferRequest) -> Instance:
+        return found
+
     def settle(self, wanting: bool) -> None:
         pass
 

@@ -163,6 +163,15 @@ cdef class RingSender:
         """Writable memory into which a body to this process can be received; None when there is no room for it."""
         return None if self.closed else self.bodies.take(size)
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of what body_memory() has given and somebody uses."""
+        return self.bodies.used
+
+    def holds_body(self, Tensor tensor not None) -> bool:
+        """The tensor lies in what body_memory() has given."""
+        return self.bodies.holds(tensor.ptr, <uint64_t>tensor.nbytes)
+
     def received_here(self, Batch batch not None) -> bool:
         """A tensor of the batch lies in memory that the process could write to."""
         cdef InferRequest request

@@ -20,6 +20,7 @@ cdef class GrpcFastPath:
     cdef readonly LoopPassCore loop_pass
     cdef Admission admission
     cdef object shared_memory
+    cdef readonly object source_of     # see GrpcStream.source_of
     cdef LargeFiles large_files        # whether requests may name large parts of shared memory
     cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
     cdef public Py_ssize_t input_limit # most bytes of incomplete requests, over all connections
@@ -34,7 +35,7 @@ cdef class GrpcFastPath:
 cdef class UnaryCore(GrpcStream):
     cdef public GrpcFastPath _connection
     cdef public object _timer
-    cdef public bytes _message         # the complete request message
+    cdef public object _message        # the complete request message: bytes or a SplitMessage
     cdef public bint _compressed
     cdef public InferRequest _request  # the request while it executes
     cdef public Py_ssize_t _inflated   # bytes that it holds of the inflate budget

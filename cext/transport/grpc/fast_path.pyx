@@ -51,6 +51,7 @@ cdef class GrpcFastPath:
         self.admission = services.admission
         self.shared_memory = services.shared_memory
         self.large_files = services.shared_memory.large
+        self.source_of = services.admission.body_source
         self.compression = services.settings.grpc_infer_response_compression_level
         self.parked = deque()
         self.received_at = now_ns()
@@ -137,11 +138,13 @@ cdef class UnaryCore(GrpcStream):
     def __init__(self, session, int stream_id, headers, GrpcFastPath connection):
         GrpcStream.__init__(self, session, stream_id, headers)
         self.keeps = True
+        if connection.forward is None:  # a header policy looks at whole messages
+            self.source_of = connection.source_of
         self._connection = connection
         if connection.admission.tracer.tracing:
             self._began_ns = now_ns()
 
-    def on_message(self, bytes message, bint compressed):
+    def on_message(self, message, bint compressed):
         if self._message is not None:
             self._fail(TritonError("a unary call carries one request message, got a second one", CARDINALITY))
             return
@@ -159,19 +162,21 @@ cdef class UnaryCore(GrpcStream):
         cdef GrpcFastPath connection = self._connection
         cdef Admission admission = connection.admission
         cdef InferRequest request
-        cdef bytes message = self._message
+        cdef object message = self._message
+        cdef bint large
         self.taken()
         if self.ended or self.trailers is not None:
             self._message = None
             return
+        large = message is not None and len(message) > LARGE_MESSAGE
         if (message is None or self._compressed or connection.forward is not None or admission.tracer.trace_headers
-                or ((len(message) > LARGE_MESSAGE or connection.large_files.count) and decodes_slowly(message))):
+                or ((large or connection.large_files.count) and decodes_slowly(message))):
             self.start_generally()
             return
         self._message = None
         try:
             request = InferRequest.__new__(InferRequest)
-            if len(message) > LARGE_MESSAGE:
+            if large:
                 connection.services.loop.lag.note("decoding a gRPC request", "", len(message))
             decode_request(request, message, connection.shared_memory)
             if self.headers.has_custom:

@@ -25,8 +25,10 @@ cdef class GrpcStream:
     cdef Py_ssize_t have
     cdef public bint keeps             # complete messages are counted until the call calls taken()
     cdef Py_ssize_t kept               # bytes of complete messages that were not taken
-    cdef object message                # the message being received
-    cdef char* message_at
+    cdef object message                # the message being received: bytes or a SplitMessage
+    cdef char* message_at              # NULL for a SplitMessage
+    cdef bint undecided                # more bytes will tell whether it can be split
+    cdef public object source_of       # what cext/codec/split_message asks for memory; None: messages are not split
     cdef bint compressed
     cdef public bint input_ended
     cdef public bint refused           # further input is ignored
@@ -42,7 +44,9 @@ cdef class GrpcStream:
     cdef public bint headers_sent
     cdef public bint ended             # closed in both directions or reset
     cdef int feed(self, const char* data, Py_ssize_t n) except -1
-    cdef bytes _assembled(self)
+    cdef Py_ssize_t _split(self, const char* data, Py_ssize_t n) except -1
+    cdef bint _allocate(self) except -1
+    cdef object _assembled(self)
     cpdef int taken(self) except -1
     cdef int _queue(self, list segments) except -1
     cdef int sent(self, Py_ssize_t n) except -1

@@ -1,7 +1,7 @@
 """One gRPC call on an HTTP/2 stream, without I/O.
 
-Incoming: DATA bytes are assembled into length-prefixed messages, each in a buffer of the announced size; a prefix that
-is too large or malformed refuses the call. Outgoing: buffers wait in the outbox until the peer's windows have room;
+Incoming: DATA bytes are assembled into length-prefixed messages, each in a buffer of the announced size, or, with
+`source_of`, large ones in several (cext/codec/split_message); a prefix that is too large or malformed refuses the call. Outgoing: buffers wait in the outbox until the peer's windows have room;
 large tensors are never joined to other data.
 
 Subclasses implement on_message, on_half_close, on_reset and on_writable.
@@ -20,6 +20,8 @@ from cpython.bytes cimport (
     PyBytes_GET_SIZE,
 )
 from libc.string cimport memcpy
+
+from neptrio.codec.split_message cimport SPLIT_BYTES, SplitMessage, split
 
 
 cdef Py_ssize_t _in_bytes = 0   # over all accounts; they are used on one thread
@@ -85,8 +87,8 @@ cdef class GrpcStream:
 
     # ------------------------------------------------------------ for subclasses
 
-    def on_message(self, bytes message, bint compressed):
-        """Called with each whole message."""
+    def on_message(self, message, bint compressed):
+        """Called with each whole message: bytes, or a SplitMessage if `source_of` is set."""
 
     def on_half_close(self):
         """Called when the client has sent everything."""
@@ -99,8 +101,10 @@ cdef class GrpcStream:
 
     # ------------------------------------------------------------ incoming
 
-    cdef bytes _assembled(self):
-        cdef bytes message = self.message
+    cdef object _assembled(self):
+        cdef object message = self.message
+        if self.message_at == NULL:
+            message = (<SplitMessage>message).finish()
         if self.keeps:
             self.kept += self.have
         else:
@@ -135,23 +139,61 @@ cdef class GrpcStream:
                     self.refuse(8, f"received message larger than max ({self.want} vs. {self.max_message_bytes})")
                     return 0
                 self.have = 0
-                try:  # a large buffer's pages use no memory until they are written
-                    self.message = PyBytes_FromStringAndSize(NULL, self.want)
-                except MemoryError:
-                    self.refuse(8, f"no memory for a message of {self.want} bytes")
+                self.undecided = self.source_of is not None and self.want > SPLIT_BYTES and not self.compressed
+                if not self.undecided and not self._allocate():
                     return 0
-                self.message_at = PyBytes_AS_STRING(self.message)
+            if self.message is None and n > 0:
+                take = self._split(data, n)
+                data += take
+                n -= take
+                if self.message is None and not self._allocate():
+                    return 0
             take = self.want - self.have
             if take > n:
                 take = n
-            memcpy(self.message_at + self.have, data, take)
+            if self.message_at != NULL:
+                memcpy(self.message_at + self.have, data, take)
+            elif self.message is not None:
+                try:
+                    (<SplitMessage>self.message).add(data, take)
+                except MemoryError:
+                    self.refuse(8, f"no memory for a message of {self.want} bytes")
+                    return 0
             self.have += take
             self.account.count_in(take)
             data += take
             n -= take
+            if self.undecided and take > 0 and self.have > take:
+                self._split(self.message_at, self.have)
             if self.have == self.want:
                 self.on_message(self._assembled(), self.compressed)
         return 0
+
+    cdef bint _allocate(self) except -1:
+        """Makes room for the message in one piece. A large buffer's pages use no memory until they are written."""
+        try:
+            self.message = PyBytes_FromStringAndSize(NULL, self.want)
+        except MemoryError:
+            self.refuse(8, f"no memory for a message of {self.want} bytes")
+            return False
+        self.message_at = PyBytes_AS_STRING(self.message)
+        return True
+
+    cdef Py_ssize_t _split(self, const char* data, Py_ssize_t n) except -1:
+        """Splits the message, of which these are the first bytes, if it can be split. Returns how many it has taken."""
+        cdef SplitMessage made = split(data, min(n, self.want), self.want, self.source_of, &self.undecided)
+        cdef Py_ssize_t size
+        if made is None:
+            return 0
+        size = len(made.head)
+        if self.message is None:
+            self.have = size
+            self.account.count_in(size)
+        else:  # in one piece so far, and counted already
+            made.add(data + size, self.have - size)
+        self.message_at = NULL
+        self.message = made
+        return size
 
     def receive(self, data not None):
         """feed() for sessions written in Python. `data` is any buffer of bytes."""

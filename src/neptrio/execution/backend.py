@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
+from neptrio.request.infer_request import Tensor
 
 READY_SECONDS = 5.0
 
@@ -154,6 +155,15 @@ class BackendInstance(ABC):
         none. Others may change what lies there until the request is answered, so it is for elements of numbers only.
         Called on the trio thread."""
         return None
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of what body_memory() has given and somebody uses."""
+        return 0
+
+    def holds_body(self, tensor: Tensor) -> bool:
+        """True when the tensor lies in what body_memory() has given."""
+        return False
 
     @property
     def ahead(self) -> int:

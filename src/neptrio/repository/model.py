@@ -105,21 +105,23 @@ class Model(ServedModel):
         configuration and those that are implicit state."""
         return frozenset((*self.output_names, *self.state_outputs))
 
-    def body_memory(self, size: int) -> Any:
-        """A writable buffer into which the binary tensors of a request to this model can be received, None if there is
-        none. Trio thread.
+    @cached_property
+    def _has_strings(self) -> bool:
+        return any(spec.dtype == DataType.DT_BYTES for spec in self.input_specs)
 
-        Only where it is known which instance will execute the request: each has memory of its own, and what lies
-        there may be changed by that instance's process. Strings must not lie there (cext/rings/body_area).
+    def body_source(self) -> Any:
+        """What makes memory for the binary tensors of one request to this model while it is received: a function of a
+        number of bytes, whose result is a writable buffer or None. None if there is no such memory. Trio thread.
+
+        Each instance has memory of its own, and what lies there may be changed by that instance's process. Of several
+        instances it is the one that would be given a batch now; if another executes the request, its tensors are
+        copied there. Strings must not lie there (cext/rings/body_area).
         """
-        instances = self.pool.instances
-        if (
-            len(instances) != 1
-            or not self.ready
-            or any(spec.dtype == DataType.DT_BYTES for spec in self.input_specs)
-        ):
+        if not self.ready or self._has_strings:
             return None
-        return instances[0].backend.body_memory(size)
+        instances = self.pool.instances
+        instance = instances[0] if len(instances) == 1 else self.pool.promised()
+        return None if instance is None else instance.backend.body_memory
 
     @property
     def takes_device_memory(self) -> bool:

@@ -213,6 +213,7 @@ class DynamicScheduler(Scheduler):
                 reason, wait = queue.reason, queue.oldest_wait_ns
                 requests = queue.take()
                 self._count(requests, reason, wait)
+                instance = pool.nearest(instance, requests[0])
                 instance.submit(requests, reason, wait)
             pool.settle(wanting)
         deadline = queue.next_deadline_ns

@@ -31,7 +31,7 @@ from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.backends.python.template import Template
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
-from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor, monotonic_ns
 from neptrio.rings.ring import SUPPORTED, Segment, is_sealed, sealed_memory
 
 log = logging.getLogger("neptrio.python")
@@ -313,6 +313,15 @@ class RingInstance(IsolatedInstance):
     def body_memory(self, size: int) -> Any:
         life = self._life
         return None if life is None else life.end.body_memory(size)
+
+    @property
+    def body_bytes(self) -> int:
+        life = self._life
+        return 0 if life is None else life.end.body_bytes
+
+    def holds_body(self, tensor: Tensor) -> bool:
+        life = self._life
+        return life is not None and life.end.holds_body(tensor)
 
     def _bytes(self) -> tuple[int, int]:
         life = self._life

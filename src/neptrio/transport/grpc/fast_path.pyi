@@ -22,6 +22,8 @@ class GrpcFastPath:
     def sock(self) -> socket.socket: ...
     @property
     def services(self) -> Services: ...
+    @property
+    def source_of(self) -> Any: ...
     session: Http2Session
     writer: Writer
     forward: Any
@@ -46,7 +48,7 @@ class GrpcFastPath:
 class UnaryCore(GrpcStream):
     _connection: GrpcFastPath
     _timer: Timer | None
-    _message: bytes | None
+    _message: Any
     _compressed: bool
     _request: InferRequest | None
     _inflated: int
@@ -55,7 +57,7 @@ class UnaryCore(GrpcStream):
     def __init__(
         self, session: Http2Session, stream_id: int, headers: Headers, connection: GrpcFastPath
     ) -> None: ...
-    def on_message(self, message: bytes, compressed: bool) -> None: ...
+    def on_message(self, message: Any, compressed: bool) -> None: ...
     def on_half_close(self) -> None: ...
     def start(self) -> None: ...
 

@@ -41,7 +41,7 @@ class UnaryInfer(UnaryCore, Call):
 
     _connection: GrpcConnection
     _timer: Timer | None
-    _message: bytes | None
+    _message: Any
     _compressed: bool
     _request: InferRequest | None
     _working: trio.CancelScope | None = None  # of the task that works on the message or the answer

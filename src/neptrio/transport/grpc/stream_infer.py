@@ -102,11 +102,13 @@ class StreamInfer(Call):
     ) -> None:
         GrpcStream.__init__(self, session, stream_id, headers)
         self._connection = connection
+        if connection.forward is None:  # a header policy looks at whole messages
+            self.source_of = connection.source_of
         self._order: deque[_Entry] = deque()
         self._open: dict[InferRequest, _Entry] = {}
         # sequences that began on this stream and must end with it -> their schedulers
         self.sequences: dict[Any, Any] = {}
-        self._waiting: deque[tuple[bytes, bool]] = deque()  # messages that are not decoded yet
+        self._waiting: deque[tuple[Any, bool]] = deque()  # messages that are not decoded yet
         self._input_bytes = 0
         self._working: trio.CancelScope | None = None  # of the worker that inflates or decodes a message
         self._draining = False
@@ -145,14 +147,14 @@ class StreamInfer(Call):
         """Bytes of answers that are not sent yet. Answers that are not compressed yet count with their full size."""
         return self.out_bytes + self._unfinished_bytes
 
-    def on_message(self, message: bytes, compressed: bool) -> None:
+    def on_message(self, message: Any, compressed: bool) -> None:
         if self._waiting or self._working or self._full:
             self._waiting.append((message, compressed))
             self.paused = True
         else:
             self._accept(message, compressed)
 
-    def _accept(self, message: bytes, compressed: bool) -> None:
+    def _accept(self, message: Any, compressed: bool) -> None:
         if not compressed:
             self._submit(message, 0)
             return

@@ -659,11 +659,8 @@ class Http1Connection(Http1FastPath):
         text = leading_int(self.header_length)
         if route is None or route.verb != "infer" or not route.allowed or not 0 <= text < self.content_length:
             return None
-        try:
-            model = self.services.admission.lookup(route.model, route.version)
-        except TritonError:  # the request is refused when it is complete
-            return None
-        memory = model.body_memory(self.content_length - text)
+        source = self.services.admission.body_source(route.model, route.version)
+        memory = None if source is None else source(self.content_length - text)
         return None if memory is None else SplitBody(text, memory)
 
     def _head_too_large(self) -> None:
