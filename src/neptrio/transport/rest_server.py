@@ -6,7 +6,7 @@ it), and everything with --http-lean=false. Both call the same ASGI app.
 Rules:
  1. An exception ends only the connection that raised it.
  2. A connection that does not send the whole head of a request within the request timeout is closed. For bodies, our
-    own connection and the app have a time limit. transport.hypercorn.server has the rules of hypercorn's connections.
+    own connection and the app have a time limit. transport.hypercorn.connection has the rules of hypercorn's connections.
  3. Beyond the limits on connections, a new one is still answered health probes; other requests are refused and told
     when to try again (service.connections).
  4. Draining: no new connection is accepted. Within the exit grace each open one may send one more request, whose answer

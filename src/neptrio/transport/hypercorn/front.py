@@ -21,7 +21,7 @@ from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
 from neptrio.transport.http1.connection import MAX_HEAD_BYTES
-from neptrio.transport.hypercorn.server import App, HypercornConnection
+from neptrio.transport.hypercorn.connection import App, HypercornConnection
 from neptrio.transport.rest.guards import Bounded, TurnAway
 from neptrio.transport.tls import ServerTls
 

@@ -26,43 +26,28 @@ import logging
 import math
 import socket
 import ssl
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
-from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from neptrio.errors import TritonError
 from neptrio.service.certificates import Certificate, of_peer
 from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import CERTIFICATE
-from neptrio.transport.host import host_problem
-from neptrio.transport.http1.connection import MAX_HEAD_BYTES, SHUTTING_DOWN
-from neptrio.transport.hypercorn.http2 import Http2
-from neptrio.transport.rest.infer import JSON, error_body
+from neptrio.transport.hypercorn.app_tasks import AppTasks
+from neptrio.transport.hypercorn.protocols import Protocols
 
 log = logging.getLogger("neptrio.rest")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-QUEUE_BYTES = 1 << 20  # of body events waiting for the app, per request
-EVENT_BYTES = 256  # what an event counts for, besides its body
 WRITE_BYTES = 64 << 10
 LINGER_SECONDS = 0.5
-REFUSALS = {
-    408: "the request did not arrive in time",
-    503: SHUTTING_DOWN,
-    431: f"request headers exceed the limit of {MAX_HEAD_BYTES} bytes",
-}
 LEFT_BEHIND_SECONDS = 1.0  # how long apps may still run after their connection has closed
 
 
@@ -92,214 +77,6 @@ class PrefixedStream(trio.abc.Stream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-class AppQueue:
-    """A queue of a request's events (body, disconnect) between hypercorn's stream and the app."""
-
-    def __init__(self) -> None:
-        self._events: deque[dict[str, Any]] = deque()
-        self._bytes = 0
-        self._over = False
-        self._news = trio.Event()
-        self._room = trio.Event()
-
-    async def put(self, event: dict[str, Any]) -> None:
-        """Adds an event; waits while more than QUEUE_BYTES wait for the app."""
-        if self._over:
-            return
-        self._events.append(event)
-        self._bytes += len(event.get("body", b"")) + EVENT_BYTES
-        self._news.set()
-        if event["type"] == "http.request":
-            while self._bytes > QUEUE_BYTES and not self._over:
-                self._room = trio.Event()
-                await self._room.wait()
-        else:
-            self._room.set()  # a disconnect: a put() that waits for the app may go on
-
-    async def get(self) -> dict[str, Any]:
-        """The app's receive(). A disconnect stays in the queue and is returned each time."""
-        while not self._events:
-            self._news = trio.Event()
-            await self._news.wait()
-        event = self._events[0]
-        if event["type"] == "http.request":
-            self._events.popleft()
-            self._bytes -= len(event["body"]) + EVENT_BYTES
-            self._room.set()
-        return event
-
-    def close(self) -> None:
-        """Called when the app has ended: drops the events, and all that follow."""
-        self._over = True
-        self._events.clear()
-        self._room.set()
-
-
-class AppTasks(TaskGroup):
-    """hypercorn's task group, with an AppQueue between each stream and its app."""
-
-    async def spawn_app(self, app: Any, config: Any, scope: Any, send: Any) -> Any:
-        queue = AppQueue()
-
-        async def run() -> None:
-            try:
-                await app(scope, queue.get, send)
-            except Exception:
-                log.exception("an app call failed")
-            finally:
-                queue.close()
-            await send(None)
-
-        assert self._nursery is not None
-        self._nursery.start_soon(run)
-        return queue.put
-
-
-class _Parser(h11.Connection):
-    """h11's connection, which also keeps the reason why it refused a request."""
-
-    problem = ""
-
-    def next_event(self) -> Any:
-        try:
-            return super().next_event()
-        except h11.RemoteProtocolError as error:
-            self.problem = f": {error}"
-            raise
-
-
-class Http11(H11Protocol):
-    """hypercorn's HTTP/1.1, but the requests that it refuses itself are answered in JSON, like all others."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.last_call = False  # the server stops, and the grace is over
-        self.connection: _Parser = _Parser(
-            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
-        )
-
-    async def _maybe_recycle(self) -> None:
-        """Called when an answer is complete: goes on with the next request or ends the connection. An answer that began
-        before the drain did not announce the end, so its client may send one more request."""
-        await self._close_stream()
-        await self.can_read.set()
-        both = (self.connection.our_state, self.connection.their_state)
-        if both == (h11.DONE, h11.DONE) and not self.last_call:
-            self.connection.start_next_cycle()
-            await self.send(Updated(idle=True))
-        else:
-            await self.send(Closed())
-
-    async def _check_protocol(self, request: h11.Request) -> None:
-        if (request.method, request.target, request.http_version) == (b"PRI", b"*", b"2.0"):
-            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        hosts = [value for name, value in request.headers if name == b"host"]
-        problem = host_problem(hosts[-1] if hosts else None, len(hosts), request.http_version.decode())
-        if problem is not None:
-            await self._refuse(problem.code.http, str(problem))
-            await self.send(Closed())
-            return
-        # upgrades (to WebSocket or h2c) are ignored: hypercorn does not see the header
-        kept = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
-        await super()._create_stream(
-            h11.Request(
-                method=request.method,
-                target=request.target,
-                headers=kept,
-                http_version=request.http_version,
-            )
-        )
-
-    async def _send_error_response(self, status_code: int) -> None:
-        text = REFUSALS.get(status_code) or f"malformed HTTP request{self.connection.problem}"
-        await self._refuse(status_code, text)
-
-    async def _refuse(self, status_code: int, text: str) -> None:
-        body = b"".join(error_body(TritonError(text)))
-        headers = [*JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        await self._send_h11_event(h11.Response(headers=headers, status_code=status_code))
-        await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
-
-
-class Protocols(ProtocolWrapper):
-    """Chooses between hypercorn's HTTP/1.1 and our HTTP/2: by ALPN, or by HTTP/2's preface."""
-
-    def __init__(self, alpn: str, *args: Any) -> None:
-        super().__init__(*args)
-        self._is_http2 = trio.Event()
-        self.protocol: Any = self._http2() if alpn == "h2" else self._make(Http11)
-
-    def _http2(self) -> Http2:
-        made: Http2 = self._make(Http2)
-        self._is_http2.set()
-        return made
-
-    def _make(self, protocol: Any) -> Any:
-        return protocol(
-            self.app,
-            self.config,
-            self.context,
-            self.task_group,
-            self.state,
-            self.ssl,
-            self.client,
-            self.server,
-            self.send,
-        )
-
-    async def handle(self, event: Event) -> None:
-        try:
-            await self.protocol.handle(event)
-            return
-        except H2ProtocolAssumedError as error:
-            data = error.data
-        self.protocol = self._http2()
-        await self.protocol.initiate()
-        if data:
-            await self.protocol.handle(RawData(data=data))
-
-    def partial_input(self) -> int | None:
-        """A number that identifies the head or frame that is incomplete now; None if there is none."""
-        protocol = self.protocol
-        if isinstance(protocol, Http2):
-            return protocol.partial_input
-        waiting = protocol.connection.their_state is h11.IDLE and protocol.connection.trailing_data[0]
-        return protocol.keep_alive_requests if waiting else None
-
-    async def too_late(self) -> None:
-        """Tells the client that its head or frame came too late: 408, or GOAWAY."""
-        protocol = self.protocol
-        if isinstance(protocol, Http2):
-            await protocol.goodbye()
-        elif protocol.connection.our_state is h11.IDLE:
-            await protocol._send_error_response(408)
-
-    async def goodbye(self) -> None:
-        """Tells an HTTP/2 client that the server ends its idle connection."""
-        if isinstance(self.protocol, Http2):
-            await self.protocol.goodbye()
-
-    async def drain(self, grace_s: float) -> bool:
-        """Tells the client that the server stops. Returns when the client knows or after `grace_s` seconds.
-
-        Returns True if no request waits for its answer then.
-        """
-        with trio.move_on_after(grace_s):
-            await self._is_http2.wait()  # a connection counts as HTTP/1.1 until the preface comes
-        if isinstance(self.protocol, Http2):
-            await self.protocol.drain(grace_s)
-            return self.protocol.idle
-        self.protocol.last_call = True
-        if self.protocol.stream is not None:
-            return False
-        if self.protocol.connection.trailing_data[0]:
-            await self.protocol._send_error_response(503)
-        return True
 
 
 class HypercornConnection(TCPServer):
