@@ -12,6 +12,7 @@ cdef class Open:
     cdef uint64_t id
     cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
     cdef object when_room            # called when there is room again; None: nobody waits
+    cdef object client               # what limits of client addresses count it as; None: nothing
     cdef object line                 # deque of responses behind one that a worker classifies; None: none
 
 cdef class EngineEnd(Channel):

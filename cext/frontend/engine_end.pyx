@@ -162,7 +162,7 @@ cdef class EngineEnd(Channel):
         request.context = open_
         request.responder = self.grpc if flags & GRPC else self.http
         try:
-            self.read_into(request, flags)
+            self.read_into(request, flags, open_)
             self.finish()
             if flags & GRPC:  # whose own port reads the message before it looks the model up, too
                 self.admission.find(request, GRPC_ONE_RESPONSE if flags & ONE_RESPONSE else None)
@@ -184,7 +184,7 @@ cdef class EngineEnd(Channel):
         self.answer(open_, request, response, True)
         return 0
 
-    def read_into(self, InferRequest request not None, uint32_t flags):
+    def read_into(self, InferRequest request not None, uint32_t flags, Open open_ not None):
         """Reads a request's message. Raises TritonError where it names what the engine does not have, Violation."""
         cdef uint32_t i, count
         cdef int64_t began, ended, now
@@ -209,6 +209,10 @@ cdef class EngineEnd(Channel):
             request.timing = bool(flags & TIMES)
         if flags & PARAMETERS:
             request.parameters = self.parameters()
+        if flags & CLIENT:
+            client = read_text(&self.reader), read_u64(&self.reader)
+            self.host.enter(client)
+            open_.client = client
         if flags & OWNER:
             request.owner = self.host.owner(read_text(&self.reader))
         if flags & ASKED:
@@ -331,6 +335,9 @@ cdef class EngineEnd(Channel):
                 self.pack_tensor(tensor)
         if final:
             self.open.pop(open_.id, None)
+            if open_.client is not None:
+                self.host.leave(open_.client)
+                open_.client = None
         else:
             open_.unread += size
         try:

@@ -15,6 +15,7 @@ cdef class FrontEnd(Channel):
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest
     cdef uint64_t number
+    cdef public bint tells_clients   # requests of client addresses are limited
     cdef readonly int64_t answered   # requests with a final response, ever
     cdef int send_request(self, InferRequest request) except -1
     cdef tuple pairs(self)

@@ -142,6 +142,8 @@ cdef class FrontEnd(Channel):
             flags |= PARAMETERS
         if request.outputs is not None:
             flags |= OUTPUTS
+        if self.tells_clients:
+            flags |= CLIENT
         if request.owner is not None:
             flags |= OWNER
         if request.asked is not None:
@@ -173,6 +175,9 @@ cdef class FrontEnd(Channel):
             packer.u64(request.sequence_id)
         if flags & PARAMETERS:
             packer.text(_dumps(request.parameters))
+        if flags & CLIENT:
+            packer.text((request.responder if request.context is None else request.context).client)
+            packer.u64(0 if stream is None else <uint64_t>id(stream))
         if flags & OWNER:
             packer.text(request.owner.name)
         if flags & ASKED:

@@ -5,7 +5,7 @@
 #
 #   request    u32 flags (Flag), text model, text version, text id, u64 receive start, u64 receive end (ns of the
 #              monotonic clock, 0 = not taken), u64 timeout in us, u64 priority, u64 or text correlation,
-#              [text parameters as JSON], [text owner], [text what headers say of tracing, JSON],
+#              [text parameters as JSON], [text address, u64 call], [text owner], [text what headers say of tracing, JSON],
 #              [u64 stream], [u32 outputs, per output: text name, u64 classes, u32 in a region,
 #              [text region, u64 offset, u64 bytes]], u32 inputs, tensors
 #   tensor     text name, u32 datatype, u32 dimensions, u64 each, u32 place,
@@ -39,6 +39,8 @@ cdef enum Flag:
     ONE_RESPONSE = 1024  # only one response can be carried: a decoupled model is refused
     TIMES = 2048         # the client wants to know the request's own times (observe.timing)
     NO_TIMES = 4096
+    CLIENT = 8192        # requests of client addresses are limited: where it came from, and the number of the gRPC
+                         # stream that it is a message of, or 0
     FINAL = 1
     NULL_RESPONSE = 2
     ERROR = 4

@@ -103,6 +103,7 @@ class Server:
         self.tracer = Tracer(settings.trace_options(), loop_pass, self.completions)
         self.shared_memory = SharedMemoryService(settings)
         self.repository = RepositoryManager(settings, self.loop, self.completions, self._host)
+        self.tokens = self._tokens()
         self.services = Services(
             settings=settings,
             loop=self.loop,
@@ -116,7 +117,7 @@ class Server:
             request_limits=RequestLimits(
                 settings.max_requests_per_second_per_address, settings.max_concurrent_requests_per_address
             ),
-            tokens=self._tokens(),
+            tokens=self.tokens,
             audit=AuditLog(settings.audit_log) if settings.audit_log else None,
             held=HeldBytes(settings.max_held_bytes),
             connections=Connections(
@@ -165,6 +166,9 @@ class Server:
             changed = await trio.to_thread.run_sync(tokens.changed, abandon_on_cancel=True)
             if changed is not None:
                 tokens.take(changed)
+                if self.front_ends is not None:
+                    await self.front_ends.announce()
+                tokens.tell()
 
     def _host(self, repository: RepositoryManager) -> ModelHost:
         """Makes the objects that models' code calls back into. Called before the first model is made."""
@@ -199,8 +203,8 @@ class Server:
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
             await core.start(self.repository.run)
-            if self.services.tokens is not None:
-                core.start_soon(self._watch_tokens, self.services.tokens)
+            if self.tokens is not None:
+                core.start_soon(self._watch_tokens, self.tokens)
             try:
                 async with trio.open_nursery() as fronts:
                     self._listen()
@@ -385,6 +389,8 @@ def _hang_up(server: Server) -> None:
         if server.services.audit is not None:
             server.services.audit.reopen()
             reopened = True
+        if server.front_ends is not None:
+            server.front_ends.reopen()
     except OSError as error:
         log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
         return
@@ -403,7 +409,9 @@ def run(settings: Settings) -> int:
 
         def started() -> None:
             _tune_collector()
-            print(server.describe() + "\nserving", file=sys.stderr, flush=True)
+            # in one piece: front ends may write, too
+            sys.stderr.write(server.describe() + "\nserving\n")
+            sys.stderr.flush()
             nursery.start_soon(settle)
 
         async def settle() -> None:

@@ -178,15 +178,6 @@ class Settings:
             )
 
     def _check_frontends(self) -> None:
-        """Refuses what would not be exact with several front ends."""
-        for flag, value in (
-            ("--auth-config", self.auth_config),
-            ("--max-connections-per-address", self.max_connections_per_address),
-            ("--max-requests-per-second-per-address", self.max_requests_per_second_per_address),
-            ("--max-concurrent-requests-per-address", self.max_concurrent_requests_per_address),
-        ):
-            if value:
-                raise ValueError(f"{flag} needs --frontends=0: front ends do not count clients together yet")
         if not self.allow_http and not self.allow_grpc:
             raise ValueError("--frontends=N needs a port to serve: --allow-http=true or --allow-grpc=true")
 

@@ -258,11 +258,3 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-@pytest.mark.parametrize(
-    "flag", ["--max-connections-per-address=3", "--max-requests-per-second-per-address=3"]
-)
-def test_limits_that_would_not_be_exact_are_refused(repository: Path, flag: str) -> None:
-    with pytest.raises(AssertionError, match="needs --frontends=0"):
-        ServerProcess(repository, "--frontends=2", flag)

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2, Reply
 from tests.support.repository import identity_config, write_model
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 
 INFER = "/v2/models/simple/infer"
@@ -156,6 +156,7 @@ def test_more_requests_at_once_than_an_address_may_have(gate: tuple[Path, Gate],
             triton.close()
 
 
+@without_front_ends
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 def test_a_body_that_does_not_fit_what_all_may_hold(repository: Path, kind: str, chunked: bool) -> None:
@@ -181,6 +182,7 @@ def test_a_body_that_does_not_fit_what_all_may_hold(repository: Path, kind: str,
             assert sender.request("POST", INFER, BODY).status == 200
 
 
+@without_front_ends
 def test_bodies_of_several_clients_count_together(repository: Path) -> None:
     with start(repository, "lean", "--max-held-bytes=4000000") as server:
         with client(server, "lean") as one, client(server, "lean") as two:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import time
@@ -27,6 +28,7 @@ from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
 from neptrio.errors import CLASSES, Code, Internal, TritonError, Unsupported
 from neptrio.frontend.channel import Layout
+from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.engine_end import EngineEnd
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
@@ -40,6 +42,7 @@ from neptrio.rings.message import Violation
 from neptrio.rings.ring import SUPPORTED as CAN_SHARE
 from neptrio.rings.ring import Segment, sealed_memory
 from neptrio.service import Services
+from neptrio.service.auth_config import INFER, AuthConfig
 
 log = logging.getLogger("neptrio.frontend")
 
@@ -83,6 +86,7 @@ class Life:
         services = fronts.services
         layout = Layout(AREA)
         shared = sealed_memory("neptrio-front", layout.size)
+        self.clients = ClientsOfFront(services.connections, services.request_limits)
         self.end = EngineEnd(Segment(shared, layout.size), layout, self._ring, self._late, services, self)
         control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake, self._their_wake = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -136,8 +140,22 @@ class Life:
             self.kill()
 
     def owner(self, name: str) -> Any:
-        """The client of that name (service.tokens)."""
-        raise Violation("a client's name, while nobody is asked for one")
+        """The client of that name (service.tokens), whose request is counted. Raises Unauthenticated when there is none
+        any more, TooManyRequests beyond its rate."""
+        tokens = self.fronts.services.tokens
+        if tokens is None:
+            raise Violation("a client's name, while nobody is asked for one")
+        account = tokens.named(name)
+        tokens.count(account, (INFER,), monotonic_ns())
+        return account
+
+    def enter(self, client: Counted) -> None:
+        """A request of a client address begins; leave() is owed. Raises TooManyRequests."""
+        self.clients.enter(client)
+
+    def leave(self, client: Counted) -> None:
+        """It is answered."""
+        self.clients.leave(client)
 
     def select_later(
         self, end: EngineEnd, request: InferRequest, response: InferResponse, final: bool
@@ -219,6 +237,7 @@ class Life:
         if self._timer is not None:
             self._timer.cancel()
         self.end.gone()
+        self.clients.end()
         for call in self._calls.values():
             call.end()
         self.fronts.services.loop.loop_pass.end()
@@ -237,8 +256,13 @@ class Life:
             if number in self._calls:
                 raise ValueError(f"a second call with the number {number}")
             made = HttpCall if kind == Kind.HTTP else GrpcCall
-            call = self._calls[number] = made(self.fronts.verbs, self.frames, number, payload)
+            call = self._calls[number] = made(self.fronts.verbs, self.frames, number, payload, self.clients)
             self._nursery.start_soon(self._answer, number, call)
+        elif kind == Kind.ENTER:
+            why = self.clients.connect(payload.decode())
+            self.frames.send_json(Kind.ENTERED, number, why)
+        elif kind == Kind.LEAVE:
+            self.clients.disconnect(payload.decode())
         elif kind == Kind.KNOWN:
             self.known = number
             self.fronts.changed()
@@ -309,6 +333,8 @@ class FrontEnds:
         self._draining = False
         self._changed = trio.Event()
         self._table = b""
+        self._clients: AuthConfig | None = None
+        services.connections.on_press = self.press
         self._generation = 0
         self._questions = 0
 
@@ -345,13 +371,17 @@ class FrontEnds:
                 "models": models,
                 "tracing": bool(tracer.tracing),
                 "trace_headers": bool(tracer.trace_headers),
+                "logging": self.services.logging.settings(),
             }
         ).encode()
 
     def _renew(self) -> None:
         table = self._describe()
-        if table != self._table:
+        tokens = self.services.tokens
+        clients = None if tokens is None else tokens.config
+        if table != self._table or clients is not self._clients:
             self._table = table
+            self._clients = clients
             self._generation += 1
             for life in self._lives:
                 if life is not None and not life.ended:
@@ -361,10 +391,24 @@ class FrontEnds:
         """Sends the table to one front end."""
         if not self._generation:
             self._renew()
+        if self._clients is not None:
+            life.frames.send(Kind.CLIENTS, 0, pickle.dumps(self._clients))
         life.frames.send(Kind.TABLE, self._generation, self._table)
 
+    def press(self) -> None:
+        """There is no room for connections: front ends let idle ones end soon."""
+        for life in self._lives:
+            if life is not None and not life.ended:
+                life.frames.send(Kind.PRESSED)
+
+    def reopen(self) -> None:
+        """Has front ends open the log's file again."""
+        for life in self._lives:
+            if life is not None and not life.ended:
+                life.frames.send(Kind.REOPEN)
+
     async def announce(self) -> None:
-        """Returns when every front end knows the models and trace settings that there are now."""
+        """Returns when every front end knows the models, settings and clients that there are now."""
         self._renew()
         while any(
             life is not None and life.ready.is_set() and not life.ended and life.known < self._generation

@@ -84,6 +84,15 @@ class Engine:
         """Nobody waits for the call any more."""
         self._calls.pop(number, None)
 
+    async def ask(self, kind: Kind, payload: bytes) -> Any:
+        """Sends a frame of that kind and returns the document of the answer."""
+        number, call = self.begin()
+        try:
+            self.frames.send(kind, number, payload)
+            return json.loads((await call.next())[1])
+        finally:
+            self.end(number)
+
     def came(self, kind: int, number: int, payload: bytes) -> None:
         """A frame of the engine for one of the calls."""
         call = self._calls.get(number)

@@ -39,6 +39,8 @@ class Kind(IntEnum):
     AUDIT = 6  # something to be recorded in the audit log: JSON
     READY = 7  # connections are accepted
     ROW = 8  # what the front end holds: JSON; id: of the last question that it has seen
+    ENTER = 9  # a connection was accepted and asks to be let in: the client's address
+    LEAVE = 10  # a connection that was let in has ended: the client's address
     # to the front end
     HEADERS = 16  # of an HTTP answer: JSON with status and headers; of a gRPC answer: JSON with metadata
     BODY = 17
@@ -47,6 +49,10 @@ class Kind(IntEnum):
     TABLE = 20  # id: its generation; JSON
     DRAIN = 21
     ASK = 22  # for a ROW, now; id: of the question
+    ENTERED = 23  # to an ENTER: JSON, why the connection is turned away, or ""
+    PRESSED = 24  # a connection was turned away for lack of room
+    REOPEN = 25  # the log's file
+    CLIENTS = 26  # what --auth-config says: pickled; before the TABLE of the same generation
     # both ways
     MESSAGE = 32  # of a gRPC call
     NEXT = 33  # one more piece or message may come

@@ -16,8 +16,10 @@ import dataclasses
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -26,6 +28,7 @@ import trio
 from neptrio import logs
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.frontend.channel import Layout
+from neptrio.frontend.clients import FrontClients, FrontConnections
 from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Handlers
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
@@ -41,8 +44,8 @@ from neptrio.request.infer_request import monotonic_ns
 from neptrio.rings.ring import Segment
 from neptrio.scheduling.base import LoopServices
 from neptrio.service import Services
-from neptrio.service.connections import Connections
 from neptrio.service.held_bytes import HeldBytes, default_limit
+from neptrio.service.logging import LoggingService
 from neptrio.service.request_limits import RequestLimits
 from neptrio.settings import Settings
 from neptrio.transport.grpc.server import GrpcServer
@@ -61,12 +64,39 @@ ROW_LOOKS = 10  # of them between two whole rows
 WAKES_AT_ONCE = 64
 
 
+def let_in(
+    engine: Engine,
+    services: Services,
+    nursery: trio.Nursery,
+    start: Callable[[socket.socket, str], bool],
+    sock: socket.socket,
+    address: str,
+) -> bool:
+    """Starts a connection; where connections are limited, when the engine has said whether there is room for it."""
+    connections = services.connections
+    assert isinstance(connections, FrontConnections)
+    if not connections.ask:
+        return start(sock, address)
+
+    async def ask() -> None:
+        why = await engine.ask(Kind.ENTER, address.encode())
+        connections.answer(why)
+        start(sock, address)
+
+    nursery.start_soon(ask)
+    return True
+
+
 class FrontRestServer(RestServer):
     """The REST port of a front end."""
 
     def __init__(self, services: Services, listener: socket.socket, engine: Engine) -> None:
         self._engine = engine
         super().__init__(services, listener)
+
+    def _start(self, sock: socket.socket, address: str) -> bool:
+        assert self._nursery is not None
+        return let_in(self._engine, self._services, self._nursery, super()._start, sock, address)
 
     def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
         return ForwardingApp(services, policy, origins, self._engine)
@@ -79,8 +109,13 @@ class FrontGrpcServer(GrpcServer):
 
     def __init__(self, services: Services, listener: socket.socket, engine: Engine) -> None:
         super().__init__(services, listener)
+        self._engine = engine
         self.handlers: Any = Handlers(engine)
         self.handlers_loaded.set()
+
+    def _start(self, sock: socket.socket, address: str) -> bool:
+        assert self._nursery is not None
+        return let_in(self._engine, self.services, self._nursery, super()._start, sock, address)
 
     async def load_handlers(self) -> None:
         """They are the engine's."""
@@ -157,21 +192,26 @@ class Front:
             sequences=nothing,
             workers=workers,
             inflating=inflating,
-            request_limits=RequestLimits(0, 0),
-            tokens=None,
+            request_limits=RequestLimits(
+                settings.max_requests_per_second_per_address, settings.max_concurrent_requests_per_address
+            ),
+            tokens=None if settings.auth_config is None else FrontClients(),
             audit=RemoteAudit(self._frames) if settings.audit_log else None,  # type: ignore[arg-type]
             held=HeldBytes((settings.max_held_bytes or default_limit()) // settings.frontends),
-            connections=Connections(
-                -(-settings.max_connections // settings.frontends), 0, open_files.limit()
+            connections=FrontConnections(
+                bool(settings.max_connections or settings.max_connections_per_address),
+                lambda address: self._frames.send(Kind.LEAVE, 0, address.encode()),
+                open_files.limit(),
             ),
             completions=nothing,
             shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
             trace=nothing,
-            logging=nothing,
+            logging=LoggingService(settings),
             cache=None,
             custom_metrics=nothing,
         )
         self._services.held.add(lambda: inflating.held)
+        self._end.tells_clients = self._services.request_limits.on
         self._fronts: list[RestServer | GrpcServer] = []
         sockets = [socket.socket(fileno=each) for each in listeners]
         if settings.allow_http:
@@ -249,15 +289,29 @@ class Front:
             if kind == Kind.TABLE:
                 told = json.loads(payload)
                 self._admission.renew(told["models"], told["tracing"], told["trace_headers"])
+                self._services.logging.apply(told["logging"])
                 self._frames.send(Kind.KNOWN, number)
                 self._known.set()
             elif kind == Kind.ASK:
                 self._frames.send_json(Kind.ROW, number, self._row())
             elif kind == Kind.DRAIN:
                 self._draining.set()
+            elif kind == Kind.CLIENTS:
+                if self._services.tokens is not None:
+                    self._services.tokens.take(pickle.loads(payload))
+            elif kind == Kind.PRESSED:
+                self._services.connections.press()
+            elif kind == Kind.REOPEN:
+                self._reopen()
             else:
                 self._engine.came(kind, number, payload)
         leave()
+
+    def _reopen(self) -> None:
+        try:
+            logs.reopen()
+        except OSError as error:
+            log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
 
     async def _rows(self) -> None:
         """Tells the engine what this process holds, when that has changed."""

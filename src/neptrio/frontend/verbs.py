@@ -19,13 +19,15 @@ from grpclib.const import Status
 from grpclib.metadata import Deadline
 
 from neptrio.addresses import is_loopback
-from neptrio.errors import Code, TritonError
+from neptrio.errors import Code, TooManyRequests, TritonError
+from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
 from neptrio.service import Services
 from neptrio.service.certificates import KINDS, Certificate
 from neptrio.transport import admin_only
 from neptrio.transport.grpc.audit_call import audit_call
+from neptrio.transport.grpc.connection import PROBES
 from neptrio.transport.grpc.handlers import Peer, encoded, failed, parsed
 from neptrio.transport.grpc.server import all_handlers
 from neptrio.transport.header_policy import CERTIFICATE, RAW_HEADERS, grpc_policy, http_policy
@@ -38,12 +40,13 @@ from neptrio.transport.http2.grpc_status import (
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
+from neptrio.transport.rest.guards import always_answered, refuse
 
 log = logging.getLogger("neptrio.frontend")
 
-# what may change what front ends know of models and traces
-CHANGING = ("repository_load", "repository_unload", "trace_setting")
-CHANGING_CALLS = ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting")
+# what may change what front ends know of models, traces and the log
+CHANGING = ("repository_load", "repository_unload", "trace_setting", "logging")
+CHANGING_CALLS = ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings")
 RETRY_S = 0.5  # between two tries to import the handlers
 
 Announce = Callable[[], Awaitable[None]]
@@ -57,7 +60,8 @@ class Verbs:
         self.services = services
         self.announce = announce
         origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, is_loopback(http_address))
-        self.app = RestApp(services, http_policy(settings, services.tokens), origins)
+        self.http_policy = http_policy(settings, services.tokens)
+        self.app = RestApp(services, self.http_policy, origins)
         self.policy = grpc_policy(settings, services.tokens)
         self.admin_elsewhere = settings.admin_address is not None
         self.handlers: dict[bytes, Any] = {}
@@ -89,10 +93,14 @@ def certificate_of(document: Any) -> Certificate | None:
 class HttpCall:
     """An HTTP request that a front end has passed on. The constructor raises ValueError, TypeError or KeyError."""
 
-    def __init__(self, verbs: Verbs, frames: Frames, number: int, payload: bytes) -> None:
+    def __init__(
+        self, verbs: Verbs, frames: Frames, number: int, payload: bytes, clients: ClientsOfFront
+    ) -> None:
         self._verbs = verbs
         self._frames = frames
         self._number = number
+        self._clients = clients
+        self._counted: Counted | None = None
         self._room = Room()
         self._gone = trio.Event()
         self._ended = False
@@ -133,12 +141,34 @@ class HttpCall:
     async def run(self) -> None:
         """Has the app answer."""
         try:
-            await self._verbs.app(self._scope, self._receive, self._send)
+            problem = self._begin()
+            if problem is None:
+                await self._verbs.app(self._scope, self._receive, self._send)
+            else:
+                await refuse(problem, self._send)
         except Exception:
             log.exception("%s %s failed", self._scope["method"], self._scope["path"])
         finally:
+            self._over()
             self._verbs.services.loop.loop_pass.end()
         self._frames.send_json(Kind.END, self._number, {"whole": self._ended})
+
+    def _begin(self) -> TooManyRequests | None:
+        """Counts the request; the error if its client address is at a limit."""
+        verbs = self._verbs
+        if verbs.services.request_limits.on and not always_answered(self._scope, verbs.http_policy):
+            counted = self._scope["client"][0], 0
+            try:
+                self._clients.enter(counted)
+            except TooManyRequests as error:
+                return error
+            self._counted = counted
+        return None
+
+    def _over(self) -> None:
+        if self._counted is not None:
+            self._clients.leave(self._counted)
+            self._counted = None
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
@@ -154,6 +184,8 @@ class HttpCall:
             told = {"status": event["status"], "headers": texts(event["headers"])}
             self._frames.send_json(Kind.HEADERS, self._number, told)
             return
+        if not event.get("more_body", False):
+            self._over()  # before sending: a client that has read the answer may send its next request at once
         body = memoryview(event.get("body", b""))
         for at in range(0, len(body), PIECE):
             await self._unless_gone(self._room.take)
@@ -178,10 +210,13 @@ class GrpcCall:
     The constructor raises ValueError, TypeError or KeyError.
     """
 
-    def __init__(self, verbs: Verbs, frames: Frames, number: int, payload: bytes) -> None:
+    def __init__(
+        self, verbs: Verbs, frames: Frames, number: int, payload: bytes, clients: ClientsOfFront
+    ) -> None:
         self._verbs = verbs
         self._frames = frames
         self._number = number
+        self._clients = clients
         self._room = Room()
         self._scope = trio.CancelScope()
         self._inbox: deque[bytes | None] = deque()
@@ -272,12 +307,23 @@ class GrpcCall:
             raise StopAsyncIteration
         return message
 
+    def _limited(self) -> bool:
+        """Whether limits of client addresses hold for the call."""
+        if not self._verbs.services.request_limits.on or self._path.encode("latin-1") in PROBES:
+            return False
+        policy = self._verbs.policy
+        return policy is None or not policy.controls_call(self._path, self._headers, self._certificate)
+
     async def run(self) -> None:
         """Has the handler answer."""
         trailers = OK_TRAILERS
         failure: TritonError | None = None
+        counted: Counted | None = None
         with self._scope:
             try:
+                if self._limited():
+                    self._clients.enter((self._client, 0))
+                    counted = self._client, 0
                 if self._verbs.policy is not None:
                     self._verbs.policy.check_call(self._path, self._headers, self._certificate)
                 if self._verbs.admin_elsewhere:
@@ -292,6 +338,9 @@ class GrpcCall:
                 await self._handler.func(self)
             except Exception as error:
                 trailers, failure = failed(error)
+            finally:
+                if counted is not None:
+                    self._clients.leave(counted)
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
         services = self._verbs.services

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from neptrio.service.sequences import SequencesService
     from neptrio.service.shared_memory import SharedMemoryService
     from neptrio.service.statistics import StatisticsService
-    from neptrio.service.tokens import Tokens
+    from neptrio.service.tokens import Clients
     from neptrio.service.trace import TraceService
     from neptrio.settings import Settings
 
@@ -44,7 +44,7 @@ class Services:
     connections: Connections
     request_limits: RequestLimits
     held: HeldBytes
-    tokens: Tokens | None
+    tokens: Clients | None
     audit: AuditLog | None
     completions: CompletionQueue
     shared_memory: SharedMemoryService

@@ -20,6 +20,7 @@ import ipaddress
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from neptrio.request.infer_request import monotonic_ns
@@ -103,6 +104,9 @@ class Connections:
         self._clients: Counter[str] = Counter()
         self._turned_away = 0
         self._pressed_until = 0
+        self.on_press: Callable[[], None] | None = (
+            None  # called when a connection was turned away for lack of room
+        )
 
     def enter(self, descriptor: int, address: str) -> str:
         """Counts a new connection. Returns "" to let it in, else the reason why it is turned away."""
@@ -122,10 +126,16 @@ class Connections:
 
     def _turn_away(self, why: str, address: str, pressed: bool = True) -> str:
         if pressed:
-            self._pressed_until = int(monotonic_ns()) + PRESSED_SECONDS * 10**9
+            self.press()
         self._turned_away += 1
         log.warning("%s: turned away a connection from %s", why, address)
+        if pressed and self.on_press is not None:
+            self.on_press()
         return f"{why}; try again in {TURNED_AWAY_SECONDS} seconds"
+
+    def press(self) -> None:
+        """There is no room for connections: those that idle should end soon."""
+        self._pressed_until = int(monotonic_ns()) + PRESSED_SECONDS * 10**9
 
     def leave(self, address: str) -> None:
         """A connection that enter() let in has ended."""

@@ -62,6 +62,11 @@ class LoggingService:
                 continue
             self._check(key, value, protocol)
             checked[key] = value
+        self.apply(checked)
+        return self.settings()
+
+    def apply(self, checked: dict[str, Any]) -> None:
+        """Applies settings that update() has checked, here or in another process; others are ignored."""
         for levels in self._filters():
             for key, attribute in FLAGS.items():
                 if key in checked:
@@ -73,7 +78,6 @@ class LoggingService:
             for handler in logging.getLogger().handlers:
                 if isinstance(handler.formatter, LineFormat):
                     handler.setFormatter(LineFormat(self._format == "ISO8601"))
-        return self.settings()
 
     def _check(self, key: str, value: Any, protocol: str) -> None:
         http = protocol == "http"

@@ -88,14 +88,11 @@ class Account(Owner):
         )
 
 
-class Tokens:
-    """The clients that are known now. Trio thread, but for changed()."""
+class Clients:
+    """The clients of a configuration, as they are known now. Trio thread only."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ValueError when the file cannot be used."""
-        self._path = path
-        self._seen = self._state()
-        self._config = auth_config.read(path)
+    def __init__(self, config: AuthConfig) -> None:
+        self._config = config
         self._accounts: dict[str, Account] = {}
         self._shown: WeakKeyDictionary[Certificate, Account] = WeakKeyDictionary()
         self._open_accounts()
@@ -113,37 +110,22 @@ class Tokens:
             self._accounts[client.name] = found
         self._shown.clear()
 
-    def _state(self) -> tuple[int, int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-    def changed(self) -> AuthConfig | None:
-        """The file's content if it changed since the last call and is valid, otherwise None; give it to take().
-
-        Any thread. Logs why a changed file is not valid.
-        """
-        state = self._state()
-        if state == self._seen:
-            return None
-        self._seen = state
-        try:
-            return auth_config.read(self._path)
-        except ValueError as error:
-            log.error("--auth-config: what it says now cannot be used, what it said before holds: %s", error)
-            return None
+    @property
+    def config(self) -> AuthConfig:
+        """What the clients are taken from."""
+        return self._config
 
     def take(self, config: AuthConfig) -> None:
         """Replaces the known clients by those of `config`."""
         self._config = config
         self._open_accounts()
-        log.info(
-            "--auth-config: there are %d tokens now, and %d entries of certificates",
-            len(config.tokens),
-            len(config.certificates),
-        )
+
+    def named(self, name: str) -> Account:
+        """The client of that name, which a front end has found. Raises Unauthenticated when there is none any more."""
+        account = self._accounts.get(name)
+        if account is None:
+            raise Unauthenticated("the token is not valid")
+        return account
 
     @property
     def open_health(self) -> bool:
@@ -208,3 +190,43 @@ class Tokens:
             problem = account.problem(now_ns)
             if problem is not None:
                 raise problem
+
+
+class Tokens(Clients):
+    """The clients of a file (rule 6). Trio thread, but for changed()."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError when the file cannot be used."""
+        self._path = path
+        self._seen = self._state()
+        super().__init__(auth_config.read(path))
+
+    def _state(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def changed(self) -> AuthConfig | None:
+        """The file's content if it changed since the last call and is valid, otherwise None; give it to take().
+
+        Any thread. Logs why a changed file is not valid.
+        """
+        state = self._state()
+        if state == self._seen:
+            return None
+        self._seen = state
+        try:
+            return auth_config.read(self._path)
+        except ValueError as error:
+            log.error("--auth-config: what it says now cannot be used, what it said before holds: %s", error)
+            return None
+
+    def tell(self) -> None:
+        """Logs that what the file says holds from now on, everywhere."""
+        log.info(
+            "--auth-config: there are %d tokens now, and %d entries of certificates",
+            len(self._config.tokens),
+            len(self._config.certificates),
+        )

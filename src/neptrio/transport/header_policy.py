@@ -30,7 +30,7 @@ from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
 from neptrio.request.infer_request import InferRequest, monotonic_ns
 from neptrio.service.auth_config import ADMIN, INFER, OPERATE, READ
 from neptrio.service.certificates import Certificate
-from neptrio.service.tokens import Account, Tokens
+from neptrio.service.tokens import Account, Clients
 from neptrio.settings import Settings
 
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -295,7 +295,7 @@ def bearer(headers: Pairs) -> bytes | None:
 class HeaderPolicy:
     """The restrictions, tokens and forwarded headers of one port (REST or gRPC)."""
 
-    def __init__(self, gates: dict[str, _Gate], pattern: str, tokens: Tokens | None = None) -> None:
+    def __init__(self, gates: dict[str, _Gate], pattern: str, tokens: Clients | None = None) -> None:
         self._gates = gates
         self._tokens = tokens
         self.forward = HeaderForward(pattern) if pattern else None
@@ -426,7 +426,7 @@ def _gates(
     }
 
 
-def http_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolicy | None:
+def http_policy(settings: Settings, tokens: Clients | None = None) -> HeaderPolicy | None:
     """The policy of the REST port, None if no setting asks for one."""
     if not (settings.http_restricted_api or settings.http_header_forward_pattern or tokens is not None):
         return None
@@ -434,7 +434,7 @@ def http_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolic
     return HeaderPolicy(gates, settings.http_header_forward_pattern, tokens)
 
 
-def grpc_policy(settings: Settings, tokens: Tokens | None = None) -> HeaderPolicy | None:
+def grpc_policy(settings: Settings, tokens: Clients | None = None) -> HeaderPolicy | None:
     """The policy of the gRPC port, None if no setting asks for one."""
     if not (settings.grpc_restricted_protocol or settings.grpc_header_forward_pattern or tokens is not None):
         return None

@@ -35,6 +35,11 @@ class Call(GrpcStream):
     _connection: GrpcConnection
     _timer: Timer | None = None
 
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        return self._connection.client
+
     def set_deadline(self, value: bytes) -> None:
         """Starts the deadline that a grpc-timeout header asks for; refuses the call if the header is malformed."""
         try:

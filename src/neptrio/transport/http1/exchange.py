@@ -86,6 +86,11 @@ class Exchange(ExchangeCore):
                 self._disconnected.set()
         return self._disconnected
 
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        return self.connection.client
+
     def disconnect(self, services: Services) -> None:
         """The peer is gone: cancels the request and tells the app."""
         if self._disconnected is not None:

@@ -49,10 +49,17 @@ class TooSlow(Exception):
 class _Waiter(Responder):
     """Lets a task wait for a request's only response."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: dict[str, Any]) -> None:
         self.protocol = Protocol.HTTP_PROTOCOL
+        self._scope = scope
         self.event = trio.Event()
         self.response: InferResponse | None = None
+
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        client = self._scope.get("client")
+        return str(client[0]) if client else ""
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if request.trace is not None:
@@ -243,7 +250,7 @@ class RestApp:
         plain = infer.plain(body)
         if plain is None:
             plain = await unless_gone(receive, infer.inflate_later)
-        waiter = _Waiter()
+        waiter = _Waiter(scope)
         try:
             if infer.is_large(plain):
                 infer.submit_decoded(await unless_gone(receive, infer.decode_later, plain), waiter)

@@ -309,7 +309,8 @@ class HttpInfer:
         request = self.request
         request.stamp(SEND_START)
         if response.error is not None:
-            return response.error.code.http, self._json_headers(), error_body(response.error)
+            headers = [*self._json_headers(), *response.error.headers]
+            return response.error.code.http, headers, error_body(response.error)
         try:
             if request.outputs is not None:
                 if later and selects_slowly(request, response):
