@@ -141,6 +141,10 @@ def _single(response: InferenceResponse | None) -> InferenceResponse:
 
 def execute(host: Any, request: InferenceRequest, decoupled: bool) -> Any:
     """InferenceRequest.exec."""
+    if not decoupled and request._model_name:
+        response = host.infer_here(request)
+        if response is not NotImplemented:
+            return _single(response)
     call = _start(host, request, decoupled, True)
     return ResponseIterator(call) if decoupled else _single(call.take())
 

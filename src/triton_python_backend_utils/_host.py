@@ -27,6 +27,11 @@ class Host:
         """
         raise NotImplementedError
 
+    def infer_here(self, request: Any) -> Any:
+        """One inference on a model that is not decoupled, for which the calling thread itself takes the response from
+        the host; NotImplemented where it cannot, and infer() is to be used. The response may be None."""
+        return NotImplemented
+
     def log(self, level: int, message: str, file: str, line: int) -> None:
         """One log line of a model."""
         raise NotImplementedError

@@ -227,3 +227,33 @@ class TritonPythonModel:
         assert done.get(timeout=60) is not None
         server.until_logged("inner says")
         assert "True" in next(line for line in server.log().splitlines() if "inner says" in line)
+
+
+FRAMES = """
+import sys
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            inner = pb_utils.InferenceRequest(
+                model_name="double", inputs=request.inputs(), requested_output_names=["OUT"])
+            inner.exec()  # the first one imports
+            frames = []
+            sys.setprofile(lambda frame, event, arg: event == "call" and frames.append(frame.f_code.co_name))
+            inner.exec()
+            sys.setprofile(None)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([len(frames)], np.float32))]))
+        return answers
+"""
+
+
+def test_a_call_costs_the_calling_process_few_frames(tmp_path: Path) -> None:
+    """It took 28 with a condition, a table's entry and a handle of its own."""
+    python_model(tmp_path, "double", DOUBLE)
+    python_model(tmp_path, "frames", FRAMES)
+    with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
+        tensor = httpclient.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.ones(1, np.float32))
+        assert 1 <= client.infer("frames", [tensor]).as_numpy("OUT")[0] <= 14

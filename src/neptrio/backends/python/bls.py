@@ -95,7 +95,8 @@ class Call(Responder):
             request.model = model
             if self._instance is not None:
                 waits[self._instance] = self
-                if self._never_ends({self}):
+                instances = request.model.pool.instances
+                if instances and instances[0] in waits and self._never_ends({self}):
                     raise Unavailable(
                         f"the request of '{self._instance.name}' to model '{request.model_name}' would wait for "
                         "itself: every instance of that model waits for this one; give it more instances, or "
@@ -154,9 +155,10 @@ class Call(Responder):
             if response.error is None:
                 select(request, response, self._services)
             made = self.receive(response)
-            size = sum(tensor.nbytes for tensor in response.outputs or ()) + 1024
-            self._ahead += size
-            self._sizes.append(size)
+            if self._decoupled:  # others send one response
+                size = sum(tensor.nbytes for tensor in response.outputs or ()) + 1024
+                self._ahead += size
+                self._sizes.append(size)
             self._deliver(made, final)
         except Exception as error:
             log.exception("a response could not be handed to the model that asked for it")
