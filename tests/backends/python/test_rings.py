@@ -19,6 +19,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio.backends.python import memory_group
 from tests.backends.python.models import config, python_model
 from tests.support.sanitizer import SANITIZED, no_memory_figures
 from tests.support.server import ServerProcess
@@ -280,6 +281,9 @@ def test_what_a_process_is_given(server: ServerProcess) -> None:
 
 
 @no_memory_figures
+@pytest.mark.skipif(
+    memory_group.parent() is not None, reason="a control group limits it: test_memory_group.py"
+)
 def test_a_memory_limit(server: ServerProcess) -> None:
     assert call(server, how="allocate", bytes=2 << 30).tolist() == [1]
     with pytest.raises(InferenceServerException, match=r"MemoryError|Unable to allocate"):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as utils
-from neptrio.backends.python import template
+from neptrio.backends.python import memory_group, template
 from neptrio.backends.python.environment import variables
 from neptrio.backends.python.output import records
 from triton_python_backend_utils._process.wire import Wire
@@ -99,6 +99,11 @@ class Process:
         self._origin = origin
         self._child: Any = None
         given = dict(os.environ) if environ is None else environ
+        self._group: memory_group.MemoryGroup | None = None
+        if limits is not None and limits.get("memory"):
+            self._group = memory_group.made(name, limits["memory"])
+            if self._group is not None:
+                limits = {**limits, "memory": None}
         try:
             if rings and python is None and template.SUPPORTED:
                 try:
@@ -126,8 +131,15 @@ class Process:
                     env=given if python is None else variables(python, given),
                     start_new_session=True,  # Ctrl-C in the terminal is for the server only
                 )
+            if self._group is not None:
+                self._group.add(self._child.pid)  # it imports the model only when it is told to
         except OSError:
             ours.close()
+            if self._child is not None:
+                self._child.kill()
+                self._child.wait()
+            if self._group is not None:
+                self._group.remove()
             raise
         finally:
             theirs.close()
@@ -182,6 +194,10 @@ class Process:
         except subprocess.TimeoutExpired:  # it closed the socket but lives
             self.kill()
             self._child.wait()
+        if self._group is not None:
+            if self._group.exceeded and not self.killed_for:
+                self.killed_for = f"it used more than MEMORY_LIMIT_BYTES ({self._group.limit} bytes)"
+            self._group.remove()
         self._threads[0].join(1)  # for its last output; a child of its own may keep the pipe open
         if self._template:
             self._origin.release()
