@@ -283,6 +283,7 @@ class Server:
                 self.grpc_listener,
             )
             self.fronts.append(self.front_ends)
+            self.metrics.front_ends = self.services.statistics.front_ends = self.front_ends.rows
         if settings.allow_metrics:
             sampler = HostSampler(settings.allow_cpu_metrics, settings.allow_gpu_metrics)
             address = settings.metrics_address or settings.http_address

@@ -92,7 +92,7 @@ class Server:
             if response.status != 200:
                 raise ServerError(f"{self._url} answered {response.status}: {document.get('error', '')}")
             models = {(m["name"], m.get("version", "")): m for m in document["model_stats"]}
-            return Sample(taken, models, document.get("loop_lag"))
+            return Sample(taken, models, document.get("loop_lag"), document.get("front_ends", ()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ServerError(
                 f"{self._url} answered {response.status} without statistics: is this the HTTP port of an "

@@ -18,7 +18,6 @@ import pickle
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -35,7 +34,10 @@ from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
 from neptrio.frontend.template import Template
 from neptrio.frontend.verbs import GrpcCall, HttpCall, Verbs
 from neptrio.loop.doorbells import Doorbells
+from neptrio.loop.loop_lag import BOUNDS_NS
 from neptrio.loop.timers import Timer
+from neptrio.observe.front_ends import FrontEndRow
+from neptrio.observe.processes import use
 from neptrio.repository.manager import RepositoryManager
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.message import Violation
@@ -51,21 +53,6 @@ START_SECONDS = 120.0
 LOOK_SECONDS = 1.0  # between two looks at what front ends should know
 
 
-@dataclass(frozen=True)
-class FrontEndRow:
-    """A front end, as metrics and `neptrio top` show it. Counts are a second old at most."""
-
-    number: int
-    pid: int
-    restarts: int
-    connections: int
-    requests: int
-    under_way: int
-    held_bytes: int
-    shared_bytes: int
-    wakes: int
-
-
 class Life:
     """One process of a front end."""
 
@@ -76,6 +63,7 @@ class Life:
         self.ready = trio.Event()
         self.known = 0  # the generation of the table that it uses
         self.row: dict[str, int] = {}
+        self.lag: tuple[int, ...] = (0,) * len(BOUNDS_NS)
         self.told = 0  # the last question for it that was answered
         self.ended = False
         self._calls: dict[int, HttpCall | GrpcCall] = {}
@@ -272,7 +260,11 @@ class Life:
         elif kind == Kind.ROW:
             self.told = max(self.told, number)
             self.fronts.changed()
-            self.row = {str(name): int(value) for name, value in json.loads(payload).items()}
+            told = json.loads(payload)
+            self.lag = tuple(int(count) for count in told.pop("lag"))
+            if len(self.lag) != len(BOUNDS_NS):
+                raise ValueError(f"a histogram of {len(self.lag)} buckets")
+            self.row = {str(name): int(value) for name, value in told.items()}
         elif kind == Kind.AUDIT:
             self._audit(json.loads(payload))
         else:
@@ -478,7 +470,9 @@ class FrontEnds:
     @property
     def connections(self) -> int:
         """How many connections are open, as of the last rows."""
-        return sum(row.connections for row in self.rows())
+        return sum(
+            life.row.get("connections", 0) for life in self._lives if life is not None and not life.ended
+        )
 
     async def count(self) -> None:
         """Returns when `connections` is true as of this call or later."""
@@ -492,21 +486,27 @@ class FrontEnds:
 
     def rows(self) -> list[FrontEndRow]:
         """A row for each front end that runs."""
-        return [
-            FrontEndRow(
-                number=life.number,
-                pid=life.pid,
-                restarts=self._restarts[life.number],
-                connections=life.row.get("connections", 0),
-                requests=life.row.get("requests", 0),
-                under_way=life.row.get("under_way", 0),
-                held_bytes=life.row.get("held_bytes", 0),
-                shared_bytes=life.row.get("shared_bytes", 0),
-                wakes=life.end.wakes,
-            )
-            for life in self._lives
-            if life is not None and not life.ended
-        ]
+        return [self._row(life) for life in self._lives if life is not None and not life.ended]
+
+    def _row(self, life: Life) -> FrontEndRow:
+        told = life.row
+        resident, seconds = use(life.pid)
+        return FrontEndRow(
+            number=life.number,
+            pid=life.pid,
+            restarts=self._restarts[life.number],
+            connections=told.get("connections", 0),
+            requests=told.get("requests", 0),
+            under_way=told.get("under_way", 0),
+            held_bytes=told.get("held_bytes", 0),
+            shared_bytes=told.get("shared_bytes", 0),
+            wakes=life.end.wakes,
+            resident_bytes=resident,
+            cpu_seconds=seconds,
+            lag_cumulative=life.lag,
+            lag_count=told.get("lag_count", 0),
+            lag_sum_ns=told.get("lag_sum_ns", 0),
+        )
 
     async def drain(self) -> None:
         """Returns when all front ends have let their connections end (rule 4)."""

@@ -73,6 +73,7 @@ class Engine:
         self.frames = frames
         self._calls: dict[int, Pending] = {}
         self._number = 0
+        self.answered = 0  # calls that have ended
 
     def begin(self) -> tuple[int, Pending]:
         """A new call, and its number."""
@@ -83,6 +84,7 @@ class Engine:
     def end(self, number: int) -> None:
         """Nobody waits for the call any more."""
         self._calls.pop(number, None)
+        self.answered += 1
 
     async def ask(self, kind: Kind, payload: bytes) -> Any:
         """Sends a frame of that kind and returns the document of the answer."""
@@ -91,7 +93,7 @@ class Engine:
             self.frames.send(kind, number, payload)
             return json.loads((await call.next())[1])
         finally:
-            self.end(number)
+            self._calls.pop(number, None)
 
     def came(self, kind: int, number: int, payload: bytes) -> None:
         """A frame of the engine for one of the calls."""

@@ -315,7 +315,7 @@ class Front:
 
     async def _rows(self) -> None:
         """Tells the engine what this process holds, when that has changed."""
-        told: dict[str, int] = {}
+        told: dict[str, Any] = {}
         looks = 0
         while True:
             connections = sum(front.connections for front in self._fronts)
@@ -328,13 +328,17 @@ class Front:
             self._end.look()
             await trio.sleep(LOOK_SECONDS)
 
-    def _row(self) -> dict[str, int]:
+    def _row(self) -> dict[str, Any]:
+        lag = self._loop.lag.statistics()
         return {
             "connections": sum(front.connections for front in self._fronts),
-            "requests": self._end.answered,
+            "requests": self._end.answered + self._engine.answered,
             "under_way": self._end.under_way + self._engine.under_way,
             "held_bytes": self._services.held.look(),
             "shared_bytes": int(self._end.statistics()["used"]),
+            "lag": lag.cumulative,
+            "lag_count": lag.count,
+            "lag_sum_ns": lag.sum_ns,
         }
 
 

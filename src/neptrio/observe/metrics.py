@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from neptrio.loop.loop_lag import BOUNDS_NS as LAG_BOUNDS_NS
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.slices import Slices
+from neptrio.observe import front_ends
 from neptrio.observe.custom_metrics import CustomMetrics
 from neptrio.observe.exposition import Family, pairs
+from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.host import HostSample
 from neptrio.observe.memory import device_pools, pinned_pools
 from neptrio.observe.metrics_config import MetricsConfig
@@ -81,6 +83,7 @@ class Metrics:
         self._config = config
         self._detail = detail
         self.host = HostSample()
+        self.front_ends: Callable[[], list[FrontEndRow]] = list  # the rows of --frontends
 
     async def document(self) -> list[bytes]:
         """The document in parts, UTF-8.
@@ -99,6 +102,7 @@ class Metrics:
         families = [*of_models.families, *self._cache(), *self._machine()]
         if self._detail is not Detail.TRITON:
             families += [*self._pools(), *self._traces(), self._loop_lag()]
+            families += front_ends.families(self.front_ends(), self._detail is Detail.FULL)
         families += self._services.custom_metrics.collect()
         parts: list[bytes] = []
         for family in families:

@@ -31,11 +31,12 @@ def processes(model: Any) -> list[ProcessUse]:
         process = instance.backend.process()
         if process is not None:
             pid, restarts, ring, copied, in_place = process
-            found.append(ProcessUse(instance.name, pid, restarts, ring, copied, in_place, *_use(pid)))
+            found.append(ProcessUse(instance.name, pid, restarts, ring, copied, in_place, *use(pid)))
     return found
 
 
-def _use(pid: int) -> tuple[int, float]:
+def use(pid: int) -> tuple[int, float]:
+    """Resident bytes and seconds of processor time of a process; zeros when it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as statm, open(f"/proc/{pid}/stat") as stat:
             resident = int(statm.read().split()[1])

@@ -7,7 +7,7 @@ falling counters, is counted from zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Sample:
     seconds: float
     models: Mapping[tuple[str, str], Mapping[str, Any]]
     loop_lag: Mapping[str, Any] | None = None  # of the event loop, if the server gives it
+    front_ends: Sequence[Mapping[str, Any]] = ()  # processes that speak HTTP and gRPC for it
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
             cells += [str(live.get(key, "-")) for key in ("queued", "prepared", "executing", "sequences")]
         table.append([*cells, f"{row.failures_per_s:.1f}", str(row.failures)])
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before, now)}", ""]
+    lines = [f"{url}  {len(found)} models, interval {seconds:.1f} s{_lag(before.loop_lag, now.loop_lag)}", ""]
     for line in table:
         cells = [
             cell.ljust(w) if i < 2 else cell.rjust(w)
@@ -152,17 +153,39 @@ def render(url: str, before: Sample, now: Sample) -> list[str]:
     ]
     if why:
         lines += ["", "batches closed in the interval:", *why]
+    fronts = _front_ends(before, now)
+    if fronts:
+        lines += ["", "front ends:", *fronts]
     apart = _processes(before, now)
     return [*lines, "", "processes:", *apart] if apart else lines
 
 
-def _lag(before: Sample, now: Sample) -> str:
-    """Percentiles of the loop's lag in the interval, as upper bounds of their buckets."""
-    if now.loop_lag is None:
+def _front_ends(before: Sample, now: Sample) -> list[str]:
+    """A line per front end: what it has to do, its memory, its share of a core in the interval, its restarts."""
+    seconds = max(now.seconds - before.seconds, 1e-9)
+    earlier = {front["pid"]: front for front in before.front_ends}
+    lines = []
+    for front in now.front_ends:
+        old = earlier.get(front["pid"])
+        grown = {
+            name: front[name] - (old[name] if old else front[name]) for name in ("requests", "cpu_seconds")
+        }
+        lines.append(
+            f"  {front['number']}: pid {front['pid']}, {front['connections']} connections, "
+            f"{grown['requests'] / seconds:.1f} req/s, {front['under_way']} under way"
+            f"{_lag(old and old['loop_lag'], front['loop_lag'])}, {front['resident_bytes'] / 1e6:.0f} MB, "
+            f"{100 * grown['cpu_seconds'] / seconds:.0f}% of a core, {front['restarts']} restarts"
+        )
+    return lines
+
+
+def _lag(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """Percentiles of a loop's lag in the interval, as upper bounds of their buckets."""
+    if now is None:
         return ""
-    old = dict(before.loop_lag["cumulative"]) if before.loop_lag is not None else {}
+    old = dict(before["cumulative"]) if before is not None else {}
     grown, below = [], 0
-    for bound, count in now.loop_lag["cumulative"]:
+    for bound, count in now["cumulative"]:
         passes = count - old.get(bound, 0)
         grown.append([bound, passes - below])
         below = passes

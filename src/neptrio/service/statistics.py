@@ -12,13 +12,15 @@ asked for, and clients may ignore them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument
 from neptrio.loop.loop_lag import BOUNDS_NS, LoopLag
+from neptrio.observe import front_ends
+from neptrio.observe.front_ends import FrontEndRow
 from neptrio.observe.live import live
 from neptrio.observe.processes import processes
 from neptrio.repository.catalog import not_above_zero, version_number
@@ -78,6 +80,7 @@ class StatisticsService:
     def __init__(self, repository: RepositoryManager, lag: LoopLag) -> None:
         self._repository = repository
         self._lag = lag
+        self.front_ends: Callable[[], list[FrontEndRow]] = list  # the rows of --frontends
 
     def model_statistics(self, name: str, version: str, detail: Detail = NOTHING) -> dict[str, Any]:
         """The $stats_model_response. Raises InvalidArgument for an unknown model or version.
@@ -108,13 +111,15 @@ class StatisticsService:
         if not detail.live:
             return {}
         lag = self._lag.statistics()
+        rows = front_ends.document(self.front_ends())
         return {
+            **({"front_ends": rows} if rows else {}),
             "loop_lag": {
                 "count": lag.count,
                 "sum_ns": lag.sum_ns,
                 "max_ns": lag.max_ns,
                 "cumulative": [list(pair) for pair in zip(BOUNDS_NS, lag.cumulative, strict=True)],
-            }
+            },
         }
 
     def _one(self, model: Any, detail: Detail) -> dict[str, Any]:
