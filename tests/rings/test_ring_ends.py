@@ -17,7 +17,7 @@ from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings import child as ring_child
 from tests.support.rings import AREA, Pair
-from triton_python_backend_utils._process import plain_end
+from triton_python_backend_utils._process import plain_messages
 
 BIG = 100_000  # bytes: above what is copied anyway
 
@@ -288,10 +288,10 @@ def test_a_call_there_and_back(pair: Pair) -> None:
 
 
 def test_both_ends_of_a_process_use_the_same_numbers() -> None:
-    """The one for other interpreters (plain_end) has a list of its own."""
+    """The one for other interpreters (plain_messages) has a list of its own."""
     names = [name for name in vars(ring_child) if name.startswith("K_")]
     assert len(names) > 8
-    assert {n: getattr(plain_end, n) for n in names} == {n: getattr(ring_child, n) for n in names}
+    assert {n: getattr(plain_messages, n) for n in names} == {n: getattr(ring_child, n) for n in names}
 
 
 @pytest.mark.parametrize(("size", "by_thread"), [(1 << 20, 0), (2 << 20, 1)])

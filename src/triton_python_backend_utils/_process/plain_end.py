@@ -17,235 +17,61 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
-import struct
 import threading
 import time
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from .._errors import TritonError
 from .._request import InferenceRequest, InferenceResponse, InferenceTrace
 from .._tensor import Tensor
-from .._types import BYTES, join_strings, numpy_dtype, split_strings
+from .plain_messages import (
+    ALIGN,
+    BLOCKING,
+    CONTEXT,
+    DECOUPLED,
+    END,
+    ERROR,
+    FINAL,
+    FULL_SECONDS,
+    HERE,
+    K_CALL,
+    K_CALL_RESPONSE,
+    K_LOOK,
+    K_RELEASE,
+    K_RESULT,
+    K_RETURN,
+    K_SEND,
+    KEEP_ABOVE,
+    NAMES,
+    NULL_RESPONSE,
+    OPEN,
+    OPEN_ANSWER,
+    PARAMETERS,
+    PARENT,
+    PLACE,
+    REQUEST,
+    REQUEST_BITS,
+    RESCHEDULED,
+    RESCHEDULED_ANSWER,
+    RESPONSE,
+    START,
+    TEXT_ID,
+    TIMES,
+    TOP,
+    TRACED,
+    Entry,
+    Extents,
+    GivenMessage,
+    InputBytes,
+    Memory,
+    Packer,
+    Reader,
+    RingEnd,
+    input_array,
+)
 from .wire import sealed_memory
-
-K_BATCH, K_ANSWER, K_SEQUENCE_END, K_LOOK = 1, 2, 3, 4
-K_CANCEL, K_ACKNOWLEDGE, K_CALL_RESPONSE, K_RETURN = 8, 9, 10, 11
-K_RESULT, K_SEND, K_CALL, K_TOOK, K_CALL_CANCEL, K_DROPPED, K_RELEASE = 16, 17, 18, 19, 20, 21, 22
-RESPONSE, ERROR, OPEN, RESCHEDULED = 0, 1, 2, 3
-HERE = 0
-START, END, TRACED, TEXT_ID, PARAMETERS, NAMES, CONTEXT = 1, 2, 4, 8, 16, 32, 64
-DECOUPLED, BLOCKING, PARENT = 128, 256, 512
-FINAL, NULL_RESPONSE = 1, 2
-KEEP_ABOVE = 16384
-REQUEST_BITS = 20
-TOP = 1 << 63  # of an offset: it is a segment's number; of a length: the sender waits for RETURN
-ALIGN, GRAIN = 64, 256
-FULL_SECONDS = 50e-6  # between two looks at a ring that is full
-OPEN_ANSWER = object()
-RESCHEDULED_ANSWER = object()
-_U32, _U64, _TIMES = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<4Q")
-_REQUEST = struct.Struct("<IIQ")
-_PLACE = struct.Struct("<IQQ")
-
-
-class _Entry(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("id", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("length", ctypes.c_uint64),
-    )
-
-
-class _RingEnd(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("entries", ctypes.c_uint64), ("own", ctypes.c_uint64))
-
-
-class _Memory:
-    """A mapping of shared memory."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        self.array = np.frombuffer(mmap.mmap(fd, size), np.uint8)
-        self.address = int(self.array.__array_interface__["data"][0])
-
-
-class GivenMessage:
-    """A message of the server. When the last array over it is gone the server is told."""
-
-    def __init__(self, end: PlainEnd, entry: _Entry) -> None:
-        self.offset: int = entry.offset
-        self.size: int = entry.size
-        if entry.offset & TOP:
-            descriptor = end.links.segment(entry.offset & ~TOP)
-            try:
-                self.memory = _Memory(descriptor, entry.length)
-            finally:
-                os.close(descriptor)
-            self.address = self.memory.address
-        else:
-            self.memory = end.memory
-            self.address = end.memory.address + entry.offset
-        self.end = end
-
-    def __del__(self) -> None:
-        end = getattr(self, "end", None)
-        if end is not None:
-            end.release(self.offset)
-
-
-class InputBytes:
-    """The memory of an input."""
-
-    def __init__(
-        self, message: GivenMessage, address: int, size: int, dtype: int, shape: Any, fixed: bool
-    ) -> None:
-        self.message = message
-        self.dtype = dtype
-        self.shape = shape
-        self.size = size
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (size,),
-            "data": (address, fixed),
-        }
-
-
-def _array(source: InputBytes) -> np.ndarray:
-    """The array of an input (Tensor._over's convert)."""
-    if source.dtype == BYTES:
-        elements = split_strings(np.asarray(source)) if source.size else []
-        array = np.empty(len(elements), dtype=object)
-        array[:] = elements
-        return array.reshape(source.shape)
-    dtype = numpy_dtype(source.dtype)
-    if source.size == 0:
-        return np.empty(source.shape, dtype)
-    return np.asarray(source).view(dtype).reshape(source.shape)
-
-
-class _Reader:
-    """Reads a private copy of a message's own part."""
-
-    def __init__(self, message: GivenMessage) -> None:
-        self._data = ctypes.string_at(message.address, message.size)
-        self._at = 0
-
-    def unpack(self, form: struct.Struct) -> Any:
-        at = self._at
-        self._at = at + form.size
-        return form.unpack_from(self._data, at)
-
-    def u32(self) -> int:
-        return int(self.unpack(_U32)[0])
-
-    def u64(self) -> int:
-        return int(self.unpack(_U64)[0])
-
-    def text(self) -> str:
-        size = self.u32()
-        at = self._at
-        self._at = at + size
-        return self._data[at : at + size].decode("utf-8", "surrogatepass")
-
-
-class _Packer:
-    """Collects a message: its own part, and the arrays behind it."""
-
-    def __init__(self) -> None:
-        self.own = bytearray()
-        self.pieces: list[np.ndarray] = []
-        self.data = 0
-
-    def u32(self, value: int) -> None:
-        self.own += _U32.pack(value)
-
-    def u64(self, value: int) -> None:
-        self.own += _U64.pack(value & 0xFFFFFFFFFFFFFFFF)
-
-    def text(self, value: str) -> None:
-        data = value.encode("utf-8", "surrogatepass")
-        self.own += _U32.pack(len(data)) + data
-
-    def error(self, text: str, code: int) -> None:
-        self.u32(ERROR)
-        self.text("")
-        self.text(text)
-        self.u32(code)
-
-    def mark(self) -> tuple[int, int, int]:
-        return len(self.own), len(self.pieces), self.data
-
-    def back_to(self, mark: tuple[int, int, int]) -> None:
-        """Forgets what came since mark()."""
-        del self.own[mark[0] :]
-        del self.pieces[mark[1] :]
-        self.data = mark[2]
-
-    def tensor(self, tensor: Any) -> None:
-        dtype = tensor.triton_dtype()
-        array = np.asarray(tensor.as_numpy())
-        if dtype == BYTES:
-            flat = np.frombuffer(join_strings(array), np.uint8)
-        else:
-            flat = np.ascontiguousarray(array, dtype=numpy_dtype(dtype)).reshape(-1).view(np.uint8)
-        self.text(tensor.name())
-        self.u32(dtype)
-        self.u32(array.ndim)
-        for dimension in array.shape:
-            self.u64(dimension)
-        self.own += _PLACE.pack(HERE, self.data, len(flat))
-        self.pieces.append(flat)
-        self.data += (len(flat) + ALIGN - 1) // ALIGN * ALIGN
-
-    def copy(self, target: np.ndarray) -> None:
-        used = len(self.own)
-        target[:used] = np.frombuffer(self.own, np.uint8)
-        at = (used + ALIGN - 1) // ALIGN * ALIGN
-        for piece in self.pieces:
-            target[at : at + len(piece)] = piece
-            at += (len(piece) + ALIGN - 1) // ALIGN * ALIGN
-
-
-class _Extents:
-    """The free parts of this process's area: [offset, size], in order, never adjacent. The first that fits is taken."""
-
-    def __init__(self, first: int, size: int) -> None:
-        self._gaps = [[first, size]]
-        self.used = 0
-
-    def take(self, size: int) -> int:
-        """An offset, -1 when there is no room."""
-        size = (size + GRAIN - 1) // GRAIN * GRAIN
-        for i, gap in enumerate(self._gaps):
-            if gap[1] >= size:
-                offset = gap[0]
-                gap[0] += size
-                gap[1] -= size
-                if not gap[1]:
-                    del self._gaps[i]
-                self.used += size
-                return offset
-        return -1
-
-    def give(self, offset: int, size: int) -> None:
-        size = (size + GRAIN - 1) // GRAIN * GRAIN
-        self.used -= size
-        gaps = self._gaps
-        i = 0
-        while i < len(gaps) and gaps[i][0] < offset:
-            i += 1
-        gaps.insert(i, [offset, size])
-        for at in (i, i - 1):
-            if 0 <= at < len(gaps) - 1 and gaps[at][0] + gaps[at][1] == gaps[at + 1][0]:
-                gaps[at][1] += gaps[at + 1][1]
-                del gaps[at + 1]
 
 
 class PlainEnd:
@@ -267,13 +93,13 @@ class PlainEnd:
         self._library = ctypes.PyDLL(library)
         self._library.plain_head.restype = ctypes.c_uint64
         self._wait = ctypes.CDLL(library).plain_wait  # without the GIL
-        self.memory = _Memory(fd, layout["size"])
+        self.memory = Memory(fd, layout["size"])
         os.close(fd)
         base = self.memory.address
-        self._work = _RingEnd(base + layout["work"], layout["work_entries"], 0)
-        self._control = _RingEnd(base + layout["control"], layout["control_entries"], 0)
-        self._answers = _RingEnd(base + layout["done"], layout["done_entries"], 0)
-        self._extents = _Extents(layout["outputs"], layout["area"])
+        self._work = RingEnd(base + layout["work"], layout["work_entries"], 0)
+        self._control = RingEnd(base + layout["control"], layout["control_entries"], 0)
+        self._answers = RingEnd(base + layout["done"], layout["done_entries"], 0)
+        self._extents = Extents(layout["outputs"], layout["area"])
         self._lock = threading.Lock()  # of what follows
         self._passing: deque[tuple[int, int, int]] = (
             deque()
@@ -303,7 +129,7 @@ class PlainEnd:
 
     def take(self) -> Any:
         """The next of the main thread's ring as (kind, id, message, length), or None."""
-        entry = _Entry()
+        entry = Entry()
         if self._library.plain_take(ctypes.byref(self._work), ctypes.byref(entry)) <= 0:
             return None
         message = None if entry.kind == K_LOOK else GivenMessage(self, entry)
@@ -318,7 +144,7 @@ class PlainEnd:
 
     def _next_control(self) -> Any:
         while True:
-            entry = _Entry()
+            entry = Entry()
             if self._library.plain_take(ctypes.byref(self._control), ctypes.byref(entry)) <= 0:
                 return None
             if entry.kind != K_RETURN:
@@ -341,11 +167,11 @@ class PlainEnd:
 
     def requests(self, number: int, message: GivenMessage) -> list[InferenceRequest]:
         """What execute() is called with."""
-        reader = _Reader(message)
+        reader = Reader(message)
         made = []
         for place in range(reader.u32()):
             request = InferenceRequest.__new__(InferenceRequest)
-            flags, inputs, request._timeout = reader.unpack(_REQUEST)
+            flags, inputs, request._timeout = reader.unpack(REQUEST)
             request._correlation_id = reader.text() if flags & TEXT_ID else reader.u64()
             request._request_id = reader.text()
             context = reader.text() if flags & CONTEXT else None
@@ -369,22 +195,22 @@ class PlainEnd:
             made.append(request)
         return made
 
-    def _tensors(self, reader: _Reader, message: GivenMessage, count: int) -> list[Tensor]:
+    def _tensors(self, reader: Reader, message: GivenMessage, count: int) -> list[Tensor]:
         data = message.address + (message.size + ALIGN - 1) // ALIGN * ALIGN
         made = []
         for _ in range(count):
             name = reader.text()
             dtype, dimensions = reader.u32(), reader.u32()
             shape = tuple(reader.u64() for _ in range(dimensions))
-            place, offset, size = reader.unpack(_PLACE)
+            place, offset, size = reader.unpack(PLACE)
             address = (data if place == HERE else self.memory.address) + offset
             source = InputBytes(message, address, size, dtype, shape, self.read_only)
-            made.append(Tensor._over(name, dtype, shape, source, _array, False))
+            made.append(Tensor._over(name, dtype, shape, source, input_array, False))
         return made
 
     def response(self, message: GivenMessage) -> tuple[InferenceResponse | None, bool]:
         """(InferenceResponse or None, final) of a response of another model."""
-        reader = _Reader(message)
+        reader = Reader(message)
         flags = reader.u32()
         if flags & NULL_RESPONSE:
             return None, bool(flags & FINAL)
@@ -399,28 +225,28 @@ class PlainEnd:
 
     def sequence_end(self, message: GivenMessage) -> tuple[Any, str]:
         """(correlation id, reason)."""
-        reader = _Reader(message)
+        reader = Reader(message)
         id: Any = reader.text() if reader.u32() else reader.u64()
         return id, reader.text()
 
     # ------------------------------------------------------------ saying
 
-    def _push_now(self, entry: _Entry) -> int:
+    def _push_now(self, entry: Entry) -> int:
         return int(self._library.plain_push(ctypes.byref(self._answers), ctypes.byref(entry)))
 
     def release(self, offset: int) -> None:
         """Nothing looks at a message of the server any more. Never blocks, wakes nobody."""
-        if self._push_now(_Entry(K_RELEASE, 0, 0, offset, 0)) <= 0:
+        if self._push_now(Entry(K_RELEASE, 0, 0, offset, 0)) <= 0:
             self._unsaid.append(offset)
 
-    def _push(self, entry: _Entry) -> int:
+    def _push(self, entry: Entry) -> int:
         """Pushes, waiting for room, and where the server sleeps rings. Returns how many entries were pushed, ever."""
         while self._unsaid:
             try:
                 offset = self._unsaid.pop()
             except IndexError:  # another thread was faster
                 break
-            if self._push_now(_Entry(K_RELEASE, 0, 0, offset, 0)) <= 0:
+            if self._push_now(Entry(K_RELEASE, 0, 0, offset, 0)) <= 0:
                 self._unsaid.append(offset)
                 break
         while True:
@@ -444,7 +270,7 @@ class PlainEnd:
 
     def post(self, kind: int, id: int, length: int = 0) -> None:
         """Pushes a descriptor without a message."""
-        self._push(_Entry(kind, 0, id, 0, length))
+        self._push(Entry(kind, 0, id, 0, length))
 
     def _room(self, size: int) -> int:
         """An offset for a message of `size` bytes, -1 when there is no room for it. With the lock."""
@@ -462,7 +288,7 @@ class PlainEnd:
             if size_of is not None:
                 self._extents.give(offset, size_of)
 
-    def _send(self, kind: int, id: int, packer: _Packer) -> None:
+    def _send(self, kind: int, id: int, packer: Packer) -> None:
         own = len(packer.own)
         total = (own + ALIGN - 1) // ALIGN * ALIGN + packer.data
         keep = any(len(piece) > KEEP_ABOVE for piece in packer.pieces)
@@ -477,19 +303,19 @@ class PlainEnd:
         if offset < 0:
             fd = sealed_memory(total)
             try:
-                packer.copy(_Memory(fd, total).array)
+                packer.copy(Memory(fd, total).array)
                 self.links.send_segment(fd, number, total)
             finally:
                 os.close(fd)
-            self._push(_Entry(kind, own, id, TOP | number, total))
+            self._push(Entry(kind, own, id, TOP | number, total))
             return
         packer.copy(self.memory.array[offset : offset + total])
         if keep:
             with self._lock:
                 self._lent[offset] = total
-            self._push(_Entry(kind, own, id, offset, total | TOP))
+            self._push(Entry(kind, own, id, offset, total | TOP))
         else:
-            pushed = self._push(_Entry(kind, own, id, offset, total))
+            pushed = self._push(Entry(kind, own, id, offset, total))
             with self._lock:
                 self._passing.append((pushed, offset, total))
 
@@ -508,8 +334,8 @@ class PlainEnd:
 
         `failed(text)` words the error of a response that cannot be sent; `given` is the batch's message.
         """
-        packer = _Packer()
-        packer.own += _TIMES.pack(began, made, executed, packed)
+        packer = Packer()
+        packer.own += TIMES.pack(began, made, executed, packed)
         packer.u32(0)
         packer.u32(len(answers))
         for answer in answers:
@@ -530,15 +356,15 @@ class PlainEnd:
 
     def failure(self, number: int, began: int, made: int, executed: int, packed: int, text: str) -> None:
         """Sends that a whole batch failed."""
-        packer = _Packer()
-        packer.own += _TIMES.pack(began, made, executed, packed)
+        packer = Packer()
+        packer.own += TIMES.pack(began, made, executed, packed)
         packer.u32(1)
         packer.text(text)
         self._send(K_RESULT, number, packer)
 
     def respond(self, id: int, response: Any, names: Any, final: bool, size: int) -> None:
         """Sends a response of a sender. Raises what a tensor that cannot be sent raises."""
-        packer = _Packer()
+        packer = Packer()
         packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
         packer.u64(size)
         if response is not None:
@@ -547,7 +373,7 @@ class PlainEnd:
 
     def call(self, key: int, request: Any, decoupled: bool, blocking: bool, parent: Any, batch: int) -> None:
         """Sends a request to another model."""
-        packer = _Packer()
+        packer = Packer()
         id = request._correlation_id
         flags = request._flags & (START | END)
         flags |= TEXT_ID if isinstance(id, str) else 0
@@ -575,7 +401,7 @@ class PlainEnd:
         self._send(K_CALL, key, packer)
 
     @staticmethod
-    def _pack_response(packer: _Packer, response: Any, names: Any) -> None:
+    def _pack_response(packer: Packer, response: Any, names: Any) -> None:
         parameters = json.dumps(response._parameters) if response._parameters else ""
         error = response._error
         if error is not None:

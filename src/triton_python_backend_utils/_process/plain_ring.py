@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from . import plain_end
+from . import plain_end, plain_messages
 from .ring_child import RingChild, make_back
 
 
 class PlainRingChild(RingChild):
     """The process of a model with an interpreter of its own."""
 
-    ends = plain_end
+    ends = plain_messages
 
     def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
         return plain_end.PlainEnd(

@@ -15,9 +15,10 @@ import triton_python_backend_utils as utils
 from neptrio.backends.python import examine, limits, template
 from neptrio.backends.python.convert import Reader
 from neptrio.backends.python.environment import cache_directory, environment_python
-from neptrio.backends.python.instance import OWN_FILES, InProcessInstance, ModelRunner
+from neptrio.backends.python.instance import InProcessInstance
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated import auto_complete as isolated_auto_complete
+from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
 from neptrio.backends.python.ring_instance import PLAIN_LIBRARY, SUPPORTED, RingInstance
 from neptrio.backends.python.source import ModelSource
 from neptrio.backends.python.template import ModelTemplate, Template

@@ -28,8 +28,9 @@ from typing import Any
 
 from neptrio.backends.python.bls import OnLoop
 from neptrio.backends.python.convert import CODES, known, wanted_names
-from neptrio.backends.python.instance import ASYNC_CAPACITY, Post, Reschedule, dropped
+from neptrio.backends.python.instance import ASYNC_CAPACITY
 from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
+from neptrio.backends.python.model_runner import Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.errors import Code, Internal, Reason, TritonError
 from neptrio.execution.backend import Abandonment, BackendInstance

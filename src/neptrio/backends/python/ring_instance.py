@@ -22,9 +22,9 @@ from typing import Any
 
 from neptrio.backends.python.bls import Call, OnLoop
 from neptrio.backends.python.convert import NUMBERS
-from neptrio.backends.python.instance import Post, Reschedule, dropped
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated_host import IsolatedCall
+from neptrio.backends.python.model_runner import Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_sender import Layout
 from neptrio.backends.python.ring_server import ServerEnd
