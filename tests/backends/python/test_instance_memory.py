@@ -1,0 +1,44 @@
+"""What a further instance of a small model costs: forked from a template, it shares what that has imported."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as httpclient
+
+from tests.backends.python.models import config, python_model
+from tests.support.sanitizer import no_memory_figures
+from tests.support.server import ServerProcess
+
+COUNT = 6
+DOUBLE = """
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy() * 2)])
+            for request in requests
+        ]
+"""
+
+
+@no_memory_figures
+def test_an_instance_of_a_small_model_has_under_12_mb_of_its_own(tmp_path: Path) -> None:
+    python_model(tmp_path, "small", DOUBLE, config() + f" instance_group {{ count: {COUNT} kind: KIND_CPU }}")
+    with ServerProcess(tmp_path) as server:
+        with httpclient.InferenceServerClient(server.http, concurrency=COUNT) as client:
+            tensor = httpclient.InferInput("IN", [4], "FP32")
+            tensor.set_data_from_numpy(np.ones(4, np.float32))
+            for answer in [client.async_infer("small", [tensor]) for _ in range(10 * COUNT)]:
+                assert answer.get_result().as_numpy("OUT").tolist() == [2] * 4
+        with urllib.request.urlopen(f"http://{server.http}/v2/models/small/stats?live=true") as answer:
+            rows = json.loads(answer.read())["model_stats"][0]["processes"]
+        assert len({row["pid"] for row in rows}) == COUNT
+        for row in rows:
+            kinds = Path(f"/proc/{row['pid']}/smaps_rollup").read_text().splitlines()
+            private = sum(int(kind.split()[1]) << 10 for kind in kinds if kind.startswith("Private_"))
+            assert 0 < private < 12_000_000
