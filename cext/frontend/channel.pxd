@@ -1,6 +1,6 @@
 # One end of the way between the engine and a front end: two rings, and an area of memory on each side.
 #   The Segment belongs to whoever holds a reference: the Channel, and every Lease and BodyMemory in it.
-#   `lent` and `small` own the memory of messages that the other side still looks at.
+#   `lent` (until RETURN) and `small` own the memory of messages that the other side still looks at.
 #   `owner` (a private copy of a small message, or a Lease) keeps the tensors of the message that is read.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -9,6 +9,11 @@ from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.message cimport MessageReader
 from neptrio.rings.packet cimport Packer
 from neptrio.rings.ring cimport Entry, RingEnd, Segment
+
+cdef struct Small:
+    uint64_t behind      # our index of the ring behind its descriptor
+    uint64_t offset
+    uint64_t size
 
 cdef class Channel(MessageReader):
     cdef Segment segment
@@ -19,7 +24,9 @@ cdef class Channel(MessageReader):
     cdef uint64_t other_end
     cdef Packer packer
     cdef dict lent                   # offset -> BodyMemory, until RETURN
-    cdef object small                # deque of (our index of the ring behind it, BodyMemory)
+    cdef Small* small                # a circle of SMALL: messages whose memory is free once the other side is past them
+    cdef uint64_t small_first        # where in it the oldest is, and how many there are
+    cdef uint64_t small_count
     cdef object outbox               # deque of (kind, size, id, offset, length, Packer or None), in order
     cdef object returns              # deque of offsets whose RETURN found the ring full
     cdef object bell                 # called where the other side sleeps
@@ -30,7 +37,7 @@ cdef class Channel(MessageReader):
     cdef readonly uint64_t sent
     # the message that is read
     cdef bint private                # nobody else can change its tensors
-    cdef int send(self, uint32_t kind, uint64_t id) except -1
+    cdef int send(self, uint32_t kind, uint64_t id, list tensors) except -1
     cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1
     cdef bint place(self, Entry* entry, Packer packer) except -1
     cdef bint push(self, const Entry* entry) except -1

@@ -21,6 +21,7 @@ Rules:
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 
 from neptrio.frontend.kinds cimport HERE, KEEP_ABOVE, REGION, RETURN
 from neptrio.request.infer_request cimport DT_BYTES, Tensor
@@ -46,6 +47,8 @@ from neptrio.rings.message import Violation
 
 cdef enum:
     ENTRIES = 4096           # of each ring
+    SMALL = 8192             # more than ENTRIES
+    REAP_ABOVE = 32          # messages that the other side may have taken before their memory is looked after
     AT_ONCE = 256            # descriptors taken before other events have their turn
 
 class Layout:
@@ -80,6 +83,14 @@ cdef class Lease:
 cdef class Channel(MessageReader):
     """See the module's text. `bell()` wakes the other side, `late()` asks for look() to be called soon."""
 
+    def __cinit__(self):
+        self.small = <Small*>malloc(SMALL * sizeof(Small))
+        if self.small == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.small)
+
     def __init__(self, Segment segment not None, layout, bint engine, bell, late):
         self.segment = segment
         self.out.base = segment.base + <size_t>(layout.to_front if engine else layout.to_engine)
@@ -90,7 +101,6 @@ cdef class Channel(MessageReader):
         self.other_end = self.other + <uint64_t>layout.area
         self.packer = Packer()
         self.lent = {}
-        self.small = deque()
         self.outbox = deque()
         self.returns = deque()
         self.bell = bell
@@ -99,8 +109,8 @@ cdef class Channel(MessageReader):
 
     # ------------------------------------------------------------ out
 
-    cdef int send(self, uint32_t kind, uint64_t id) except -1:
-        """Sends what the packer holds. Raises Overloaded where it can never fit."""
+    cdef int send(self, uint32_t kind, uint64_t id, list tensors) except -1:
+        """Sends what the packer holds, `tensors` behind it. Raises Overloaded where it can never fit."""
         cdef Entry entry
         cdef Packer packer = self.packer
         if self.closed:
@@ -114,6 +124,7 @@ cdef class Channel(MessageReader):
                 f"{entry.length} bytes do not fit into the memory between the engine and a front end, which has "
                 f"{self.area.size}")
         if self.outbox or not self.place(&entry, packer):
+            packer.held = list(tensors)
             self.packer = Packer()
             return self.wait(&entry, packer)
         packer.reset()
@@ -138,18 +149,31 @@ cdef class Channel(MessageReader):
     cdef bint place(self, Entry* entry, Packer packer) except -1:
         """Copies a message into this side's area; False when there is no room now."""
         cdef BodyMemory memory
-        if self.small:
+        cdef int64_t offset
+        if self.small_count >= REAP_ABOVE:
             self.reap()
-        memory = self.area.take(entry.length)
-        if memory is None:
-            return False
-        entry.offset = memory.block.offset
+        if entry.length <= KEEP_ABOVE:
+            offset = self.area.slab.take(entry.length)
+            if offset < 0 and self.small_count:
+                self.reap()
+                offset = self.area.slab.take(entry.length)
+            if offset < 0:
+                return False
+            entry.offset = <uint64_t>offset
+        else:
+            if self.small_count:
+                self.reap()
+            memory = self.area.take(entry.length)
+            if memory is None:
+                return False
+            entry.offset = memory.block.offset
+            self.lent[entry.offset] = memory
         packer.copy(self.segment.base + entry.offset)
-        self.lent[entry.offset] = memory
         return True
 
     cdef bint push(self, const Entry* entry) except -1:
         """False when the ring is full."""
+        cdef Small* kept
         cdef int done = ring_push(&self.out, entry)
         if done < 0:
             raise Violation("its index of a ring cannot be")
@@ -157,7 +181,11 @@ cdef class Channel(MessageReader):
             return False
         self.sent += 1
         if entry.size and entry.length <= KEEP_ABOVE:
-            self.small.append((self.out.own, self.lent.pop(entry.offset)))
+            if self.small_count == SMALL:
+                self.reap()  # makes room: the ring has fewer entries
+            kept = &self.small[(self.small_first + self.small_count) % SMALL]
+            kept.behind, kept.offset, kept.size = self.out.own, entry.offset, entry.length
+            self.small_count += 1
         if entry.kind != RETURN and ring_must_wake(&self.out):
             self.wakes += 1
             self.bell()
@@ -173,13 +201,16 @@ cdef class Channel(MessageReader):
         """Frees the memory of small messages whose descriptors the other side has taken, and so copied."""
         cdef uint64_t head = ring_head(&self.out)
         cdef uint64_t waiting = self.out.own - head
+        cdef Small* oldest
         if waiting > self.out.entries:
             raise Violation("its index of a ring cannot be")
-        small = self.small
-        while small:
-            if self.out.own - <uint64_t>small[0][0] < waiting:
+        while self.small_count:
+            oldest = &self.small[self.small_first]
+            if self.out.own - oldest.behind < waiting:
                 return 0
-            small.popleft()
+            self.small_first = (self.small_first + 1) % SMALL
+            self.small_count -= 1
+            self.area.give(oldest.offset, oldest.size)
         return 0
 
     def look(self) -> bool:
@@ -202,7 +233,7 @@ cdef class Channel(MessageReader):
             if not self.push(&entry):
                 return True
             outbox.popleft()
-        if self.small:
+        if self.small_count:
             self.reap()
         return False
 
@@ -280,13 +311,12 @@ cdef class Channel(MessageReader):
     # ------------------------------------------------------------ tensors
 
     cdef int pack_tensor(self, Tensor tensor) except -1:
-        """Packs a tensor whose bytes are to be copied behind the message."""
+        """Packs a tensor whose bytes are to be copied behind the message. Whoever calls send() holds it until then."""
         cdef Packer packer = self.packer
         pack_head(packer, tensor)
         packer.u32(HERE)
         packer.u64(packer.piece(tensor.ptr, <uint64_t>tensor.nbytes))
         packer.u64(<uint64_t>tensor.nbytes)
-        packer.held.append(tensor)
         return 0
 
     cdef Tensor tensor(self):
@@ -318,9 +348,18 @@ cdef class Channel(MessageReader):
 
     def close(self):
         """Nothing more is sent or taken; both areas stay for as long as somebody looks at them."""
+        cdef Small* kept
+        if self.closed:
+            return
         self.closed = True
         self.lent = {}
-        self.small.clear()
+        while self.small_count:
+            self.small_count -= 1
+            kept = &self.small[(self.small_first + self.small_count) % SMALL]
+            self.area.give(kept.offset, kept.size)
+        for kind, size, id, offset, length, packer in self.outbox:
+            if packer is None and size and length <= KEEP_ABOVE:  # has its memory, but no place in the ring
+                self.area.give(offset, length)
         self.outbox.clear()
         self.returns.clear()
         self.bell = self.late = None
@@ -328,6 +367,6 @@ cdef class Channel(MessageReader):
     def statistics(self) -> dict:
         """What is held, for tests and for looking at it."""
         return {
-            "lent": len(self.lent), "small": len(self.small), "waiting": len(self.outbox), "used": self.area.used,
+            "lent": len(self.lent), "small": self.small_count, "waiting": len(self.outbox), "used": self.area.used,
             "wakes": self.wakes, "sent": self.sent, "received": self.received,
         }

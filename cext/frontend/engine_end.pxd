@@ -1,5 +1,5 @@
 # The engine's end of the way to one front end.
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
@@ -24,5 +24,6 @@ cdef class EngineEnd(Channel):
     cdef Responder http
     cdef Responder grpc
     cdef int received_request(self, uint64_t id) except -1
+    cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1

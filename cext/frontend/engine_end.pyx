@@ -56,6 +56,7 @@ REASONS = list(Reason)
 cdef dict _CODE_NUMBERS = {code: number for number, code in enumerate(CODES)}
 cdef dict _REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 cdef object _dumps = json.dumps
+cdef list _NOTHING = []
 
 
 cdef class Open:
@@ -184,14 +185,14 @@ cdef class EngineEnd(Channel):
         self.answer(open_, request, response, True)
         return 0
 
-    def read_into(self, InferRequest request not None, uint32_t flags, Open open_ not None):
+    cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1:
         """Reads a request's message. Raises TritonError where it names what the engine does not have, Violation."""
         cdef uint32_t i, count
         cdef int64_t began, ended, now
         cdef RequestedOutput output
         cdef uint64_t number
-        request.model_name = read_text(&self.reader)
-        request.model_version = read_text(&self.reader)
+        request.model_name = self.name()
+        request.model_version = self.name()
         request.id = read_text(&self.reader)
         began = <int64_t>read_u64(&self.reader)
         ended = <int64_t>read_u64(&self.reader)
@@ -231,7 +232,7 @@ cdef class EngineEnd(Channel):
             for i in range(count):
                 if self.reader.bad:
                     break
-                output = RequestedOutput(read_text(&self.reader))
+                output = RequestedOutput(self.name())
                 output.class_count = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
                 if read_u32(&self.reader):
                     output.shm_region = read_text(&self.reader)
@@ -246,6 +247,7 @@ cdef class EngineEnd(Channel):
             if self.reader.bad:
                 break
             request.inputs.append(self.tensor())
+        return 0
 
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape):
         cdef str region = read_text(&self.reader)
@@ -341,7 +343,7 @@ cdef class EngineEnd(Channel):
         else:
             open_.unread += size
         try:
-            self.send(RESPONSE, open_.id)
+            self.send(RESPONSE, open_.id, response.outputs or _NOTHING)
         except TritonError as refused:
             if response.error is None:
                 made = InferResponse(None, refused)

@@ -204,7 +204,7 @@ cdef class FrontEnd(Channel):
         sent.id = self.number
         self.open[sent.id] = request
         try:
-            self.send(REQUEST, sent.id)
+            self.send(REQUEST, sent.id, request.inputs or [])
         except BaseException:
             del self.open[sent.id]
             raise
@@ -249,8 +249,8 @@ cdef class FrontEnd(Channel):
             raise Violation(f"a response to request {id}, which is not open")
         flags = read_u32(&self.reader)
         response = InferResponse.__new__(InferResponse)
-        response.model_name = read_text(&self.reader)
-        response.model_version = read_text(&self.reader)
+        response.model_name = self.name()
+        response.model_version = self.name()
         response.id = read_text(&self.reader)
         response.parameters = self.parameters()
         if flags & HEADERS:

@@ -9,6 +9,8 @@ cdef class BodyArea:
     cdef Slab slab
     cdef uint64_t first
     cdef uint64_t size
+    cdef int give(self, uint64_t offset, uint64_t size) except -1
+    cdef void trim(self, uint64_t offset, uint64_t size) noexcept
     cdef bint holds(self, const char* data, uint64_t size) noexcept nogil
 
 cdef class BodyMemory:

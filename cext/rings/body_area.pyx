@@ -60,6 +60,17 @@ cdef class BodyArea:
         made.block = block
         return made
 
+    cdef int give(self, uint64_t offset, uint64_t size) except -1:
+        """Takes memory back that was taken from `slab` without an object that holds it."""
+        self.trim(offset, size)
+        return self.slab.give(offset, size)
+
+    cdef void trim(self, uint64_t offset, uint64_t size) noexcept:
+        """Gives the pages of memory that nobody uses any more back to the system: rule 3."""
+        cdef uint64_t end = offset + size
+        if end > self.first + WARM:
+            give_pages_back(self.segment.base, max(offset, self.first + <uint64_t>WARM), end)
+
     cdef bint holds(self, const char* data, uint64_t size) noexcept nogil:
         """Whether these bytes lie in the area."""
         cdef uint64_t at = data - self.segment.base  # what lies before it becomes a very large number
@@ -79,12 +90,8 @@ cdef class BodyMemory:
         PyBuffer_FillInfo(buffer, self, self.area.segment.base + self.block.offset, self.block.size, False, flags)
 
     def __dealloc__(self):
-        cdef uint64_t end
         if self.block is not None:
-            end = self.block.offset + self.block.size
-            if end > self.area.first + WARM:
-                give_pages_back(
-                    self.area.segment.base, max(self.block.offset, self.area.first + <uint64_t>WARM), end)
+            self.area.trim(self.block.offset, self.block.size)
 
     def __len__(self):
         return self.block.size

@@ -13,9 +13,12 @@ cdef class MessageReader:
     cdef object owner                # keeps `data`; None: nobody may look there later
     cdef char* scratch
     cdef size_t scratch_room
+    cdef list names                  # texts that were read, by what their bytes add up to; None: nothing is kept there
+    cdef list heads                  # the same for heads of tensors
     cdef int copied_own(self, const char* base, uint64_t own) except -1
     cdef int finish(self) except -1
     cdef dict parameters(self)
     cdef Tensor head(self)
+    cdef str name(self)
 
 cdef int pack_head(Packer packer, Tensor tensor) except -1

@@ -71,13 +71,18 @@ cdef class Packer:
         cdef Py_ssize_t size
         cdef const char* data
         cdef bytes lone
+        cdef uint32_t n
         try:
             data = PyUnicode_AsUTF8AndSize(value, &size)
         except UnicodeEncodeError:  # half of a surrogate pair: who sends it on says what is wrong with it
             lone = value.encode("utf-8", "surrogatepass")
             data, size = PyBytes_AS_STRING(lone), PyBytes_GET_SIZE(lone)
-        self.u32(<uint32_t>size)
-        self.raw(data, size)
+        if self.room - self.used < <size_t>size + 4:
+            self.grow(<size_t>size + 4)
+        n = <uint32_t>size
+        memcpy(self.buffer + self.used, &n, 4)
+        memcpy(self.buffer + self.used + 4, data, size)
+        self.used += 4 + <size_t>size
         return 0
 
     cdef int patch_u32(self, size_t at, uint32_t value) except -1:
