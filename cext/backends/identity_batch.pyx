@@ -1,4 +1,5 @@
 """Batches of the identity backend, which execute without the GIL."""
+cimport cython
 from libc.stdint cimport int64_t
 from posix.time cimport nanosleep, timespec
 
@@ -13,6 +14,7 @@ cdef struct Delay:
     int64_t end
 
 
+@cython.freelist(16)
 cdef class DelayBatch(Batch):
     """A batch whose responses are known in advance; executing it takes `delay` nanoseconds."""
 
@@ -24,23 +26,47 @@ cdef class DelayBatch(Batch):
         return Batch.deliver(self)
 
 
-def identity(DelayBatch batch not None, list pairs, int64_t delay_ns):
-    """Makes the responses: for each of `pairs` [(input, output)] the output is the input's memory."""
-    cdef InferRequest request
-    cdef Tensor tensor
-    cdef Py_ssize_t i
+cdef class IdentityBuilder:
+    """Makes the responses of batches before they are executed: for each of `pairs` [(input, output)] the output is the
+    input's memory."""
+
+    cdef list inputs
     cdef list outputs
-    batch.delay.ns = delay_ns
-    batch.work.run = run_delay
-    for i in range(len(batch.requests)):
-        request = batch.requests[i]
-        outputs = []
-        for name, output in pairs:
-            for tensor in request.inputs:
-                if tensor.name == name:
-                    outputs.append(alias(tensor, output, tensor.shape))
-                    break
-        batch.responses[i] = InferResponse(outputs)
+    cdef int64_t delay_ns
+
+    def __init__(self, list pairs not None, int64_t delay_ns):
+        self.inputs = [name for name, _ in pairs]
+        self.outputs = [name for _, name in pairs]
+        self.delay_ns = delay_ns
+
+    def prepare(self, DelayBatch batch not None) -> Batch:
+        """BackendInstance.prepare()."""
+        cdef InferRequest request
+        cdef InferResponse response
+        cdef Tensor tensor
+        cdef Py_ssize_t i, k
+        cdef str name
+        cdef list outputs
+        batch.delay.ns = self.delay_ns
+        batch.work.run = run_delay
+        for i in range(len(batch.requests)):
+            request = batch.requests[i]
+            outputs = []
+            for k in range(len(self.inputs)):
+                name = self.inputs[k]
+                if k < len(request.inputs):  # most clients send them in the order of the configuration
+                    tensor = request.inputs[k]
+                    if tensor.name is name or tensor.name == name:
+                        outputs.append(alias(tensor, self.outputs[k], tensor.shape))
+                        continue
+                for tensor in request.inputs:
+                    if tensor.name == name:
+                        outputs.append(alias(tensor, self.outputs[k], tensor.shape))
+                        break
+            response = InferResponse.__new__(InferResponse)
+            response.outputs = outputs
+            batch.responses[i] = response
+        return batch
 
 
 cdef void run_delay(Work* work) noexcept nogil:

@@ -20,6 +20,10 @@ cdef class Batch(WorkItem):
     cdef public int64_t input_end
     cdef public int64_t output_start
     cdef public int64_t compute_end
+    cdef int set_up(self, ModelCore model, list requests, str close_reason, int64_t oldest_wait_ns) except -1
+
+cdef class Executor:
+    cpdef finished(self, Batch batch)
 
 cpdef hand_over(Responder responder, InferRequest request, InferResponse response, bint final)
 cpdef complete(InferRequest request, InferResponse response, bint final)

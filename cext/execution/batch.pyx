@@ -183,10 +183,22 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         leave(request, model)
 
 
+cdef class Executor:
+    """Who executes batches, as they see it (execution.instance_core)."""
+
+    cpdef finished(self, Batch batch):
+        """Called on the trio thread when a batch is back, before its requests are answered."""
+        raise NotImplementedError(f"{type(self).__name__}.finished")
+
+
 cdef class Batch(WorkItem):
     """Requests that are executed together. Subclasses replace `work.run` to execute without the GIL."""
 
     def __init__(self, ModelCore model, list requests, str close_reason="", int64_t oldest_wait_ns=0):
+        self.set_up(model, requests, close_reason, oldest_wait_ns)
+
+    cdef int set_up(self, ModelCore model, list requests, str close_reason, int64_t oldest_wait_ns) except -1:
+        """What __init__ does, for callers that make many."""
         cdef InferRequest r
         self.model = model
         self.requests = self.submitted = requests
@@ -197,6 +209,7 @@ cdef class Batch(WorkItem):
         self.close_reason = close_reason
         self.oldest_wait_ns = oldest_wait_ns
         self.count_execution = True
+        return 0
 
     cpdef object execute(self):
         """Runs the backend on the instance's thread; what it raises becomes the batch's error."""
@@ -233,7 +246,11 @@ cdef class Batch(WorkItem):
                 self.size, self.compute_start, self.input_end, self.output_start, self.compute_end
             )
             (<ModelCounters>self.model.counters).closed(self.close_reason, self.size, self.oldest_wait_ns)
-        self.instance.finished(self)
+        instance = self.instance
+        if isinstance(instance, Executor):
+            (<Executor>instance).finished(self)
+        else:
+            instance.finished(self)
         if self.error is not None:
             if self.error.reason is BACKEND:
                 log.error("%s", self.error, extra={"subject": self.model.name})

@@ -1,6 +1,6 @@
 # What every batch passes through between its scheduler and its instance. Trio thread only.
 from libc.stdint cimport int64_t
-from neptrio.execution.batch cimport Batch
+from neptrio.execution.batch cimport Batch, Executor
 from neptrio.loop.mailbox cimport Mailbox
 from neptrio.request.infer_request cimport InferRequest, ModelCore
 
@@ -14,7 +14,7 @@ cdef class PoolCore:
     cpdef nearest(self, found, InferRequest request)
     cpdef freed(self)
 
-cdef class InstanceCore:
+cdef class InstanceCore(Executor):
     cdef public str name
     cdef readonly object backend     # BackendInstance
     cdef readonly ModelCore model
@@ -32,8 +32,8 @@ cdef class InstanceCore:
     cdef readonly double mean_ns     # of native executions not marked off_loop (cext/execution/inline_policy)
     cdef bint native
     cdef object batch_type
+    cdef bint plain_batch            # batch_type has no __init__ of its own
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns)
     cpdef begin(self, Batch batch)
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns)
-    cpdef finished(self, Batch batch)
     cpdef answered(self)

@@ -7,13 +7,25 @@ execution.
 """
 from libc.stdint cimport int64_t
 
-from neptrio.execution.batch cimport Batch
+from neptrio.execution.batch cimport Batch, Executor
 from neptrio.request.device_memory cimport fetch_inputs, in_use
 from neptrio.loop.mailbox cimport CompletionQueue, Mailbox
 from neptrio.execution.inline_policy cimport INLINE_NS, mean_after
 from neptrio.request.infer_request cimport InferRequest, ModelCore, Tensor, now_ns
 
 from neptrio.errors import TritonError
+
+cdef extern from *:
+    """
+    /* what calling a type does, without __init__ */
+    #define NEPTRIO_NEW(type, nothing) (((PyTypeObject *)(type))->tp_new((PyTypeObject *)(type), (nothing), NULL))
+    """
+    object new_object "NEPTRIO_NEW"(object type, object nothing)
+
+cdef extern from "Python.h":
+    int PyList_SetSlice(object list, Py_ssize_t low, Py_ssize_t high, void* items) except -1
+
+cdef tuple _NOTHING = ()
 
 cdef enum:
     BRISK_NS = 5000000       # executions in Python with a shorter mean get up to BRISK_DEPTH batches in advance
@@ -50,8 +62,11 @@ cdef class PoolCore:
         if self.limiter is not None:
             return self._granted()
         for instance in self.instances:
-            backend = instance.backend
-            room = 1 if backend.blocked else limit + <int64_t>backend.capacity - 1
+            if instance.native:  # works on one batch at a time, and no model's code blocks it
+                room = limit
+            else:
+                backend = instance.backend
+                room = 1 if backend.blocked else limit + <int64_t>backend.capacity - 1
             if instance.outstanding < room and (best is None or instance.outstanding < best.outstanding):
                 best = instance
                 if best.outstanding == 0:
@@ -111,7 +126,7 @@ cdef class PoolCore:
             self.on_free()
 
 
-cdef class InstanceCore:
+cdef class InstanceCore(Executor):
     """One instance, as schedulers and batches see it."""
 
     def __init__(self, str name, ModelCore model, backend, CompletionQueue completions, PoolCore pool):
@@ -122,6 +137,7 @@ cdef class InstanceCore:
         self.under_way = []
         self.native = backend.native
         self.batch_type = backend.batch_type
+        self.plain_batch = self.batch_type.__init__ is Batch.__init__
         self.mean_ns = backend.expected_ns if self.native else float("inf")
         self.busy_ns = float("inf") if self.native else 2 * BRISK_NS
         self.mailbox = Mailbox(completions)
@@ -157,7 +173,12 @@ cdef class InstanceCore:
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns):
         """A batch made and prepared from `requests`; when that fails, the batch's error says why."""
         cdef InferRequest request
-        cdef Batch batch = self.batch_type(self.model, requests, close_reason, oldest_wait_ns)
+        cdef Batch batch
+        if self.plain_batch:
+            batch = <Batch>new_object(self.batch_type, _NOTHING)
+            batch.set_up(self.model, requests, close_reason, oldest_wait_ns)
+        else:
+            batch = self.batch_type(self.model, requests, close_reason, oldest_wait_ns)
         batch.instance = self
         try:
             if in_use() and (self.native or self.backend.overlapping) and not self.backend.takes_device_memory:
@@ -179,7 +200,10 @@ cdef class InstanceCore:
         """Called on the trio thread when a batch is back, before its requests are answered."""
         cdef int64_t took
         self.outstanding -= 1
-        self.under_way.remove(batch)
+        if self.under_way[0] is batch:  # nearly always, and found without comparing
+            PyList_SetSlice(self.under_way, 0, 1, NULL)
+        else:
+            self.under_way.remove(batch)
         self.executions += 1
         if self.native:
             # batches known to be slow (large shapes, cext/backends/onnx/builder) say nothing about the others

@@ -10,6 +10,7 @@ cdef class Open:
 
     cdef EngineEnd end
     cdef uint64_t id
+    cdef object key                  # the same as an object
     cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
     cdef object when_room            # called when there is room again; None: nobody waits
     cdef object client               # what limits of client addresses count it as; None: nothing

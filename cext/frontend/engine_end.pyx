@@ -153,11 +153,13 @@ cdef class EngineEnd(Channel):
         cdef InferRequest request
         cdef Open open_
         cdef uint32_t flags = read_u32(&self.reader)
-        if id in self.open or len(self.open) >= MOST_OPEN:
+        cdef object key = id
+        if key in self.open or len(self.open) >= MOST_OPEN:
             raise Violation(f"a request with the number {id}, which is taken, or one too many")
         open_ = Open.__new__(Open)
         open_.end = self
         open_.id = id
+        open_.key = key
         error = None
         request = InferRequest.__new__(InferRequest)
         request.context = open_
@@ -169,7 +171,7 @@ cdef class EngineEnd(Channel):
                 self.admission.find(request, GRPC_ONE_RESPONSE if flags & ONE_RESPONSE else None)
             if not self.admission.tracer.tracing:
                 request.timestamps[<int>RECV_START] = request.timestamps[<int>RECV_END] = 0
-            self.open[id] = request
+            self.open[key] = request
             self.admission.submit(request)
             return 0
         except TritonError as found:
@@ -316,10 +318,13 @@ cdef class EngineEnd(Channel):
             flags |= ERROR
         packer.reset()
         packer.u32(flags)
-        packer.text(response.model_name or "")
-        packer.text(response.model_version or "")
-        packer.text(response.id or "")
-        packer.text(_dumps(response.parameters) if response.parameters else "")
+        packer.text(response.model_name if response.model_name is not None else "")
+        packer.text(response.model_version if response.model_version is not None else "")
+        packer.text(response.id if response.id is not None else "")
+        if response.parameters:
+            packer.text(_dumps(response.parameters))
+        else:
+            packer.u32(0)
         if flags & HEADERS:
             packer.text(_dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in headers]))
         if flags & TOLD:
@@ -336,7 +341,7 @@ cdef class EngineEnd(Channel):
             for tensor in response.outputs or ():
                 self.pack_tensor(tensor)
         if final:
-            self.open.pop(open_.id, None)
+            self.open.pop(open_.key, None)
             if open_.client is not None:
                 self.host.leave(open_.client)
                 open_.client = None

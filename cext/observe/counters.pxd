@@ -25,7 +25,8 @@ cdef class ResponseCounters:
     cdef dict snapshot(self)
 
 cdef class CloseCounters:
-    cdef readonly dict sizes         # batch size -> executions
+    cdef uint64_t[64] few            # executions of batches of this size
+    cdef dict many                   # size -> executions, of larger ones
     cdef readonly uint64_t count
     cdef readonly uint64_t size_sum
     cdef readonly uint64_t oldest_wait_ns
@@ -52,6 +53,9 @@ cdef class ModelCounters:
     cdef readonly int64_t failed         # an ensemble's failed request counts once
     cdef readonly int64_t cancelled
     cdef readonly dict closings          # close reason -> CloseCounters
+    cdef str last_reason                 # of the batch before, with its counters: most batches are like it
+    cdef CloseCounters last_closing
+    cdef BatchCounters last_size
     cdef readonly Histogram request_histogram
     cdef readonly Histogram queue_histogram
     cdef readonly Histogram input_histogram

@@ -42,6 +42,9 @@ from bisect import bisect_left
 
 from neptrio.errors import Cancelled, Reason
 
+cdef enum:
+    FEW = 64     # as long as CloseCounters.few
+
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 # Responses of one request with a higher index share the last key: a model that streams without end must not make its
 # statistics grow without end.
@@ -87,7 +90,14 @@ cdef class CloseCounters:
     """The batches that were closed for one reason: their sizes, and how long the oldest request of each waited."""
 
     def __cinit__(self):
-        self.sizes = {}
+        self.many = {}
+
+    @property
+    def sizes(self) -> dict:
+        """Batch size -> executions."""
+        found = {size: self.few[size] for size in range(FEW) if self.few[size]}
+        found.update(self.many)
+        return found
 
 
 class BoundedHistogram:
@@ -246,12 +256,15 @@ cdef class ModelCounters:
 
     cdef int executed(self, uint64_t batch_size, int64_t start, int64_t input_end,
                       int64_t output_start, int64_t end) except -1:
-        cdef BatchCounters b = self.batches.get(batch_size)
+        cdef BatchCounters b = self.last_size
         cdef timespec ts
-        if b is None:
-            b = BatchCounters.__new__(BatchCounters)
-            b.batch_size = batch_size
-            self.batches[batch_size] = b
+        if b is None or b.batch_size != batch_size:
+            b = self.batches.get(batch_size)
+            if b is None:
+                b = BatchCounters.__new__(BatchCounters)
+                b.batch_size = batch_size
+                self.batches[batch_size] = b
+            self.last_size = b
         add(&b.compute_input, input_end - start)
         add(&b.compute_infer, output_start - input_end)
         add(&b.compute_output, end - output_start)
@@ -261,14 +274,20 @@ cdef class ModelCounters:
         return 0
 
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1:
-        cdef CloseCounters c = self.closings.get(reason)
-        if c is None:
-            c = self.closings[reason] = CloseCounters()
+        cdef CloseCounters c = self.last_closing
+        if c is None or reason is not self.last_reason:
+            c = self.closings.get(reason)
+            if c is None:
+                c = self.closings[reason] = CloseCounters()
+            self.last_reason, self.last_closing = reason, c
         c.count += 1
         c.size_sum += batch_size
         if oldest_wait_ns > 0:
             c.oldest_wait_ns += oldest_wait_ns
-        c.sizes[batch_size] = c.sizes.get(batch_size, 0) + 1
+        if batch_size < FEW:
+            c.few[batch_size] += 1
+        else:
+            c.many[batch_size] = c.many.get(batch_size, 0) + 1
         return 0
 
     cpdef cache_missed(self, InferRequest request):

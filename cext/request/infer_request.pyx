@@ -57,6 +57,7 @@ def jump_clock(int64_t ns) -> int:
     return ADD_AHEAD(ns)
 
 
+@cython.freelist(256)
 @cython.no_gc_clear  # clearing would drop view.obj without releasing the buffer it exported
 cdef class Tensor:
     """A named, typed, row-major tensor over memory that it keeps alive.

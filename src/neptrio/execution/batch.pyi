@@ -6,6 +6,9 @@ from neptrio.errors import TritonError
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Responder
 
+class Executor:
+    def finished(self, batch: Batch) -> Any: ...
+
 class Batch(WorkItem):
     model: ModelCore
     requests: list[InferRequest]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio.execution.backend import BackendInstance
-from neptrio.execution.batch import Batch
+from neptrio.execution.batch import Batch, Executor
 from neptrio.execution.rate_limiter import Claim, RateLimiter
 from neptrio.loop.mailbox import CompletionQueue, Mailbox
 from neptrio.request.infer_request import InferRequest, ModelCore
@@ -22,7 +22,7 @@ class PoolCore:
     def promised(self) -> Any: ...
     def freed(self) -> None: ...
 
-class InstanceCore:
+class InstanceCore(Executor):
     name: str
     @property
     def backend(self) -> BackendInstance: ...
