@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from neptrio.errors import Overloaded
-from neptrio.request.infer_request import InferResponse, RequestedOutput, Tensor
+from neptrio.errors import InvalidArgument, Overloaded
+from neptrio.execution.admission import Admission
+from neptrio.observe.trace_sampler import Sampler
+from neptrio.request.infer_request import DataType, InferRequest, InferResponse, RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings.message import Violation
 from tests.support.fronts import FrontPair
@@ -218,3 +220,94 @@ def test_unknown_descriptors_are_violations(pair: FrontPair, kind: int) -> None:
     pair.shared.write(pair.layout.to_engine, (1).to_bytes(8, "little"))
     with pytest.raises(Violation):
         pair.engine.drain()
+
+
+def test_names_that_resemble_each_other_are_told_apart(pair: FrontPair) -> None:
+    # names are kept by the engine's end for the next message: it must not take one for another
+    names = [
+        "a",
+        "ab",
+        "abc",
+        "",
+        "é",
+        "e",
+        "abcdefgh",
+        "abcdefghi",
+        "x" * 64,
+        "x" * 65,
+        "abcdefgh\0",
+        "\ud800",
+    ]
+    names += [f"m{number}" for number in range(200)]
+    for name in names * 2:
+        pair.request(model=name)
+    pair.turn()
+    found = [str(response.error) for response, _ in pair.answers.got]
+    assert found == [f"Request for unknown model: '{name}' is not found" for name in names * 2]
+
+
+def test_tensors_that_resemble_each_other_are_told_apart(pair: FrontPair) -> None:
+    made = [
+        Tensor(name, dtype, shape, b"\0" * nbytes)
+        for name in ("IN", "INP", "I", "", "IN" * 40)
+        for dtype in (DataType.DT_INT32, DataType.DT_UINT32, DataType.DT_INVALID)
+        for shape, nbytes in (((3,), 12), ((3, 1), 12), ((4,), 12), ((), 4), ((1,) * 9, 4), ((0,), 0))
+    ]
+    expected = []
+    for tensor in made * 2:
+        direct = InferRequest()
+        direct.model_name, direct.inputs = "echo", [tensor]
+        direct.responder = pair.answers
+        admission = Admission(pair.directory, Sampler())
+        admission.find(direct, None)
+        try:
+            admission.submit(direct)
+            expected.append("accepted")
+        except InvalidArgument as error:
+            expected.append(str(error))
+    pair.directory.scheduler.answer()
+    pair.answers.got.clear()
+    for tensor in made * 2:
+        pair.request(tensor)
+        pair.turn()
+        pair.directory.scheduler.answer()
+        pair.turn()
+    found = ["accepted" if not response.error else str(response.error) for response, _ in pair.answers.got]
+    assert found == expected
+    assert len(set(expected)) > 8 and "accepted" in expected
+
+
+def test_memory_of_small_messages_goes_round(pair: FrontPair) -> None:
+    count = 0
+    for burst in (
+        1,
+        31,
+        33,
+        700,
+        2000,
+        64,
+    ) * 4:  # more in all than the ring and what is kept of it have places
+        for number in range(burst):
+            pair.request(from_numpy("IN", SMALL + number))
+        pair.turn()
+        pair.directory.scheduler.answer()
+        pair.turn()
+        for number, (response, _) in enumerate(pair.answers.got):
+            assert response.outputs is not None
+            np.testing.assert_array_equal(to_numpy(response.outputs[0]), SMALL + number)
+        count += len(pair.answers.got)
+        pair.answers.got.clear()
+    assert count == 4 * (1 + 31 + 33 + 700 + 2000 + 64)
+    for end in (pair.engine, pair.front):
+        while end.look():
+            pair.turn()
+        found = end.statistics()
+        assert (found["used"], found["small"], found["waiting"]) == (0, 0, 0)
+
+
+def test_a_way_that_is_closed_keeps_no_memory(pair: FrontPair) -> None:
+    for number in range(5000):  # more than the ring takes
+        pair.request(from_numpy("IN", SMALL + number))
+    assert pair.front.statistics()["waiting"] > 0
+    pair.front.close()
+    assert pair.front.statistics()["used"] == 0

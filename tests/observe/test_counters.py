@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from neptrio.errors import Cancelled, Code, Reason, TritonError
-from neptrio.execution.batch import accept, complete, refuse
+from neptrio.execution.batch import Batch, accept, complete, refuse
 from neptrio.observe.counters import MAX_RESPONSE_KEYS, BoundedHistogram, ModelCounters
 from neptrio.request.infer_request import (
     InferRequest,
@@ -331,3 +332,24 @@ def test_a_responder_that_raises_fails_its_own_request_only(deaf: bool) -> None:
     if not deaf:
         assert refusing.got[0].error.code is Code.INTERNAL
         assert "no room" in str(refusing.got[0].error)
+
+
+def test_batches_are_counted_by_reason_and_size() -> None:
+    model = ModelCore("m", "1")
+    model.counters = counters = ModelCounters()
+    instance = SimpleNamespace(finished=lambda batch: None)
+    sent = [("full", 8), ("full", 8), ("delay", 1), ("full", 63), ("full", 64), ("full", 64), ("delay", 300)]
+    for reason, size in sent:
+        batch = Batch(model, [], reason, 5)
+        batch.size, batch.instance = size, instance
+        batch.deliver()
+    assert {reason: closing.sizes for reason, closing in counters.closings.items()} == {
+        "full": {8: 2, 63: 1, 64: 2},
+        "delay": {1: 1, 300: 1},
+    }
+    assert [(c.count, c.size_sum, c.oldest_wait_ns) for c in counters.closings.values()] == [
+        (5, 207, 25),
+        (2, 301, 10),
+    ]
+    found = {each["batch_size"]: each["compute_infer"]["count"] for each in stats(model)["batch_stats"]}
+    assert found == {1: 1, 8: 2, 63: 1, 64: 2, 300: 1}
