@@ -44,6 +44,12 @@ NUMBERS = [
     "resets",
     "violations",
     "allocations",
+    "trims",
+    "cooperative",
+    "clusters",
+    "pinned_bytes",
+    "queries",
+    "elapsed",
 ]
 SETTINGS = [
     "fail_allocation",
@@ -58,6 +64,13 @@ SETTINGS = [
     "kernel_ns",
     "htod_ns",
     "dtoh_ns",
+    "hang_kernel",
+    "main_thread",
+    "registers",
+    "pin_ns",
+    "pin_limit",
+    "fail_times",
+    "no_peers",
 ]
 INDEX = {name: i for i, name in enumerate(NUMBERS)} | {name: 40 + i for i, name in enumerate(SETTINGS)}
 LAZY, EAGER = 0, 1  # values of `mode`; a greater one runs work in random order with that seed
@@ -142,5 +155,8 @@ class FakeGpu:
         violations = self["violations"]
         self._memory.close()
         os.unlink(self._path)
+        told = Path(f"{self._path}.violations")
+        text = told.read_text() if told.exists() else ""
+        told.unlink(missing_ok=True)
         if kind is None:
-            assert violations == 0, f"{violations} violations of CUDA's rules, see the output"
+            assert violations == 0, f"{violations} violations of CUDA's rules:\n{text}"

@@ -23,12 +23,13 @@ u64, size = ctypes.c_uint64, ctypes.c_size_t
 for line in sys.stdin:
     verb, *rest = json.loads(line)
     if verb == "allocate":
-        device, n = rest
+        device, n, at = rest
         context = ctypes.c_void_p()
         call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         call("cuCtxSetCurrent", context)
         address, handle = u64(), ctypes.create_string_buffer(64)
         call("cuMemAlloc", ctypes.byref(address), size(n))
+        address = u64(address.value + at)  # a part of it
         call("cuIpcGetMemHandle", handle, address)
         answer = [address.value, handle.raw.hex()]
     elif verb == "write":
@@ -65,9 +66,9 @@ class GpuClient:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
-    def region(self, device: int, size: int) -> tuple[int, bytes]:
-        """(address in the client, raw handle) of new device memory."""
-        address, handle = self._ask("allocate", device, size)
+    def region(self, device: int, size: int, at: int = 0) -> tuple[int, bytes]:
+        """(address in the client, raw handle) of new device memory, from byte `at` on."""
+        address, handle = self._ask("allocate", device, size, at)
         return address, bytes.fromhex(handle)
 
     def write(self, address: int, data: bytes) -> None:

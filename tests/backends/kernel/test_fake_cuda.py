@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,7 @@ def read(at):
 
 
 def run(gpu: FakeGpu, code: str) -> subprocess.CompletedProcess[str]:
+    gpu["main_thread"] = 1  # of these scripts
     return subprocess.run(
         [sys.executable, "-c", HEAD + code], env=gpu.env, capture_output=True, text=True, check=False
     )
@@ -104,7 +106,7 @@ def test_what_cuda_forbids_is_a_violation(code: str) -> None:
         gpu["violations"] = 0
 
 
-def test_a_context_stays_broken_until_it_is_reset() -> None:
+def test_a_context_stays_broken_until_the_process_ends() -> None:
     code = """
 pool = d.CUmemPoolProps()
 pool.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -113,14 +115,95 @@ x = call(d.cuMemAllocFromPoolAsync(4, pool, a))
 call(d.cuMemFreeAsync(x, a))
 call(d.cuMemcpyHtoDAsync(x, pinned(1), 4, b))
 print(d.cuStreamSynchronize(a)[0].name, d.cuStreamSynchronize(b)[0].name, d.cuMemAlloc(4)[0].name)
-call(d.cuDevicePrimaryCtxReset(gpu))
-memory()
+print(d.cuDevicePrimaryCtxReset(gpu)[0].name, d.cuMemAlloc(4)[0].name)
+d.cuDevicePrimaryCtxRelease(gpu)
+print(d.cuDevicePrimaryCtxRetain(gpu)[0].name)
 """
     with FakeGpu() as gpu:
         done = run(gpu, code)
         bad = "CUDA_ERROR_ILLEGAL_ADDRESS"
-        assert done.stdout == f"CUDA_SUCCESS {bad} {bad}\n", done.stderr
-        assert gpu["resets"] == 1
+        assert done.stdout == f"CUDA_SUCCESS {bad} {bad}\n{bad} {bad}\n{bad}\n", done.stderr
+        assert gpu["resets"] == 1 and "other libraries use it too" in done.stderr
+        assert gpu["violations"] == 1
+        gpu["violations"] = 0
+
+
+HUNG = """
+import os, threading
+event, other = call(d.cuEventCreate(0)), call(d.cuEventCreate(0))
+from tests.support.fake_cuda.site.fake_nvrtc import code_for
+from pathlib import Path
+module = call(d.cuModuleLoadData(code_for(Path(PATH))))
+kernel = call(d.cuModuleGetFunction(module, b"spin"))
+call(d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, a, 0, 0))
+call(d.cuEventRecord(event, a))
+call(d.cuEventRecord(other, b))
+print({d.cuEventQuery(event)[0].name for _ in range(50)}, d.cuStreamQuery(a)[0].name)
+call(d.cuStreamSynchronize(b))
+def wait():
+    call(d.cuCtxSetCurrent(context))
+    d.cuCtxSynchronize()
+waiting = threading.Thread(target=wait, daemon=True)
+waiting.start()
+while waiting.is_alive() and "waits for a kernel that hangs" not in open(LOG).read():
+    pass
+print(waiting.is_alive(), flush=True)
+os._exit(0)
+"""
+
+
+def test_who_waits_for_a_kernel_that_hangs_waits_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "model.cu").write_text('extern "C" __global__ void spin() { }')
+    log = tmp_path / "log"
+    code = HUNG.replace("PATH", repr(str(tmp_path / "model.cu"))).replace("LOG", repr(str(log)))
+    with FakeGpu(hang_kernel=1, main_thread=1) as gpu, log.open("w") as errors:
+        done = subprocess.run(
+            [sys.executable, "-c", HEAD + code], env=gpu.env, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert (done.returncode, done.stdout) == (
+            0,
+            "{'CUDA_ERROR_NOT_READY'} CUDA_ERROR_NOT_READY\nTrue\n",
+        )
+        assert gpu["violations"] == 1
+        gpu["violations"] = 0
+
+
+@pytest.mark.parametrize("flags, value", [(0, "7"), (1, "-842150451")], ids=["blocking", "non-blocking"])
+def test_the_legacy_stream_waits_for_blocking_streams_only(flags: int, value: str) -> None:
+    """-842150451 is 0xCDCDCDCD: what new memory holds."""
+    code = f"""
+ours, x, y = call(d.cuStreamCreate({flags})), memory(), pinned(0)
+call(d.cuMemcpyHtoDAsync(x, pinned(7), 4, ours))
+call(d.cuMemsetD8Async(memory(), 0, 4, 1))
+call(d.cuStreamSynchronize(1))
+call(d.cuMemcpyDtoHAsync(y, x, 4, a))
+call(d.cuStreamSynchronize(a))
+print(read(y))
+"""
+    with FakeGpu() as gpu:
+        done = run(gpu, code)
+        assert done.stdout == f"{value}\n", done.stderr
+
+
+def test_the_gil_and_the_first_thread_are_watched() -> None:
+    code = """
+import sys, threading
+PyDLL = ctypes.PyDLL("libcuda.so.1")
+other = threading.Thread(target=lambda: PyDLL.cuCtxPushCurrent(ctypes.c_void_p(int(context))))
+other.start(); other.join()
+"""
+    with FakeGpu() as gpu:
+        done = run(gpu, code)
+        assert done.stderr.count("called with the GIL") == 1 and "first thread" not in done.stderr
+        gpu["violations"] = gpu["main_thread"] = 0
+        subprocess.run([sys.executable, "-c", HEAD], env=gpu.env, capture_output=True, check=True)
+        assert gpu["violations"] > 0
+        gpu["violations"] = 0
+
+
+def test_pinning_has_a_limit_and_kernels_have_registers() -> None:
+    with FakeGpu(pin_limit=8, registers=128) as gpu:
+        assert run(gpu, "pinned(); pinned(); print(d.cuMemHostAlloc(4, 0)[0].value)").stdout == "2\n"
 
 
 def test_everything_taken_is_counted() -> None:

@@ -2,6 +2,7 @@
 #include "fake.h"
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/syscall.h>
 
 static int64_t private_numbers[NUMBERS];
 int64_t* numbers = private_numbers;
@@ -26,7 +27,21 @@ __attribute__((constructor)) static void begin(void) {
     for (int i = 0; i < 8; i++) contexts[i].device = i;
 }
 
-locked enter(void) {
+/* Rule 8. Python says whether this thread has the GIL; a client without Python has none. */
+void check_caller(const char* function) {
+    static int (*has_gil)(void);
+    static int (*running)(void);
+    if (!has_gil) {
+        *(void**)&has_gil = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+        *(void**)&running = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    }
+    if (has_gil && running && running() && has_gil()) violation(OK, "%s: called with the GIL", function);
+    if (!numbers[MAIN_THREAD] && syscall(SYS_gettid) == getpid())
+        violation(OK, "%s: called on the process's first thread", function);
+}
+
+locked enter(const char* function) {
+    check_caller(function);
     pthread_mutex_lock(&lock);
     return 1;
 }
@@ -39,10 +54,17 @@ void leave(locked* held) {
 int violation(int result, const char* format, ...) {
     va_list rest;
     va_start(rest, format);
-    fprintf(stderr, "fake CUDA: ");
-    vfprintf(stderr, format, rest);
-    fprintf(stderr, "\n");
+    char text[256], path[512];
+    const char* place = getenv("FAKE_CUDA_NUMBERS");
+    vsnprintf(text, sizeof text, format, rest);
     va_end(rest);
+    fprintf(stderr, "fake CUDA: %s\n", text);
+    snprintf(path, sizeof path, "%s.violations", place ? place : "/dev/null");
+    FILE* told = place ? fopen(path, "a") : NULL;
+    if (told) {
+        fprintf(told, "%s\n", text);
+        fclose(told);
+    }
     numbers[VIOLATIONS]++;
     return result;
 }
@@ -65,8 +87,9 @@ int ready(Context* context) {
 /* ---------------------------------------------------------------- start, devices */
 
 int cuInit(unsigned flags) {
-    ENTER;
     (void)flags;
+    if (device_count >= 0) return device_count ? OK : NO_DEVICE; /* takes no time again */
+    ENTER;
     const char* count = getenv("FAKE_CUDA_DEVICES");
     device_count = count ? atoi(count) : 1;
     return device_count ? OK : NO_DEVICE;
@@ -112,6 +135,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
     case 97: *value = 232448; break;  /* shared memory per block, opt-in */
     case 115: *value = 1; break;      /* memory pools */
     case 41: *value = 1; break;       /* unified addressing */
+    case 16: *value = 132; break;     /* multiprocessors */
+    case 95: *value = 1; break;       /* cooperative launches */
+    case 120: *value = 1; break;      /* clusters */
     default: *value = 0;
     }
     return OK;
@@ -134,14 +160,24 @@ static void forget(Context* context) {
     forget_memory(context);
 }
 
+/* The process ends, and with it what nobody could give back. */
+__attribute__((destructor)) static void end(void) {
+    for (int i = 0; i < 8; i++)
+        if (contexts[i].sticky && contexts[i].retained && !pthread_mutex_trylock(&lock)) {
+            forget(&contexts[i]);
+            forget_pools(i);
+            numbers[LIVE_CONTEXTS]--;
+            pthread_mutex_unlock(&lock);
+        }
+}
+
 int cuDevicePrimaryCtxRelease(int device) {
     ENTER;
     Context* context = &contexts[device];
     if (!context->retained) return violation(INVALID_CONTEXT, "the context of GPU %d was given back twice", device);
     if (--context->retained == 0) {
         numbers[LIVE_CONTEXTS]--;
-        forget(context);
-        context->sticky = 0;
+        if (!context->sticky) forget(context);
     }
     return OK;
 }
@@ -149,9 +185,13 @@ int cuDevicePrimaryCtxRelease(int device) {
 int cuDevicePrimaryCtxReset(int device) {
     ENTER;
     Context* context = &contexts[device];
-    forget(context); /* what is retained stays so */
-    context->sticky = 0;
+    forget(context); /* what is retained stays so, and so does an error */
     numbers[RESETS]++;
+    return violation(context->sticky, "the context of GPU %d was reset: other libraries use it too", device);
+}
+
+int cuDeviceCanAccessPeer(int* can, int device, int other) {
+    *can = device != other && !numbers[NO_PEERS];
     return OK;
 }
 
@@ -162,6 +202,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
 }
 
 int cuCtxSetCurrent(Context* context) {
+    check_caller(__func__);
     if (!depth) depth = 1;
     stack[depth - 1] = context;
     return OK;
@@ -173,6 +214,7 @@ int cuCtxGetCurrent(Context** context) {
 }
 
 int cuCtxPushCurrent(Context* context) {
+    check_caller(__func__);
     if (!context || depth == 16) return violation(INVALID_CONTEXT, "cuCtxPushCurrent: no context, or too many");
     stack[depth++] = context;
     return OK;
@@ -217,7 +259,15 @@ static const struct { int code; const char *name, *text; } names[] = {
     {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
     {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error"},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on global/shared address space"},
+    {718, "CUDA_ERROR_INVALID_PC", "invalid program counter"},
+    {COOPERATIVE_TOO_LARGE, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch"},
+    {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK", "tensor memory not completely freed"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+    {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client has been terminated"},
+    {911, "CUDA_ERROR_EXTERNAL_DEVICE", "an async error has occurred in an external device"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when a stream is capturing"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},

@@ -17,9 +17,14 @@
  *     returns and written before it returns, as in CUDA.
  *  5. Kernels are host code (backends/kernel/host.py makes it). A fault inside one, a pointer that
  *     is not to live device memory, and injected errors are errors of the context that stay until
- *     the primary context is reset.
+ *     the process ends: neither a reset nor giving the context back heals them. A reset is a
+ *     VIOLATION, because other libraries of the process use the primary context too.
  *  6. Everything is counted in a file that the test maps (COUNTERS); what is wrong by CUDA's rules,
  *     even where a driver would let it pass, is a VIOLATION and is told on stderr.
+ *  7. A kernel that hangs (HANG_KERNEL) never ends. A call that waits for it does not return, as
+ *     with a device, and is told as a VIOLATION.
+ *  8. A call on the process's first thread, which is the server's loop, and a call while the thread
+ *     has Python's GIL are VIOLATIONs (unless MAIN_THREAD allows the first).
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -53,6 +58,7 @@ enum { /* CUresult, as far as it is used here */
     LAUNCH_TIMEOUT = 702,
     ASSERT = 710,
     LAUNCH_FAILED = 719,
+    COOPERATIVE_TOO_LARGE = 720,
     CAPTURE_UNSUPPORTED = 900,
 };
 
@@ -61,7 +67,7 @@ enum {
     LIVE_ALLOCATIONS, LIVE_BYTES, LIVE_PINNED, LIVE_STREAMS, LIVE_EVENTS, LIVE_MODULES, LIVE_GRAPHS,
     LIVE_EXECS, LIVE_POOLS, LIVE_CONTEXTS, LIVE_IPC,
     HTOD, DTOH, DTOD, PEER, HTOD_BYTES, DTOH_BYTES, DTOD_BYTES, LAUNCHES, GRAPH_LAUNCHES, MEMSETS,
-    RESETS, VIOLATIONS, ALLOCATIONS,
+    RESETS, VIOLATIONS, ALLOCATIONS, TRIMS, COOPERATIVE, CLUSTERS, PINNED_BYTES, QUERIES, ELAPSED,
     FAIL_ALLOCATION = 40, /* n: the n-th allocation from now fails with out of memory */
     FAIL_LAUNCH,          /* n: the n-th launch call from now fails ... */
     FAIL_LAUNCH_WITH,     /* ... with this error */
@@ -72,6 +78,12 @@ enum {
     MODE,                 /* 0 LAZY, 1 EAGER, 2.. RANDOM with this seed */
     MEMORY,               /* bytes of each device, 0: 1 GiB */
     KERNEL_NS, HTOD_NS, DTOH_NS, /* at least so long takes each */
+    HANG_KERNEL,          /* n: the n-th kernel to run from now never ends */
+    MAIN_THREAD,          /* 1: the process's first thread may call the driver */
+    REGISTERS,            /* of each thread of every kernel, 0: few */
+    PIN_NS, PIN_LIMIT,    /* what pinning takes; the most bytes that can be pinned, 0: no limit */
+    FAIL_TIMES,           /* so many allocations in a row fail when FAIL_ALLOCATION strikes, 0: one */
+    NO_PEERS,             /* 1: no device can reach another's memory */
     NUMBERS = 64
 };
 
@@ -79,6 +91,7 @@ typedef struct Context {
     int device;
     int retained;
     int sticky;
+    struct Stream* legacy;
 } Context;
 
 typedef struct Allocation {
@@ -93,6 +106,8 @@ typedef struct Allocation {
 typedef struct Pool {
     int device, doomed, gone;
     size_t used, high, threshold;
+    unsigned peers; /* devices that may reach its memory, as bits */
+    struct Pool* next;
 } Pool;
 
 typedef struct Op Op;
@@ -103,6 +118,7 @@ typedef struct Stream {
     Context* context;
     Op *head, *tail;
     uint64_t issued, done;
+    int hung, blocking;
     Graph* capturing;
     pthread_t capturer;
     struct Stream* next;
@@ -163,9 +179,10 @@ extern pthread_mutex_t lock; /* recursive; every function of the driver holds it
 extern Context contexts[8];
 extern int device_count;
 
-#define ENTER locked held __attribute__((cleanup(leave), unused)) = enter()
+#define ENTER locked held __attribute__((cleanup(leave), unused)) = enter(__func__)
 typedef int locked;
-locked enter(void);
+locked enter(const char* function);
+void check_caller(const char* function);
 void leave(locked*);
 
 Context* current(void);
@@ -179,10 +196,11 @@ int is_device(const void* pointer);
 int is_pinned(const void* pointer, size_t size);
 void release(Allocation* allocation);
 void forget_memory(Context* context);
+void forget_pools(int device);
 int cuDeviceTotalMem(size_t* bytes, int device);
 
 void progress(void);                     /* what MODE lets run now */
-int synchronize(Context* context);
+int synchronize(Context* context);         /* waits for everything, for ever if something hangs */
 void forget_streams(Context* context);
 int push(Stream* stream, Op op);
 void drop(Op* op);

@@ -40,13 +40,19 @@ static size_t in_use(int device) {
     return sum;
 }
 
+static int fails(void) {
+    static int left;
+    if (due(FAIL_ALLOCATION)) left = numbers[FAIL_TIMES] ? (int)numbers[FAIL_TIMES] : 1;
+    return left > 0 && left--;
+}
+
 /* New device memory; `fd` >= 0: shared memory of that file instead. */
 static int allocate(Allocation** made, int device, size_t size, int fd, int ipc) {
     size_t total;
     cuDeviceTotalMem(&total, device);
     if (!size) return INVALID_VALUE;
     numbers[ALLOCATIONS]++;
-    if (!ipc && (due(FAIL_ALLOCATION) || size > total || in_use(device) + whole(size) > total)) return OUT_OF_MEMORY;
+    if (!ipc && (fails() || size > total || in_use(device) + whole(size) > total)) return OUT_OF_MEMORY;
     if (reserve(device) || taken[device] + whole(size) + 2 * PAGE > ARENA - PAGE) return OUT_OF_MEMORY;
     char* at = host_base[device] + taken[device];
     if (fd >= 0) {
@@ -131,6 +137,7 @@ void release(Allocation* allocation) {
 }
 
 static void drop_pinned(Pinned* gone) {
+    numbers[PINNED_BYTES] -= (int64_t)gone->size;
     for (Pinned** at = &pinned; *at; at = &(*at)->next)
         if (*at == gone) {
             *at = gone->next;
@@ -214,12 +221,24 @@ int cuPointerGetAttribute(void* data, int attribute, Ptr address) {
 /* ---------------------------------------------------------------- pools */
 
 typedef struct { int type, handles, where, device; } PoolProperties;
+static Pool* pools;
+
+void forget_pools(int device) {
+    for (Pool* pool = pools; pool; pool = pool->next)
+        if (pool->device == device) {
+            pool->doomed = 1;
+            drop_pool(pool);
+        }
+}
 
 int cuMemPoolCreate(Pool** pool, const PoolProperties* properties) {
     ENTER;
     if (properties->where != 1 || properties->device >= device_count) return INVALID_VALUE;
     *pool = calloc(1, sizeof **pool);
     (*pool)->device = properties->device;
+    (*pool)->peers = 1u << properties->device;
+    (*pool)->next = pools;
+    pools = *pool;
     numbers[LIVE_POOLS]++;
     return OK;
 }
@@ -229,6 +248,18 @@ int cuMemPoolDestroy(Pool* pool) {
     pool->doomed = 1; /* it goes with the last allocation */
     drop_pool(pool);
     return contexts[pool->device].sticky;
+}
+
+typedef struct { int where, device, flags; } Access;
+
+int cuMemPoolSetAccess(Pool* pool, const Access* access, size_t count) {
+    ENTER;
+    for (size_t i = 0; i < count; i++) {
+        if (access[i].where != 1 || access[i].device >= device_count || numbers[NO_PEERS]) return INVALID_DEVICE;
+        if (access[i].flags == 3) pool->peers |= 1u << access[i].device;
+        else pool->peers &= ~(1u << access[i].device);
+    }
+    return OK;
 }
 
 int cuMemPoolSetAttribute(Pool* pool, int attribute, uint64_t* value) {
@@ -250,6 +281,7 @@ int cuMemPoolGetAttribute(Pool* pool, int attribute, uint64_t* value) {
 
 int cuMemPoolTrimTo(Pool* pool, size_t keep) {
     ENTER;
+    numbers[TRIMS]++;
     if (pool->high > keep) pool->high = pool->used > keep ? pool->used : keep;
     return OK;
 }
@@ -283,11 +315,17 @@ int cuMemFreeAsync(Ptr address, Stream* stream) {
 
 /* ---------------------------------------------------------------- pinned host memory */
 
+static int over(size_t size) {
+    return numbers[PIN_LIMIT] && numbers[PINNED_BYTES] + (int64_t)size > numbers[PIN_LIMIT];
+}
+
 static int note_pinned(void* address, size_t size, int registered) {
     Pinned* p = calloc(1, sizeof *p);
     *p = (Pinned){address, size, registered, current(), pinned};
     pinned = p;
     numbers[LIVE_PINNED]++;
+    numbers[PINNED_BYTES] += (int64_t)size;
+    pause_ns(numbers[PIN_NS]);
     return OK;
 }
 
@@ -296,7 +334,7 @@ int cuMemHostAlloc(void** address, size_t size, unsigned flags) {
     (void)flags;
     const int result = ready(current());
     if (result) return result;
-    if (!size || due(FAIL_PINNED)) return size ? OUT_OF_MEMORY : INVALID_VALUE;
+    if (!size || due(FAIL_PINNED) || over(size)) return size ? OUT_OF_MEMORY : INVALID_VALUE;
     *address = mmap(NULL, whole(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (*address == MAP_FAILED) return OUT_OF_MEMORY;
     memset(*address, 0xCD, size);
@@ -308,7 +346,7 @@ int cuMemHostRegister(void* address, size_t size, unsigned flags) {
     (void)flags;
     const int result = ready(current());
     if (result) return result;
-    if (due(FAIL_PINNED)) return OUT_OF_MEMORY;
+    if (due(FAIL_PINNED) || over(size)) return OUT_OF_MEMORY;
     if ((uintptr_t)address % 4096) return violation(INVALID_VALUE, "cuMemHostRegister: not page-aligned");
     return note_pinned(address, size, 1);
 }
@@ -338,13 +376,14 @@ int cuMemHostUnregister(void* address) {
 /* ---------------------------------------------------------------- memory of other processes */
 
 typedef struct { char reserved[64]; } Handle;
-typedef struct { char magic[8]; int pid, fd, device; uint64_t size; } Shared;
+typedef struct { char magic[8]; int pid, fd, device; uint64_t size, offset; } Shared;
 
 int cuIpcGetMemHandle(Handle* handle, Ptr address) {
     ENTER;
     Allocation* a = find(address);
     if (!a || a->fd < 0 || a->ipc) return violation(INVALID_VALUE, "cuIpcGetMemHandle(%llx): not from cuMemAlloc", address);
-    Shared shared = {"fakeipc", getpid(), a->fd, a->device, a->size};
+    /* memory may be part of a larger block: the whole block is shared, and the handle says where in it */
+    Shared shared = {"fakeipc", getpid(), a->fd, a->device, a->size, address - a->address};
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &shared, sizeof shared);
     return OK;
@@ -370,7 +409,7 @@ int cuIpcOpenMemHandle(Ptr* address, Handle handle, unsigned flags) {
         return result;
     }
     a->context = current();
-    *address = a->address;
+    *address = a->address + shared.offset;
     return OK;
 }
 
@@ -379,7 +418,7 @@ int cuIpcCloseMemHandle(Ptr address) {
     const int result = ready(current());
     if (result) return result;
     Allocation* a = find(address);
-    if (!a || !a->ipc || a->address != address) return violation(INVALID_VALUE, "cuIpcCloseMemHandle(%llx): not open", address);
+    if (!a || !a->ipc) return violation(INVALID_VALUE, "cuIpcCloseMemHandle(%llx): not open", address);
     synchronize(current());
     release(a);
     return current()->sticky;

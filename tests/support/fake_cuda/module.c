@@ -117,6 +117,25 @@ void forget_modules(Context* context) {
         }
 }
 
+/* Writes a compiler's text where the caller wants its errors (CU_JIT_ERROR_LOG_BUFFER and its size). */
+static void tell_jit(unsigned count, const int* options, void** values) {
+    char* buffer = NULL;
+    size_t size = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (options[i] == 5) buffer = values[i];
+        if (options[i] == 6) size = (size_t)(uintptr_t)values[i];
+    }
+    if (buffer && size) snprintf(buffer, size, "ptxas fatal   : Unresolved extern function 'fake_missing'");
+}
+
+int cuModuleLoadData(Module** made, const char* image);
+
+int cuModuleLoadDataEx(Module** made, const char* image, unsigned count, const int* options, void** values) {
+    const int result = cuModuleLoadData(made, image);
+    if (result) tell_jit(count, options, values);
+    return result;
+}
+
 int cuModuleLoadData(Module** made, const char* image) {
     ENTER;
     int result = ready(current());
@@ -193,7 +212,8 @@ int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t*
 
 int cuFuncGetAttribute(int* value, int attribute, Function* function) {
     (void)function;
-    *value = attribute == 0 ? 1024 : 0; /* threads per block; no static shared memory that counts here */
+    const int used = (int)numbers[REGISTERS], most = used ? 65536 / used / 32 * 32 : 1024;
+    *value = attribute == 0 ? (most < 1024 ? most : 1024) : 0; /* threads per block; static shared memory does not count */
     return OK;
 }
 
@@ -218,9 +238,39 @@ int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
         return violation(INVALID_VALUE, "kernel %s: %u,%u,%u blocks of %u,%u,%u threads, %u bytes shared", function->name, gx,
                          gy, gz, bx, by, bz, shared);
     if (due(FAIL_LAUNCH)) return (int)numbers[FAIL_LAUNCH_WITH];
+    if (numbers[REGISTERS] && (uint64_t)bx * by * bz * (uint64_t)numbers[REGISTERS] > 65536) return 701;
     numbers[LAUNCHES]++;
     uint64_t* values = calloc((size_t)function->count + 1, sizeof *values);
     for (int i = 0; i < function->count; i++) memcpy(&values[i], arguments[i], (size_t)function->size[i]);
     return push(stream, (Op){.kind = LAUNCH, .function = function, .grid = {gx, gy, gz}, .block = {bx, by, bz},
                              .shared = shared, .owned = values, .size = sizeof(uint64_t) * ((size_t)function->count + 1)});
+}
+
+typedef struct { int id, pad; int value[16]; } Attribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    Stream* stream;
+    Attribute* attributes;
+    unsigned count;
+} LaunchConfig;
+
+/* Blocks are launched one after the other here, so what a cooperative kernel waits for never comes: only its limits are
+   checked, and that the clusters divide the grid. */
+int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** arguments, void** extra) {
+    check_caller(__func__);
+    const unsigned* g = config->grid;
+    for (unsigned i = 0; i < config->count; i++) {
+        const int* value = config->attributes[i].value;
+        if (config->attributes[i].id == 2 && value[0]) { /* cooperative: all blocks at once */
+            if ((uint64_t)g[0] * g[1] * g[2] > 132) return COOPERATIVE_TOO_LARGE;
+            numbers[COOPERATIVE]++;
+        } else if (config->attributes[i].id == 4) { /* cluster dimensions */
+            for (int axis = 0; axis < 3; axis++)
+                if (value[axis] <= 0 || g[axis] % (unsigned)value[axis])
+                    return violation(INVALID_VALUE, "clusters of %d do not divide a grid of %u", value[axis], g[axis]);
+            numbers[CLUSTERS]++;
+        }
+    }
+    const unsigned* b = config->block;
+    return cuLaunchKernel(function, g[0], g[1], g[2], b[0], b[1], b[2], config->shared, config->stream, arguments, extra);
 }

@@ -87,29 +87,51 @@ static void execute(Stream* stream, Op* op) {
 
 static void run_to(Stream* stream, uint64_t position);
 
-static void pop(Stream* stream) {
+/* Runs a stream's next operation; 0 if it hangs or waits for a stream that does. */
+static int pop(Stream* stream) {
     Op* op = stream->head;
-    if (op->kind == WAIT && op->on) run_to(op->on, op->version);
+    if (op->kind == WAIT && op->on) {
+        run_to(op->on, op->version);
+        if (op->on->context && op->on->done < op->version) return 0;
+    }
+    if (stream->hung || (op->kind == LAUNCH && !stream->context->sticky && due(HANG_KERNEL))) {
+        stream->hung = 1;
+        return 0;
+    }
     stream->head = op->next;
     if (!stream->head) stream->tail = NULL;
     stream->done = op->position;
     execute(stream, op);
     drop(op);
+    return 1;
 }
 
 static void run_to(Stream* stream, uint64_t position) {
-    while (stream->head && stream->head->position <= position) pop(stream);
+    while (stream->head && stream->head->position <= position && pop(stream)) {
+    }
+}
+
+/* As run_to(), but returns only when the stream is so far (rule 7). */
+static void wait_for(Stream* stream, uint64_t position) {
+    run_to(stream, position);
+    if (stream->head && stream->head->position <= position)
+        violation(OK, "a call waits for a kernel that hangs");
+    while (stream->head && stream->head->position <= position) {
+        pthread_mutex_unlock(&lock);
+        pause_ns(10000000);
+        pthread_mutex_lock(&lock);
+    }
 }
 
 int synchronize(Context* context) {
     for (Stream* s = streams; s; s = s->next)
-        if (s->context == context) run_to(s, UINT64_MAX);
+        if (s->context == context) wait_for(s, UINT64_MAX);
     return context->sticky;
 }
 
 static int blocked(Stream* stream) {
     const Op* op = stream->head;
-    return !op || (op->kind == WAIT && op->on && op->on->done < op->version);
+    return !op || stream->hung || (op->kind == WAIT && op->on && op->on->done < op->version);
 }
 
 void progress(void) {
@@ -129,10 +151,34 @@ void progress(void) {
         int which = (int)(draw / 3) % count;
         for (Stream* s = streams; s; s = s->next)
             if (!blocked(s) && which-- == 0) {
-                pop(s);
+                if (!pop(s)) return;
                 break;
             }
     }
+}
+
+/* Work in the legacy default stream runs after all that was queued in blocking streams, and the other way round. */
+static void legacy_order(Stream* stream) {
+    Context* context = stream->context;
+    if (stream == context->legacy) {
+        for (Stream* s = streams; s; s = s->next)
+            if (s->context == context && s->blocking && s->issued) push(stream, (Op){.kind = WAIT, .on = s, .version = s->issued});
+    } else if (stream->blocking && context->legacy && context->legacy->issued)
+        push(stream, (Op){.kind = WAIT, .on = context->legacy, .version = context->legacy->issued});
+}
+
+/* The stream that a handle means: 0 and 1 are the current context's legacy default stream. */
+static Stream* meant(Stream* stream) {
+    if ((uintptr_t)stream > 1) return stream;
+    Context* context = current();
+    if (context && !context->legacy) {
+        context->legacy = calloc(1, sizeof *context->legacy);
+        context->legacy->context = context;
+        context->legacy->next = streams;
+        streams = context->legacy;
+        numbers[LIVE_STREAMS]++;
+    }
+    return context ? context->legacy : NULL;
 }
 
 int push(Stream* stream, Op op) {
@@ -145,6 +191,7 @@ int push(Stream* stream, Op op) {
         graph->tail = made;
         return OK;
     }
+    if (op.kind != WAIT) legacy_order(stream);
     made->position = ++stream->issued;
     *(stream->tail ? &stream->tail->next : &stream->head) = made;
     stream->tail = made;
@@ -165,6 +212,7 @@ void forget_streams(Context* context) {
             drop(op);
         }
         numbers[LIVE_STREAMS]--;
+        if (context->legacy == s) context->legacy = NULL;
         s->context = NULL; /* not freed: a use of it is told */
     }
     for (Event* e = events; e; e = e->next)
@@ -185,10 +233,10 @@ int usable(Stream* stream) {
 
 int cuStreamCreate(Stream** stream, unsigned flags) {
     ENTER;
-    (void)flags;
     const int result = ready(current());
     if (result) return result;
     *stream = calloc(1, sizeof **stream);
+    (*stream)->blocking = !(flags & 1);
     (*stream)->context = current();
     (*stream)->next = streams;
     streams = *stream;
@@ -213,15 +261,24 @@ int cuStreamDestroy(Stream* stream) {
 
 int cuStreamSynchronize(Stream* stream) {
     ENTER;
-    if (stream == (Stream*)1 || stream == (Stream*)2) { /* the legacy default stream: nothing is queued there */
-        const int result = ready(current());
-        return result;
-    }
+    stream = meant(stream);
     const int result = usable(stream);
     if (result) return result;
     if (stream->capturing) return violation(CAPTURE_UNSUPPORTED, "a wait while a graph is recorded");
-    run_to(stream, UINT64_MAX);
+    wait_for(stream, UINT64_MAX);
     return stream->context->sticky;
+}
+
+int cuStreamQuery(Stream* stream) {
+    ENTER;
+    numbers[QUERIES]++;
+    stream = meant(stream);
+    const int result = usable(stream);
+    if (result) return result;
+    progress();
+    if (!stream->head) return stream->context->sticky;
+    pop(stream);
+    return stream->context->sticky ? stream->context->sticky : NOT_READY;
 }
 
 int cuEventCreate(Event** event, unsigned flags) {
@@ -267,6 +324,7 @@ int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
 
 int cuEventQuery(Event* event) {
     ENTER;
+    numbers[QUERIES]++;
     const int result = ready(event->context);
     if (result) return result;
     progress();
@@ -279,12 +337,13 @@ int cuEventSynchronize(Event* event) {
     ENTER;
     const int result = ready(event->context);
     if (result) return result;
-    if (event->version) run_to(event->stream, event->position);
+    if (event->version) wait_for(event->stream, event->position);
     return event->context->sticky;
 }
 
 int cuEventElapsedTime(float* ms, Event* start, Event* end) {
     ENTER;
+    numbers[ELAPSED]++;
     const int result = ready(start->context);
     if (result) return result;
     if (!start->timing || !end->timing || !start->version || !end->version)
@@ -335,7 +394,7 @@ int cuMemcpyDtoHAsync(void* to, Ptr from, size_t size, Stream* stream) {
     numbers[DTOH]++;
     numbers[DTOH_BYTES] += (int64_t)size;
     push(stream, (Op){.kind = COPY_DTOH, .from = from, .size = size, .host = to});
-    if (!is_pinned(to, size)) run_to(stream, UINT64_MAX);
+    if (!is_pinned(to, size)) wait_for(stream, UINT64_MAX);
     return stream->context->sticky;
 }
 
@@ -361,11 +420,14 @@ int cuMemcpyPeerAsync(Ptr to, Context* there, Ptr from, Context* here, size_t si
     const Allocation *a = find(to), *b = find(from);
     if (a && b && (a->device != there->device || b->device != here->device))
         return violation(INVALID_VALUE, "cuMemcpyPeerAsync: contexts and memory do not belong together");
+    if (!numbers[NO_PEERS] && b && b->pool && !(b->pool->peers & 1u << there->device))
+        return violation(INVALID_VALUE, "cuMemcpyPeerAsync: GPU %d has no access to the pool of GPU %d", there->device, here->device);
     return on_device(to, from, size, stream, PEER);
 }
 
 int cuMemsetD8Async(Ptr to, unsigned char value, size_t size, Stream* stream) {
     ENTER;
+    stream = meant(stream);
     int result = usable(stream);
     if (!result) result = known(to, size, "memset of");
     if (result) return result;
