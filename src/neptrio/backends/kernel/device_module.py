@@ -7,17 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 from neptrio.backends.kernel.device import call
 from neptrio.backends.kernel.signature import CType, Parameter, Signature
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 
 if TYPE_CHECKING:
     from neptrio.backends.kernel.config import ModelSpec
 
 
+LOG_BYTES = 8192  # of the driver's compiler
+
+
 def load_module(code: bytes, what: str) -> Any:
-    """Loads compiled code into the current context (cuModuleLoadData)."""
+    """Loads compiled code into the current context. Raises Internal with the driver's error and, for PTX that it
+    could not compile or link, with its compiler's text."""
     from cuda.bindings import driver
 
-    return call(driver.cuModuleLoadData(code), f"loading {what}")
+    option = driver.CUjit_option
+    log = bytearray(LOG_BYTES)
+    error, module = driver.cuModuleLoadDataEx(
+        code,
+        2,
+        [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES],
+        [log, len(log)],
+    )
+    if int(error):
+        said = bytes(log).split(b"\0", 1)[0].decode(errors="replace").strip()
+        lines = "\n".join(line for line in said.splitlines() if line.strip())
+        raise Internal(
+            f"{error.name} while loading {what}" + (f":\n{lines}" if lines else ""), reason=Reason.BACKEND
+        )
+    return module
 
 
 def find_function(module: Any, name: str, what: str) -> Any:

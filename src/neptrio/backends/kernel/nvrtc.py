@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,23 +99,38 @@ def library() -> Any:
 
 
 def include_folders() -> list[str]:
-    """The folders that contain cuda_fp16.h and similar headers, if any."""
+    """The folders with CUDA's headers: those of one toolkit (cuda_fp16.h), and where that lacks them, of the packages
+    that hold tensor core headers (crt/mma.h) and the C++ library (cuda/std), which lies in a folder `cccl`."""
     found = [Path(os.environ[v]) / "include" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
     try:
         import nvidia
 
         for place in nvidia.__path__:
             found += [*sorted(Path(place).glob("cu*/include")), Path(place) / "cuda_runtime" / "include"]
+            found += [Path(place) / name / "include" for name in ("cuda_crt", "cuda_cccl")]
     except ImportError:
         pass
     found.append(Path("/usr/local/cuda/include"))
-    return [str(folder) for folder in found if (folder / "cuda_fp16.h").is_file()][:1]
+    found += [folder / "cccl" for folder in found]
+    chosen: list[Path] = []
+    for header in ("cuda_fp16.h", "crt/mma.h", "cuda/std/cstdint"):
+        if not any((folder / header).is_file() for folder in chosen):
+            chosen += [folder for folder in found if (folder / header).is_file()][:1]
+    return [str(folder) for folder in chosen]
 
 
 def compile_source(
-    source: Source, compile_options: tuple[str, ...], architecture: str, model: str
+    source: Source,
+    compile_options: tuple[str, ...],
+    architecture: str,
+    model: str,
+    launched: Sequence[str] | None = None,
 ) -> Compiled:
-    """Device code for an architecture such as "sm_90". Raises InvalidArgument with the compiler's text."""
+    """Device code for an architecture such as "sm_90", with the names of the `launched` kernels, or of all.
+
+    Kernels that are not launched are not named to the compiler: it refuses names that mean several functions or none
+    (overloads, a namespace, `#if 0`). Raises InvalidArgument with the compiler's text.
+    """
     nvrtc = library()
     _, major, minor = nvrtc.nvrtcVersion()
     main = source.files[0]
@@ -130,7 +146,11 @@ def compile_source(
     if any(o.startswith(("--std", "-std")) for o in given):
         options.remove("--std=c++17")
     options += given
-    names = [name for name, signature in source.signatures.items() if not signature.template]
+    names = [
+        name
+        for name, signature in source.signatures.items()
+        if not signature.template and (launched is None or name in launched)
+    ]
     text = f'#include "math.h"\n#include "stdint.h"\n#line 1 "{main.name}"\n{main.text}\n'
     key = host._fingerprint(
         [
@@ -178,6 +198,10 @@ def _compile(nvrtc: Any, text: str, where: str, options: list[str], names: list[
             lines = [
                 line for line in said.decode(errors="replace").strip("\0\n").splitlines() if line.strip()
             ]
+            first = next(
+                (i for i, line in enumerate(lines) if "error" in line), 0
+            )  # warnings may come before
+            lines = lines[first:]
             raise InvalidArgument(f"model '{model}' does not compile for the GPU:\n" + "\n".join(lines[:12]))
         lowered = {}
         for name in names:

@@ -1,0 +1,70 @@
+"""What is given to NVRTC: names and folders. Needs neither NVRTC nor a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from neptrio.backends.kernel import nvrtc, source
+from neptrio.errors import InvalidArgument
+
+SOURCE = """
+namespace other { __global__ void hidden(int* x) { x[0] = 1; } }
+#if 0
+__global__ void absent(int* x) { }
+#endif
+extern "C" __global__ void run(int* x) { x[0] = 2; }
+"""
+
+
+def test_only_launched_kernels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC refuses names like `hidden` and `absent`, and with them the whole source."""
+    (tmp_path / "model.cu").write_text(SOURCE)
+    named: list[list[str]] = []
+
+    def compiled(library: Any, text: str, where: str, options: Any, names: list[str], model: str) -> Any:
+        named.append(names)
+        return nvrtc.Compiled(b"code", {name: name for name in names})
+
+    monkeypatch.setenv("NEPTRIO_KERNEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(nvrtc, "library", lambda: SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0)))
+    monkeypatch.setattr(nvrtc, "_compile", compiled)
+    read = source.read(tmp_path / "model.cu")
+    assert set(read.signatures) == {"hidden", "absent", "run"}
+    assert nvrtc.compile_source(read, (), "sm_90", "m", ["run"]).names == {"run": "run"}
+    assert named == [["run"]]
+
+
+@pytest.mark.parametrize("place", ["include", "include/cccl"])
+def test_headers_are_found_where_packages_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for header in ("include/cuda_fp16.h", "include/crt/mma.h", f"{place}/cuda/std/cstdint"):
+        (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / header).touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert nvrtc.include_folders() == list(dict.fromkeys([str(tmp_path / "include"), str(tmp_path / place)]))
+
+
+def test_the_text_of_an_error_comes_before_that_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = (
+        b"".join(b"a.h(%d): warning #47-D: again\n" % i for i in range(20)) + b'm.cu(3): error: "x"\n  x\n\0'
+    )
+
+    def fill(program: Any, into: bytearray) -> None:
+        into[: len(log)] = log
+
+    result = SimpleNamespace(NVRTC_SUCCESS=0)
+    fake = SimpleNamespace(
+        nvrtcResult=result,
+        nvrtcCreateProgram=lambda *_: (0, None),
+        nvrtcCompileProgram=lambda *_: (6,),
+        nvrtcGetProgramLogSize=lambda *_: (0, len(log)),
+        nvrtcGetProgramLog=fill,
+        nvrtcDestroyProgram=lambda *_: (0,),
+    )
+    with pytest.raises(InvalidArgument, match=r'compile for the GPU:\nm\.cu\(3\): error: "x"\n  x'):
+        nvrtc._compile(fake, "", "m.cu", [], [], "m")
