@@ -44,6 +44,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="how long connected clients may send one more request when the server stops; at most a quarter "
         "of --exit-timeout-secs")  # fmt: skip
     add("--exit-on-error", type=flags.boolean, default=True, help="exit when a model fails to load at start")
+    add("--exit-on-device-error", type=flags.boolean, default=False,
+        help="exit with status 1 when a GPU cannot be used any more, so that a supervisor starts the server anew")  # fmt: skip
     add("--auth-config", type=Path, default=None, metavar="FILE",
         help="clients by token (neptrio token makes one) or certificate, and what each may do: TOML, or YAML by its name; "
         "read again when it changes")  # fmt: skip

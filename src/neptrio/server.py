@@ -145,6 +145,7 @@ class Server:
             MetricsConfig.parse(settings.metrics_config),
             Detail(settings.metrics_detail),
         )
+        self.device_failed = False  # it ends because a GPU cannot be used any more
         self.timed_out = False  # the exit timeout has expired before everything had ended
         self.abandoned = False  # stopped while models were loading, whose threads may still run
         self._deadline: float | None = None
@@ -180,7 +181,14 @@ class Server:
             timers=self.loop.timers,
             doorbells=Doorbells(self.loop.poller, self.completions),
             spans=self.tracer.options,
+            device_failed=self._device_failed,
         )
+
+    def _device_failed(self, why: str) -> None:
+        if self.settings.exit_on_device_error and not self.stopping.is_set():
+            log.error("the server ends, because of --exit-on-device-error: %s", why)
+            self.device_failed = True
+            self.stop()
 
     async def _completions(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Delivers the work items that instances have finished, many per wake-up."""
@@ -212,6 +220,8 @@ class Server:
                     if open_controls:
                         log.warning("%s", open_controls)
                     with self._loading:
+                        # on a thread: where the driver must be asked, it starts, which may take a second
+                        await trio.to_thread.run_sync(accelerators.gpus, abandon_on_cancel=True)
                         await self.repository.load_all()
                     if self._loading.cancelled_caught:
                         self.abandoned = True
@@ -239,6 +249,7 @@ class Server:
                     scope.deadline = self._deadline or trio.current_time() + self.settings.exit_timeout_secs
                     await self.repository.unload_all()
                     self.services.shared_memory.close()
+                    await self._settle_devices()
                     await self.tracer.close()
                     if self.services.audit is not None:
                         await trio.to_thread.run_sync(self.services.audit.close, abandon_on_cancel=True)
@@ -246,6 +257,12 @@ class Server:
                 self.abandoned = self.abandoned or self.repository.left_behind > 0
             core.cancel_scope.cancel()
         self.completions.close()
+
+    async def _settle_devices(self) -> None:
+        """Waits until the GPUs have what regions and models held; within the exit timeout."""
+        module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
+        if module is not None:
+            await trio.to_thread.run_sync(module.settle, abandon_on_cancel=True)
 
     async def settled(self) -> None:
         """Waits for imports that still run while the server already serves."""
@@ -436,6 +453,8 @@ def run(settings: Settings) -> int:
     if server is not None and server.timed_out:
         print("error: exit timeout expired, exiting immediately", file=sys.stderr, flush=True)
         _leave(1)  # instances' threads may hang in a model
+    if server is not None and server.device_failed:
+        _leave(1)  # the driver may hang too
     if server is not None and server.abandoned:
         _leave(0)  # loader threads may hang in a model
     return 0

@@ -30,6 +30,7 @@ class Settings:
     allow_file_override: bool | None = None
     strict_readiness: bool = True
     exit_on_error: bool = True
+    exit_on_device_error: bool = False  # end the server when a GPU cannot be used any more
     exit_timeout_secs: float = 30.0
     exit_grace_secs: float = 1.0  # time for connected clients to send one more request
     disable_auto_complete_config: bool = False

@@ -53,7 +53,7 @@ def test_a_choice_of_devices_is_the_drivers_to_tell(tmp_path: Path, monkeypatch:
 @needs_fake_gpu
 def test_the_driver_is_asked_where_there_are_no_files() -> None:
     code = "from neptrio.config import accelerators; print(accelerators.describe())"
-    with FakeGpu(devices=2) as gpu:
+    with FakeGpu(devices=2, main_thread=1) as gpu:
         done = subprocess.run(
             [sys.executable, "-c", code], env=gpu.env, capture_output=True, text=True, check=True
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -40,8 +41,8 @@ class FakeRegion:
 
 def test_regions() -> None:
     memory = CudaSharedMemory(FakeRegion)
-    memory.register("b", HANDLE, 0, 100)
-    memory.register("a", HANDLE, 1, 200)
+    trio.run(memory.register, "b", HANDLE, 0, 100)
+    trio.run(memory.register, "a", HANDLE, 1, 200)
     assert memory.status() == [
         {"name": "a", "device_id": 1, "byte_size": 200},
         {"name": "b", "device_id": 0, "byte_size": 100},
@@ -49,7 +50,7 @@ def test_regions() -> None:
     assert memory.status("b") == [{"name": "b", "device_id": 0, "byte_size": 100}]
     assert memory.statistics().regions == 2 and memory.statistics().bytes == 300
     with pytest.raises(AlreadyExists, match="shared memory region 'a' already in manager"):
-        memory.register("a", HANDLE, 0, 100)
+        trio.run(memory.register, "a", HANDLE, 0, 100)
     with pytest.raises(NotFound, match="Unable to find cuda shared memory region: 'c'"):
         memory.status("c")
     memory.unregister("nobody")
@@ -61,12 +62,12 @@ def test_regions() -> None:
 
 def test_inputs_and_outputs_stay_inside_their_region() -> None:
     memory = CudaSharedMemory(FakeRegion)
-    memory.register("r", HANDLE, 1, 100)
+    trio.run(memory.register, "r", HANDLE, 1, 100)
     tensor = memory.input_tensor("X", 11, (4,), "r", 84, 16)
     assert (tensor.address, tensor.nbytes, tensor.memory_kind, tensor.memory_id) == (4096 + 84, 16, 2, 1)
     memory.unregister("r")  # the tensor keeps the region
     assert isinstance(tensor.owner, FakeRegion)
-    memory.register("r", HANDLE, 1, 100)
+    trio.run(memory.register, "r", HANDLE, 1, 100)
     assert memory.output_place("r", 50, 50, 50, "Y")[0] == 4096 + 50
     assert memory.output_place("other", 0, 10, 10, "Y") is None
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'zzz'"):
@@ -94,7 +95,7 @@ def test_inputs_and_outputs_stay_inside_their_region() -> None:
 )
 def test_bad_registrations(name: str, handle: bytes, size: int, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        CudaSharedMemory(FakeRegion).register(name, handle, 0, size)
+        trio.run(CudaSharedMemory(FakeRegion).register, name, handle, 0, size)
 
 
 @pytest.fixture(scope="module")

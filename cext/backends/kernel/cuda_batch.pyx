@@ -13,9 +13,9 @@ Rules:
     that overlaps one of their inputs.
  3. An output stays on the device when the next step of an ensemble reads it there, and when it is a sequence's state
     that no client sees. Each request gets memory of its own for it, so that it keeps nobody else's alive.
- 4. All other outputs arrive in one page-locked block per run; responses are views of it.
- 5. Device memory that was lost with its context (a region, a tensor between two steps) is refused: using its address
-    would end the new context too.
+ 4. All other outputs arrive in one block per run; responses are views of it. It is page-locked, unless it is so small
+    that copying it once more costs less (cuda_launch).
+ 5. Device memory that was lost with its context (a region, a tensor between two steps) is refused.
 """
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -37,9 +37,9 @@ from neptrio.backends.kernel.cuda_launch cimport (
     run_device,
     stage,
 )
-from neptrio.backends.kernel.cuda_memory cimport DeviceBlock, DevicePool, new_device_block
-from neptrio.backends.kernel.cuda_queue cimport DeviceQueue, Queue, Slot
-from neptrio.backends.kernel.plan cimport Block, KernelPlan, Plan, PlanTensor, run_end
+from neptrio.backends.kernel.cuda_memory cimport DeviceBlock, DevicePool, PinnedBlock, new_device_block
+from neptrio.backends.kernel.cuda_queue cimport SMALL_BLOCK, DeviceQueue, Queue, Slot
+from neptrio.backends.kernel.plan cimport Block, KernelPlan, Plan, PlanTensor, new_block, run_end
 from neptrio.loop.mailbox cimport Mailbox
 from neptrio.request.infer_request cimport (
     GPU_MEMORY,
@@ -127,7 +127,7 @@ cdef class DeviceBuilder:
         cdef DevicePool pool = pools.get(tensor.memory_id)
         cdef DevicePool own = home(tensor)
         if pool is None or pool.c.broken or (own is not None and own is not pool):
-            raise Unavailable(f"tensor '{tensor.name}' was lost when GPU {tensor.memory_id} was reset")
+            raise Unavailable(f"tensor '{tensor.name}' was lost when GPU {tensor.memory_id} failed")
         return 0
 
     def prepare(self, Batch batch not None, Mailbox mailbox not None):
@@ -243,7 +243,7 @@ cdef class DeviceBuilder:
                 if piece.on_device:
                     made.inputs.append(t)
                     if t.memory_id != self.device:
-                        piece.peer = (<DevicePool>pools[t.memory_id]).c.context
+                        piece.peer = &(<DevicePool>pools[t.memory_id]).c
                     elif not run.gather and used_in_place(&plan.c, t.ptr, t.nbytes):
                         piece.in_place = True
                         run.own_memory = True
@@ -315,8 +315,15 @@ cdef class DeviceBuilder:
             responses.append(InferResponse(outputs) if error is None else InferResponse(None, error))
             placed.append(outputs)
             row += r.batch_size
-        if on_host or not exporting:
+        run.pin = NULL
+        run.small = not exporting and plan.c.output_bytes <= SMALL_BLOCK
+        if run.small:
+            block = new_block(plan.c.output_bytes)
+        elif on_host or not exporting:
             block = self.queue.pinned.take(plan.c.output_bytes)
+            if isinstance(block, PinnedBlock):
+                run.pin = &(<PinnedBlock>block).pin
+        if block is not None:
             made.blocks.append(block)
         run.output = block.ptr if block is not None else NULL
         run.first_export = made.c.n_exports
@@ -402,16 +409,22 @@ def time_bare(DeviceBatch batch not None, int rounds, bint copies) -> list:
     cdef list times = []
     if w.n_runs != 1:
         raise ValueError("the batch must be a single run")
-    check(cu.cuCtxSetCurrent(q.memory.context), "making the context current")
-    check(stage(w, run), "staging")
-    check(launch_run(w, run), "launching")
-    check(finish(w, run), "waiting")
+    with nogil:
+        r = cu.cuCtxSetCurrent(q.memory.context)
+    check(r, "making the context current")
+    with nogil:
+        r = stage(w, run, False)
+        if r == 0:
+            r = launch_run(w, run)
+        if r == 0:
+            r = finish(w, run)
+    check(r, "measuring")
     s = &q.slots[run.slot]
     for i in range(rounds):
         start = now_ns()
         with nogil:
             if copies:
-                r = stage(w, run)
+                r = stage(w, run, False)
                 if r == 0:
                     r = launch_run(w, run)
                 if r == 0:

@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.execution.batch cimport Batch
-from neptrio.backends.kernel.cuda_queue cimport DeviceQueue, Queue, Slot
+from neptrio.backends.kernel.cuda_memory cimport Memory, Pin
+from neptrio.backends.kernel.cuda_queue cimport DeviceQueue, Graph, Queue, Slot
 from neptrio.backends.kernel.plan cimport Plan
 from neptrio.loop.mailbox cimport Work
 
@@ -12,7 +13,7 @@ cdef struct DevicePiece:        # one request's part of one input
     int slot
     bint on_device
     bint in_place               # kernels read it where it is
-    cu.CUcontext peer           # the context of another GPU that it is on, NULL: of this one
+    Memory* peer                # the memory of another GPU that it is on, NULL: of this one
     const char* source
     size_t offset               # in the part of the work block for inputs
     size_t nbytes
@@ -35,6 +36,12 @@ cdef struct DeviceRun:          # requests with equal shapes, usually the whole 
     bint gather
     bint own_memory             # kernels use addresses that only this batch has, so no graph is used
     char* output
+    Pin* pin                    # the page-locked block that `output` points to, NULL: ordinary memory
+    bint small                  # the outputs arrive in the slot, from where they are copied to `output`
+    bint timed                  # its times are measured
+    bint apart                  # its inputs were copied in the copy stream
+    Graph* graph                # the recorded whole of it: copies in, launches, copies out; or NULL
+    int64_t launched
     int slot
 
 cdef struct DeviceWork:
@@ -48,6 +55,7 @@ cdef struct DeviceWork:
     int n_exports
     cu.CUdeviceptr* addresses
     bint staged
+    bint late                   # it took longer than it may
     int status
     const char* doing
     int64_t times[4]
@@ -66,7 +74,7 @@ cdef class DeviceBatch(Batch):
     cdef DeviceWork c
 
 cdef void run_device(Work* work) noexcept nogil
-cdef int stage(DeviceWork* w, DeviceRun* run) noexcept nogil
+cdef int stage(DeviceWork* w, DeviceRun* run, bint ahead) noexcept nogil
 cdef int kernels(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil
 cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil
 cdef int finish(DeviceWork* w, DeviceRun* run) noexcept nogil

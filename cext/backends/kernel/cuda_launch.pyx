@@ -3,17 +3,20 @@
 
 A batch is executed in three steps:
 
-    stage    gathers its inputs in a slot's page-locked buffer and copies them to the device (copy stream)
-    launch   makes the device wait for that, launches the kernels, copies the outputs back
+    stage    gathers its inputs in a slot's page-locked buffer and copies them to the device
+    launch   launches the kernels, copies the outputs back
     finish   waits for one event
 
 Between launch and finish the instance's thread takes the next batch out of its mailbox, if there is one, and stages it
-into the other slot, so that its copies to the device overlap the kernels.
+into the other slot, with the copy stream, so that its copies to the device overlap the kernels. While nothing else is
+under way one stream does everything: an event between two streams costs more than a small copy.
 
 Rules:
  1. A slot belongs to one batch from stage to finish; batches alternate between the two slots.
- 2. Outputs arrive in page-locked blocks, of which the responses are views. A block returns to its pool when the last
-    of these responses was sent. Outputs are never copied on the host.
+ 2. Large outputs arrive in page-locked blocks, of which the responses are views. A block returns to its pool when the
+    last of these responses was sent. Small outputs arrive in the slot and are copied on the host, which takes less
+    time than a driver call; so a small batch uses no addresses but its slot's, and after some executions of its shapes
+    all of it is one graph (cuda_graph).
  3. Device memory of others (a registered region, a tensor of another step, a sequence's state) is read and written
     in place for a lone request, and copied on the device when several requests are gathered. cuda_batch decides
     which; the code here follows its arrays.
@@ -22,7 +25,10 @@ Rules:
  5. A driver error fails the batch, with the error's name. Then both streams are waited for, so that nothing still
     uses the batch's memory. An error that breaks the context is noted in the pool, and from then on no batch of any
     instance on that GPU calls the driver.
- 6. A batch runs with the pool's `alive` lock held for reading, so a context is reset only between batches.
+ 6. Nothing waits for ever: an execution that takes longer than its limit breaks the context, because no kernel can be
+    stopped in any other way than by ending the process. A copy to ordinary memory, which does not return before it is
+    done, is made only when the kernels have ended.
+ 7. Times are measured for the first executions of a plan and then for one in SAMPLE; the others get the last ones.
 """
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free
@@ -31,54 +37,72 @@ from libc.string cimport memcpy
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.execution.batch cimport Batch
-from neptrio.backends.kernel.cuda_error cimport sticky
 from neptrio.backends.kernel.cuda_graph cimport end_recording, graph_of
 from neptrio.backends.kernel.cuda_memory cimport (
+    PINNED,
     DeviceBlock,
     Memory,
-    pthread_rwlock_rdlock,
-    pthread_rwlock_unlock,
+    allocate,
+    give_access,
+    judged,
+    nap,
+    nap_after,
+    pin,
+    wait_stream,
 )
-from neptrio.backends.kernel.cuda_queue cimport Graph, Queue, Slot, ensure
+from neptrio.backends.kernel.cuda_queue cimport SMALL_BLOCK, Graph, Queue, Slot, ensure
 from neptrio.backends.kernel.plan cimport KernelArgument, KernelLaunch, Plan, PlanTensor
 from neptrio.loop.mailbox cimport Mailbox, Work
 from neptrio.request.infer_request cimport Tensor, now_ns
 
 from neptrio.backends.kernel.cuda_error import error_name
-from neptrio.errors import Internal, Reason
+from neptrio.errors import Code, Internal, Reason, TritonError
 
 cdef enum:
     GRAPH_AFTER = 3
     MAX_ARGUMENTS = 256
-    SPIN_NS = 30000
+    TIMED_FIRST = 4     # so many executions of a plan are timed, then one in SAMPLE
+    SAMPLE = 64
+    LONG_NS = 200000    # an execution that took longer last time is slept through at first
+    LONG_NAP_NS = 2000000
 
 
-cdef int stage(DeviceWork* w, DeviceRun* run) noexcept nogil:
-    """Copies the inputs to the device. Returns a CUresult."""
+cdef int stage(DeviceWork* w, DeviceRun* run, bint ahead) noexcept nogil:
+    """Copies the inputs to the device; `ahead`: while another batch executes. Returns a CUresult."""
     cdef Queue* q = w.queue
     cdef Plan* plan = run.plan
     cdef Slot* s
     cdef DevicePiece* piece
+    cdef cu.CUstream stream = q.copy if ahead else q.compute
     cdef int i, r, on_host = 0
     run.slot = q.next
     q.next = 1 - q.next
     s = &q.slots[run.slot]
+    run.timed = plan.runs < TIMED_FIRST or plan.runs % SAMPLE == 0
+    run.apart = ahead
+    run.graph = NULL
+    plan.runs += 1
     w.doing = "allocating memory"
-    r = ensure(q, s, plan)
+    r = ensure(q, s, plan, run.small)
     if r:
         return r
     w.doing = "copying inputs"
-    r = cu.cuEventRecord(s.begin, q.copy)
-    if r:
-        return r
     for i in range(run.n_pieces):
         piece = &w.pieces[run.first_piece + i]
         if not piece.on_device:
             if piece.nbytes:      # the pointer of an empty tensor may be NULL
                 memcpy(s.pinned + piece.offset, piece.source, piece.nbytes)
             on_host += 1
+    if q.use_graphs and run.small and on_host == run.n_pieces and plan.input_bytes <= SMALL_BLOCK and not run.timed:
+        r = whole(w, run, s)
+        if r or run.graph != NULL:
+            return r
+    if run.timed:
+        r = cu.cuEventRecord(s.begin, stream)
+        if r:
+            return r
     if on_host == run.n_pieces and on_host:
-        r = cu.cuMemcpyHtoDAsync(s.work, s.pinned, plan.input_bytes, q.copy)
+        r = copy_in(plan, s, stream)
         if r:
             return r
     else:
@@ -87,16 +111,72 @@ cdef int stage(DeviceWork* w, DeviceRun* run) noexcept nogil:
             if piece.nbytes == 0:
                 continue
             if not piece.on_device:
-                r = cu.cuMemcpyHtoDAsync(s.work + piece.offset, s.pinned + piece.offset, piece.nbytes, q.copy)
+                r = cu.cuMemcpyHtoDAsync(s.work + piece.offset, s.pinned + piece.offset, piece.nbytes, stream)
             elif piece.peer != NULL:
+                give_access(piece.peer, q.memory.ordinal)
                 r = cu.cuMemcpyPeerAsync(s.work + piece.offset, q.memory.context,
-                                         <cu.CUdeviceptr><uintptr_t>piece.source, piece.peer, piece.nbytes, q.copy)
+                                         <cu.CUdeviceptr><uintptr_t>piece.source, piece.peer.context, piece.nbytes,
+                                         stream)
             elif not piece.in_place:
                 r = cu.cuMemcpyDtoDAsync(s.work + piece.offset, <cu.CUdeviceptr><uintptr_t>piece.source,
-                                         piece.nbytes, q.copy)
+                                         piece.nbytes, stream)
             if r:
                 return r
-    return cu.cuEventRecord(s.staged, q.copy)
+    return cu.cuEventRecord(s.staged, stream) if run.apart or run.timed else 0
+
+
+cdef int copy_in(Plan* plan, Slot* s, cu.CUstream stream) noexcept nogil:
+    return cu.cuMemcpyHtoDAsync(s.work, s.pinned, plan.input_bytes, stream) if plan.input_bytes else 0
+
+
+cdef int copy_out(Plan* plan, Slot* s, cu.CUstream stream) noexcept nogil:
+    if plan.output_bytes == 0:
+        return 0
+    return cu.cuMemcpyDtoHAsync(s.pinned + plan.input_bytes, s.out, plan.output_bytes, stream)
+
+
+cdef int whole(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
+    """Sets `run.graph` to the graph of all that the run does, recorded here at the third use. Returns a CUresult."""
+    cdef Queue* q = w.queue
+    cdef Graph* graph = graph_of(s, run.plan)
+    cdef int r
+    graph.uses += 1
+    if graph.executable == NULL:
+        if graph.uses < GRAPH_AFTER:
+            return 0
+        find_addresses(w, run, s)
+        w.doing = "recording a graph"
+        r = cu.cuStreamBeginCapture(q.compute, cu.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        if r:
+            return r
+        r = copy_in(run.plan, s, q.compute)
+        if r == 0:
+            r = kernels(w, run, s)
+        if r == 0:
+            r = copy_out(run.plan, s, q.compute)
+        r = end_recording(q.compute, graph, r)
+        if r:
+            return r
+    run.graph = graph
+    return 0
+
+
+cdef void find_addresses(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
+    """Where each tensor is: in the slot, or for inputs that are read in place where they lie."""
+    cdef Plan* plan = run.plan
+    cdef DevicePiece* piece
+    cdef int i
+    for i in range(plan.n_slots):
+        w.addresses[i] = plan.tensors[i].offset + (
+            s.out if plan.n_inputs <= i < plan.n_inputs + plan.n_outputs else s.work)
+    for i in range(plan.n_inputs):
+        w.addresses[i] = 0  # an optional input that no request has is a null pointer for the kernel
+    for i in range(run.n_pieces):
+        piece = &w.pieces[run.first_piece + i]
+        if piece.in_place:
+            w.addresses[piece.slot] = <cu.CUdeviceptr><uintptr_t>piece.source
+        else:
+            w.addresses[piece.slot] = s.work + plan.tensors[piece.slot].offset
 
 
 cdef int kernels(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
@@ -148,40 +228,37 @@ cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
     cdef Slot* s = &q.slots[run.slot]
     cdef Graph* graph
     cdef Export* export
-    cdef DevicePiece* piece
-    cdef PlanTensor* t
     cdef int i, r
-    for i in range(plan.n_slots):
-        t = &plan.tensors[i]
-        w.addresses[i] = (s.out if plan.n_inputs <= i < plan.n_inputs + plan.n_outputs else s.work) + t.offset
-    for i in range(plan.n_inputs):
-        w.addresses[i] = 0  # an optional input that no request has is a null pointer for the kernel
-    for i in range(run.n_pieces):
-        piece = &w.pieces[run.first_piece + i]
-        if piece.in_place:
-            w.addresses[piece.slot] = <cu.CUdeviceptr><uintptr_t>piece.source
-        else:
-            w.addresses[piece.slot] = s.work + plan.tensors[piece.slot].offset
+    run.launched = now_ns()
+    if run.graph != NULL:
+        w.doing = "launching a graph"
+        r = cu.cuGraphLaunch(run.graph.executable, q.compute)
+        q.graph_launches += 1
+        return r or cu.cuEventRecord(s.done, q.compute)
+    if run.pin != NULL:
+        pin(run.pin)  # before anything is queued: it may take long
+    find_addresses(w, run, s)
     w.doing = "allocating outputs"
     for i in range(run.n_exports):
         export = &w.exports[run.first_export + i]
         if export.kept != NULL and export.nbytes:
-            r = cu.cuMemAllocFromPoolAsync(export.kept, export.nbytes, q.memory.pool, q.compute)
+            r = allocate(q.memory, export.kept, export.nbytes, q.compute)
             if r:
-                export.kept[0] = 0
                 return r
             export.target = export.kept[0]
         if export.direct and export.target:
             w.addresses[export.slot] = export.target
     w.doing = "waiting for the inputs"
-    r = cu.cuStreamWaitEvent(q.compute, s.staged, 0)
-    if r:
-        return r
-    r = cu.cuEventRecord(s.started, q.compute)
-    if r:
-        return r
+    if run.apart:
+        r = cu.cuStreamWaitEvent(q.compute, s.staged, 0)
+        if r:
+            return r
+    if run.timed:
+        r = cu.cuEventRecord(s.started, q.compute)
+        if r:
+            return r
     graph = NULL
-    if q.use_graphs and plan.n_launches > 1 and not run.own_memory:
+    if q.use_graphs and plan.n_launches > 1 and not run.own_memory and not run.small:
         graph = graph_of(s, plan)
         graph.uses += 1
         if graph.executable == NULL and graph.uses > GRAPH_AFTER:
@@ -196,52 +273,100 @@ cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
         r = kernels(w, run, s)
     if r:
         return r
-    r = cu.cuEventRecord(s.ran, q.compute)
-    if r:
-        return r
+    if run.timed:
+        r = cu.cuEventRecord(s.ran, q.compute)
+        if r:
+            return r
+    r = copies_out(w, run, s)
+    if r == 0 and run.timed:
+        r = cu.cuEventRecord(s.timed, q.compute)
+    return r or cu.cuEventRecord(s.done, q.compute)
+
+
+cdef int copies_out(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
+    """Queues the copies of the outputs to where they go. Returns a CUresult."""
+    cdef Queue* q = w.queue
+    cdef Plan* plan = run.plan
+    cdef Export* export
+    cdef int i, r = 0
+    if run.small:
+        w.doing = "copying outputs"
+        return copy_out(plan, s, q.compute)
+    if run.output != NULL and (run.pin == NULL or run.pin.state != PINNED):
+        r = cu.cuEventRecord(s.done, q.compute)
+        if r == 0:
+            r = wait_done(w, run, s)  # rule 6
+        if r:
+            return r
     w.doing = "copying outputs"
     if run.n_exports == 0:
         if plan.output_bytes:
             r = cu.cuMemcpyDtoHAsync(run.output, s.out, plan.output_bytes, q.compute)
-    else:
-        for i in range(run.n_exports):
-            export = &w.exports[run.first_export + i]
-            if export.nbytes == 0 or export.direct:
-                continue
-            if export.target:
-                r = cu.cuMemcpyDtoDAsync(export.target, s.out + export.offset, export.nbytes, q.compute)
-            else:
-                r = cu.cuMemcpyDtoHAsync(run.output + export.offset, s.out + export.offset, export.nbytes, q.compute)
-            if r:
-                return r
-    if r:
         return r
-    return cu.cuEventRecord(s.done, q.compute)
+    for i in range(run.n_exports):
+        export = &w.exports[run.first_export + i]
+        if export.nbytes == 0 or export.direct:
+            continue
+        if export.target:
+            r = cu.cuMemcpyDtoDAsync(export.target, s.out + export.offset, export.nbytes, q.compute)
+        else:
+            r = cu.cuMemcpyDtoHAsync(run.output + export.offset, s.out + export.offset, export.nbytes, q.compute)
+        if r:
+            return r
+    return 0
+
+
+cdef int wait_done(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
+    """Waits for the run's last event by asking for it. Returns a CUresult; when it takes longer than it may, the
+    context is given up (rule 6)."""
+    cdef Queue* q = w.queue
+    cdef int64_t waited, pause, expected = <int64_t>run.plan.wait_ns
+    cdef int r
+    w.doing = "executing"
+    while True:
+        r = cu.cuEventQuery(s.done)
+        if r != cu.CUDA_ERROR_NOT_READY:
+            return r
+        if q.memory.broken:
+            return q.memory.broken
+        waited = now_ns() - run.launched
+        if q.limit_ns and waited > q.limit_ns:
+            w.late = True
+            q.memory.broken = cu.CUDA_ERROR_LAUNCH_TIMEOUT
+            return q.memory.broken
+        if q.busy_wait:
+            continue
+        pause = nap_after(waited)
+        if expected > LONG_NS and waited < expected // 4 * 3:
+            pause = min(expected // 4 * 3 - waited, <int64_t>LONG_NAP_NS)
+        if pause:
+            nap(pause)
 
 
 cdef int finish(DeviceWork* w, DeviceRun* run) noexcept nogil:
     """Waits for the run and reads its event times. Returns a CUresult."""
     cdef Queue* q = w.queue
+    cdef Plan* plan = run.plan
     cdef Slot* s = &q.slots[run.slot]
     cdef float ms = 0
-    cdef int r
-    cdef int64_t until = now_ns() + SPIN_NS
-    w.doing = "executing"
-    while True:
-        r = cu.cuEventQuery(s.done)
-        if r != cu.CUDA_ERROR_NOT_READY:
-            break
-        if not q.busy_wait and now_ns() > until:
-            r = cu.cuEventSynchronize(s.done)
-            break
+    cdef double took
+    cdef int r = wait_done(w, run, s)
     if r:
         return r
-    if cu.cuEventElapsedTime(&ms, s.begin, s.staged) == 0:
-        w.input_ms += ms
-    if cu.cuEventElapsedTime(&ms, s.started, s.ran) == 0:
-        w.infer_ms += ms
-    if cu.cuEventElapsedTime(&ms, s.ran, s.done) == 0:
-        w.output_ms += ms
+    took = <double>(now_ns() - run.launched)
+    plan.wait_ns = took if plan.wait_ns == 0 else plan.wait_ns + (took - plan.wait_ns) / 8
+    if run.small and plan.output_bytes:
+        memcpy(run.output, s.pinned + plan.input_bytes, plan.output_bytes)
+    if run.timed:
+        if cu.cuEventElapsedTime(&ms, s.begin, s.staged) == 0:
+            plan.input_ms = ms
+        if cu.cuEventElapsedTime(&ms, s.started, s.ran) == 0:
+            plan.infer_ms = ms
+        if cu.cuEventElapsedTime(&ms, s.ran, s.timed) == 0:
+            plan.output_ms = ms
+    w.input_ms += plan.input_ms
+    w.infer_ms += plan.infer_ms
+    w.output_ms += plan.output_ms
     return 0
 
 
@@ -254,7 +379,6 @@ cdef void run_device(Work* work) noexcept nogil:
     cdef int i, r = 0
     if not w.staged:
         w.times[0] = now_ns()
-    pthread_rwlock_rdlock(&memory.alive)
     if memory.broken:
         w.status = memory.broken
         w.doing = "executing"
@@ -267,7 +391,7 @@ cdef void run_device(Work* work) noexcept nogil:
             if r:
                 break
             if not (i == 0 and w.staged):
-                r = stage(w, &w.runs[i])
+                r = stage(w, &w.runs[i], False)
                 if r:
                     break
             r = launch_run(w, &w.runs[i])
@@ -279,17 +403,15 @@ cdef void run_device(Work* work) noexcept nogil:
                     following = &(<DeviceBatch>ahead.owner).c
                     if following.n_runs and following.queue == q:
                         following.times[0] = now_ns()
-                        following.status = stage(following, &following.runs[0])
+                        following.status = stage(following, &following.runs[0], True)
                         following.staged = True
                         q.staged_ahead += 1
             r = finish(w, &w.runs[i])
-        w.status = r
-        if sticky(r):
-            memory.broken = r
-        elif r:
-            cu.cuStreamSynchronize(q.copy)  # until nothing of the failed batch uses its memory any more
-            cu.cuStreamSynchronize(q.compute)
-    pthread_rwlock_unlock(&memory.alive)
+        w.status = judged(memory, r)
+        if r and not memory.broken:  # until nothing of the failed batch uses its memory any more
+            r = wait_stream(memory, q.copy, 5.0) or wait_stream(memory, q.compute, 5.0)
+            if r:
+                memory.broken = r
     w.times[3] = now_ns()
     w.times[2] = w.times[3] - <int64_t>(w.output_ms * 1e6)
     w.times[1] = w.times[2] - <int64_t>(w.infer_ms * 1e6)
@@ -332,7 +454,13 @@ cdef class DeviceBatch(Batch):
         if self.c.status:
             name = error_name(self.c.status)
             doing = self.c.doing.decode() if self.c.doing != NULL else "executing"
-            self.error = Internal(f"model '{self.model.name}': {name} while {doing}", reason=Reason.BACKEND)
-            if sticky(self.c.status):
+            what = f"model '{self.model.name}': {name} while {doing}"
+            if self.c.late:
+                seconds = self.c.queue.limit_ns / 1e9
+                name = f"no end of a kernel within {seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"
+                self.error = TritonError(f"model '{self.model.name}': {name}", Code.TIMED_OUT, Reason.BACKEND)
+            else:
+                self.error = Internal(what, reason=Reason.BACKEND)
+            if self.queue.pool.broken:
                 self.host.broke(name)
         return Batch.deliver(self)

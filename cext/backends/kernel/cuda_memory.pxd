@@ -1,30 +1,44 @@
 # Memory of a GPU: the device's pool, blocks of it that tensors own, and page-locked host memory for outputs.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.backends.kernel.plan cimport Block
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_rwlock_t:
-        pass
-    int pthread_rwlock_init(pthread_rwlock_t*, void*)
-    int pthread_rwlock_destroy(pthread_rwlock_t*)
-    int pthread_rwlock_rdlock(pthread_rwlock_t*)
-    int pthread_rwlock_wrlock(pthread_rwlock_t*)
-    int pthread_rwlock_unlock(pthread_rwlock_t*)
-
 cdef struct Memory:             # what threads without the GIL use of a device
     cu.CUcontext context
     cu.CUmemoryPool pool
+    int ordinal                 # the GPU's number
+    uint64_t peers              # GPUs that were given access to the pool, as bits
     cu.CUstream side            # for copies and frees that no instance's stream does
-    pthread_rwlock_t alive      # held for reading while the driver is called, for writing while the context is reset
-    int broken                  # the error that ended the context, 0 while it works
+    int broken                  # the error that ended the context, 0 while it works; never cleared
+    int doubts                  # how many calls in a row had an error that may pass
+
+cdef struct Pin:                # host memory for outputs
+    char* ptr
+    size_t size
+    int state                   # one of the states below
+
+cdef enum:
+    PIN_NEW                     # the driver does not know it yet
+    PINNED
+    PIN_REFUSED                 # the driver would not lock it: it is ordinary memory
+
+cdef int judged(Memory* memory, int code) noexcept nogil
+cdef int wait_stream(Memory* memory, cu.CUstream stream, double seconds) noexcept nogil
+cdef void nap(int64_t nanoseconds) noexcept nogil
+cdef int64_t nap_after(int64_t waited) noexcept nogil
+cdef int pin(Pin* block) noexcept nogil
+cdef int allocate(Memory* memory, cu.CUdeviceptr* address, size_t size, cu.CUstream stream) noexcept nogil
+cdef void give_access(Memory* memory, int device) noexcept nogil
 
 cdef class DevicePool:
     cdef Memory c
     cdef readonly int ordinal
     cdef readonly int64_t blocks    # how many DeviceBlocks exist
     cdef public object on_idle      # called when the last of them is gone, or None
+    cdef public object post         # post(call) has the device's thread call it
+    cdef public object ask          # ask(call) does so and waits for the result
+    cdef list freed                 # addresses of blocks that are gone, for the device's thread
     cdef bint closed
     cdef int copy_(self, const char* from_host, cu.CUdeviceptr to, char* to_host, cu.CUdeviceptr source,
                    size_t nbytes) noexcept nogil
@@ -42,10 +56,13 @@ cdef class PinnedPool:
     cdef readonly size_t total
     cdef readonly size_t used
     cdef public object on_idle      # called when the last block has come back, or None
-    cdef dict idle                  # size -> [address]
+    cdef dict idle                  # size -> [address] of locked memory
     cdef bint closed
     cdef Block take(self, size_t nbytes)
-    cdef object give(self, char* pointer, size_t size)
-    cdef object drop(self)
+    cdef object give(self, Pin* block)
+
+cdef class PinnedBlock(Block):
+    cdef PinnedPool pool
+    cdef Pin pin
 
 cdef size_t rounded(size_t n) noexcept nogil

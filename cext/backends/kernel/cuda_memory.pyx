@@ -10,31 +10,45 @@ Rules:
  1. A DeviceBlock is allocated in the stream of the work that fills it (launch_run) and freed in the pool's side
     stream. Whoever reads or writes it keeps it alive until an event after that work was waited for.
  2. `broken` is set once, by whoever meets an error that ends the context, and never cleared. Memory of a broken pool
-    is never passed to the driver: resetting the context frees it.
- 3. The driver is called without the GIL only with `alive` held for reading. A reset takes it for writing, so it waits
-    for calls under way; by rule 2 there are none later.
- 4. Outputs arrive in ordinary memory that is registered with the driver. Resetting the context ends the registration,
-    but leaves the memory to the responses that are being sent.
+    is never passed to the driver, and host memory that the device may still write to is never used again.
+ 3. The driver is called without the GIL, and never on the trio thread: blocks die there, so their addresses are noted
+    and the device's own thread (driver_thread.py) frees them; copies that the trio thread needs are made there too.
+    Output blocks are locked by the instance's thread that first uses them.
+ 4. No wait is for ever: streams are asked whether they are done (wait_stream), with naps between.
  5. A pool is closed when nothing of it is in use; `on_idle` is called then.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
+from libc.time cimport time_t
 
 cimport cuda.bindings.cydriver as cu
 cimport cython
 
-from neptrio.backends.kernel.cuda_error cimport check, sticky
+from trio.lowlevel import in_trio_run
+
+from neptrio.backends.kernel.cuda_error cimport check, doubtful, sticky
 from neptrio.backends.kernel.plan cimport Block, new_block
+from neptrio.request.infer_request cimport now_ns
 
 from neptrio.backends.kernel.cuda_error import error_name
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t, size_t)
 
+cdef extern from "<time.h>" nogil:
+    cdef struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int nanosleep(const timespec*, timespec*)
+
 cdef enum:
     PAGE = 4096
+    DROWSY_NS = 50000       # until then, waiting threads ask without pause
+    NAP_NS = 20000          # the shortest nap
+    LONG_NAP_NS = 2000000
+    PATIENCE = 30           # seconds that copies and closing wait for a device before they give it up
 
 
 cdef size_t rounded(size_t n) noexcept nogil:
@@ -54,43 +68,77 @@ cdef class DevicePool:
 
     def __cinit__(self):
         memset(&self.c, 0, sizeof(Memory))
-        pthread_rwlock_init(&self.c.alive, NULL)
+        self.freed = []
 
     def __init__(self, uintptr_t context, uintptr_t pool, int ordinal):
         self.c.context = <cu.CUcontext>context
         self.c.pool = <cu.CUmemoryPool>pool
         self.ordinal = ordinal
-        check(cu.cuStreamCreate(&self.c.side, 1), "creating a stream")  # non-blocking
-
-    def __dealloc__(self):
-        pthread_rwlock_destroy(&self.c.alive)
+        self.c.ordinal = ordinal
+        cdef int r
+        with nogil:
+            r = cu.cuStreamCreate(&self.c.side, 1)  # non-blocking
+        check(r, "creating a stream")
 
     @property
     def broken(self) -> str:
         """The name of the error that made the context unusable, "" while it works."""
         return error_name(self.c.broken) if self.c.broken else ""
 
-    def abandon(self, int code=709):
-        """From now on nothing of this pool is used: its context is about to be reset."""
+    def give_up(self, int code):
+        """Nothing of this pool is used from now on: its context has ended with that error."""
         if not self.c.broken:
             self.c.broken = code
-        with nogil:  # waits for calls of the driver that are under way
-            pthread_rwlock_wrlock(&self.c.alive)
-            pthread_rwlock_unlock(&self.c.alive)
 
-    def close(self):
-        """Destroys the side stream. No block may be left."""
+    def free(self):
+        """Gives the memory of blocks that are gone back to the pool. On the device's thread."""
+        cdef list freed = self.freed
+        cdef cu.CUdeviceptr address
+        cdef cu.CUcontext old
+        cdef int r
+        self.freed = []
+        for number in freed:
+            address = number
+            if self.c.broken:
+                return
+            with nogil:
+                r = cu.cuCtxPushCurrent(self.c.context)
+                if r == 0:
+                    r = cu.cuMemFreeAsync(address, self.c.side)
+                    cu.cuCtxPopCurrent(&old)
+                judged(&self.c, r)
+
+    def trim(self):
+        """Gives memory that the pool holds unused back to the device. Not on the trio thread."""
         cdef cu.CUcontext old
         if self.closed or self.c.broken:
             return
+        with nogil:
+            if cu.cuCtxPushCurrent(self.c.context) == 0:
+                if wait_stream(&self.c, self.c.side, 1.0) == 0:  # frees under way
+                    cu.cuMemPoolTrimTo(self.c.pool, 0)
+                cu.cuCtxPopCurrent(&old)
+
+    def close(self):
+        """Destroys the side stream. No block may be left. On the device's thread."""
+        cdef cu.CUcontext old
+        self.free()
+        if self.closed or self.c.broken:
+            return
         self.closed = True
-        if cu.cuCtxPushCurrent(self.c.context) == 0:
-            cu.cuStreamSynchronize(self.c.side)
-            cu.cuStreamDestroy(self.c.side)
-            cu.cuCtxPopCurrent(&old)
+        with nogil:
+            if cu.cuCtxPushCurrent(self.c.context) == 0:
+                wait_stream(&self.c, self.c.side, PATIENCE)
+                cu.cuStreamDestroy(self.c.side)
+                cu.cuCtxPopCurrent(&old)
 
     def fetch(self, uintptr_t address, size_t nbytes):
         """Copies device memory to the host; returns a Block. Raises Internal with the CUDA error's name."""
+        if self.ask is not None and in_trio_run():
+            return self.ask(lambda: self._fetch(address, nbytes))
+        return self._fetch(address, nbytes)
+
+    def _fetch(self, uintptr_t address, size_t nbytes):
         cdef Block block = new_block(nbytes)
         cdef int r
         with nogil:
@@ -100,6 +148,12 @@ cdef class DevicePool:
 
     def store(self, uintptr_t address, source):
         """Copies a buffer to device memory. Raises Internal."""
+        if self.ask is not None and in_trio_run():
+            self.ask(lambda: self._store(address, source))
+        else:
+            self._store(address, source)
+
+    def _store(self, uintptr_t address, source):
         cdef Py_buffer view
         cdef int r
         PyObject_GetBuffer(source, &view, PyBUF_SIMPLE)
@@ -114,6 +168,12 @@ cdef class DevicePool:
 
     def copy(self, uintptr_t to, uintptr_t source, size_t nbytes):
         """Copies between two places on the device. Raises Internal."""
+        if self.ask is not None and in_trio_run():
+            self.ask(lambda: self._copy(to, source, nbytes))
+        else:
+            self._copy(to, source, nbytes)
+
+    def _copy(self, uintptr_t to, uintptr_t source, size_t nbytes):
         cdef int r
         with nogil:
             r = self.copy_(NULL, <cu.CUdeviceptr>to, NULL, <cu.CUdeviceptr>source, nbytes)
@@ -126,8 +186,9 @@ cdef class DevicePool:
         with nogil:
             r = cu.cuCtxPushCurrent(self.c.context)
             if r == 0:
-                r = cu.cuStreamSynchronize(<cu.CUstream><uintptr_t>1)  # CU_STREAM_LEGACY
+                r = wait_stream(&self.c, <cu.CUstream><uintptr_t>1, PATIENCE)  # CU_STREAM_LEGACY
                 cu.cuCtxPopCurrent(&old)
+            judged(&self.c, r)
         check(r, "waiting for the default stream")
 
     cdef int copy_(self, const char* from_host, cu.CUdeviceptr to, char* to_host, cu.CUdeviceptr source,
@@ -137,7 +198,6 @@ cdef class DevicePool:
         cdef int r
         if nbytes == 0:
             return 0
-        pthread_rwlock_rdlock(&m.alive)
         r = m.broken
         if r == 0:
             r = cu.cuCtxPushCurrent(m.context)
@@ -149,12 +209,82 @@ cdef class DevicePool:
                 else:
                     r = cu.cuMemcpyDtoDAsync(to, source, nbytes, m.side)
                 if r == 0:
-                    r = cu.cuStreamSynchronize(m.side)
+                    r = wait_stream(m, m.side, PATIENCE)
                 cu.cuCtxPopCurrent(&old)
-            if sticky(r):
-                m.broken = r
-        pthread_rwlock_unlock(&m.alive)
+            judged(m, r)
         return r
+
+
+cdef int judged(Memory* memory, int code) noexcept nogil:
+    """Notes what an error of the driver says about the context; returns the error."""
+    if code == 0:
+        memory.doubts = 0
+    elif sticky(code):
+        memory.broken = code
+    elif doubtful(code):
+        memory.doubts += 1
+        if memory.doubts > 1:
+            memory.broken = code
+    return code
+
+
+cdef int allocate(Memory* memory, cu.CUdeviceptr* address, size_t size, cu.CUstream stream) noexcept nogil:
+    """Takes memory from the pool in a stream. Returns a CUresult; out of memory only after the pool gave back to the
+    device what it held unused, and other pools could not help."""
+    cdef int r = cu.cuMemAllocFromPoolAsync(address, size, memory.pool, stream)
+    if r == cu.CUDA_ERROR_OUT_OF_MEMORY:
+        wait_stream(memory, memory.side, 1.0)  # memory whose free is under way does not count as unused
+        cu.cuMemPoolTrimTo(memory.pool, 0)
+        r = cu.cuMemAllocFromPoolAsync(address, size, memory.pool, stream)
+    if r:
+        address[0] = 0
+    return r
+
+
+cdef void give_access(Memory* memory, int device) noexcept nogil:
+    """Lets another GPU reach this pool's memory; where the machine cannot do that, the driver copies over the host."""
+    cdef cu.CUmemAccessDesc access
+    if memory.ordinal == device or memory.peers >> device & 1:
+        return
+    memset(&access, 0, sizeof(access))
+    access.location.type = cu.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = cu.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    cu.cuMemPoolSetAccess(memory.pool, &access, 1)
+    memory.peers |= <uint64_t>1 << device
+
+
+cdef void nap(int64_t nanoseconds) noexcept nogil:
+    cdef timespec t
+    t.tv_sec = nanoseconds // 1000000000
+    t.tv_nsec = nanoseconds % 1000000000
+    nanosleep(&t, NULL)
+
+
+cdef int64_t nap_after(int64_t waited) noexcept nogil:
+    """How long to sleep before asking again, when `waited` ns have passed: what a nap adds to a wait stays small."""
+    if waited < DROWSY_NS:
+        return 0
+    return min(max(waited // 16, <int64_t>NAP_NS), <int64_t>LONG_NAP_NS)
+
+
+cdef int wait_stream(Memory* memory, cu.CUstream stream, double seconds) noexcept nogil:
+    """Waits until a stream's work is done. Returns a CUresult; after `seconds`, or when another thread has met the end
+    of the context, CUDA_ERROR_LAUNCH_TIMEOUT or that error: the work may go on, so its memory must not be used."""
+    cdef int64_t start = now_ns(), waited, pause
+    cdef int r
+    while True:
+        r = cu.cuStreamQuery(stream)
+        if r != cu.CUDA_ERROR_NOT_READY:
+            return r
+        if memory.broken:
+            return memory.broken
+        waited = now_ns() - start
+        if waited > <int64_t>(seconds * 1e9):
+            return cu.CUDA_ERROR_LAUNCH_TIMEOUT
+        pause = nap_after(waited)
+        if pause:
+            nap(pause)
 
 
 @cython.no_gc_clear  # the pool must still exist when a block is freed
@@ -167,13 +297,13 @@ cdef class DeviceBlock:
         return self.pool
 
     def __dealloc__(self):
-        cdef cu.CUcontext old
         cdef DevicePool pool = self.pool
         if pool is None:
             return
-        if self.address and not pool.c.broken and cu.cuCtxPushCurrent(pool.c.context) == 0:
-            cu.cuMemFreeAsync(self.address, pool.c.side)
-            cu.cuCtxPopCurrent(&old)
+        if self.address and not pool.c.broken:
+            pool.freed.append(<uintptr_t>self.address)
+            if len(pool.freed) == 1 and pool.post is not None:
+                pool.post(pool.free)
         pool.blocks -= 1
         if pool.blocks == 0 and pool.on_idle is not None:
             pool.on_idle()
@@ -202,69 +332,83 @@ cdef class PinnedPool:
         self.idle = {}
 
     cdef Block take(self, size_t nbytes):
+        """A block for outputs. The driver is not called: pin() locks it, on the instance's thread."""
         cdef size_t size = rounded(nbytes)
         cdef PinnedBlock block
         cdef char* pointer = NULL
-        cdef cu.CUcontext old
-        cdef int r
+        cdef int state = PINNED
         cdef list idle = self.idle.get(size)
         if idle:
             pointer = <char*><uintptr_t>idle.pop()
         elif self.total + size <= self.limit and not self.closed and not self.device.c.broken:
             pointer = <char*>aligned_alloc(PAGE, size)
             if pointer != NULL:
-                with nogil:
-                    r = cu.cuCtxPushCurrent(self.device.c.context)
-                    if r == 0:
-                        r = cu.cuMemHostRegister(pointer, size, 1)  # portable
-                        cu.cuCtxPopCurrent(&old)
-                if r:
-                    free(pointer)
-                    pointer = NULL
-                else:
-                    self.total += size
+                self.total += size
+                state = PIN_NEW
         if pointer == NULL:
             return new_block(nbytes)
         block = PinnedBlock.__new__(PinnedBlock)
         block.ptr = pointer
         block.nbytes = nbytes
-        block.size = size
+        block.pin.ptr = pointer
+        block.pin.size = size
+        block.pin.state = state
         block.pool = self
         self.used += size
         return block
 
-    cdef object give(self, char* pointer, size_t size):
-        self.used -= size
-        self.idle.setdefault(size, []).append(<uintptr_t>pointer)
-        if self.closed or self.device.c.broken:
-            self.drop()
+    cdef object give(self, Pin* block):
+        self.used -= block.size
+        if block.state == PINNED:
+            if not self.device.c.broken:  # or the device may still write there
+                self.idle.setdefault(block.size, []).append(<uintptr_t>block.ptr)
+        else:
+            self.total -= block.size
+            free(block.ptr)
         if self.used == 0 and self.on_idle is not None:
             self.on_idle()
 
-    cdef object drop(self):
+    def drop(self):
+        """Unlocks and frees the blocks that are unused. Not on the trio thread."""
         cdef uintptr_t pointer
         cdef cu.CUcontext old
-        for size, idle in self.idle.items():
-            for pointer in idle:
-                if not self.device.c.broken and cu.cuCtxPushCurrent(self.device.c.context) == 0:
-                    cu.cuMemHostUnregister(<void*>pointer)
-                    cu.cuCtxPopCurrent(&old)
-                free(<void*>pointer)
+        cdef int r
+        taken, self.idle = self.idle, {}
+        for size, idle in taken.items():
+            for number in idle:
+                pointer = number
+                if self.device.c.broken:
+                    return
+                with nogil:
+                    r = cu.cuCtxPushCurrent(self.device.c.context)
+                    if r == 0:
+                        r = cu.cuMemHostUnregister(<void*>pointer)
+                        cu.cuCtxPopCurrent(&old)
+                    judged(&self.device.c, r)
+                if r == 0:
+                    free(<void*>pointer)
                 self.total -= <size_t>size
-            idle.clear()
 
     def close(self):
-        """Frees the blocks that are unused, and later each block that comes back."""
+        """Frees the blocks. None may be in use. On the device's thread."""
         self.closed = True
         self.drop()
 
 
+cdef int pin(Pin* block) noexcept nogil:
+    """Has the driver lock a new block, in the current context. It may refuse: then it stays ordinary memory."""
+    cdef int r
+    if block.state == PIN_NEW:
+        r = cu.cuMemHostRegister(block.ptr, block.size, 1)  # portable
+        block.state = PINNED if r == 0 else PIN_REFUSED
+        return r
+    return 0
+
+
 @cython.no_gc_clear  # the pool must still exist when a block is freed
 cdef class PinnedBlock(Block):
-    cdef PinnedPool pool
-    cdef size_t size
 
     def __dealloc__(self):
         if self.pool is not None:
-            self.pool.give(self.ptr, self.size)
+            self.pool.give(&self.pin)
             self.ptr = NULL  # or Block would free it

@@ -7,6 +7,8 @@ from neptrio.backends.kernel.plan cimport Plan
 
 cdef enum:
     GRAPHS = 64
+    OUTGROWN = 16
+    SMALL_BLOCK = 65536         # bytes; so much is copied by the host sooner than a block is locked for it
 
 cdef struct Graph:              # a plan's kernels recorded as one launch (cuda_graph)
     uint64_t plan
@@ -15,8 +17,10 @@ cdef struct Graph:              # a plan's kernels recorded as one launch (cuda_
     cu.CUgraphExec executable
 
 cdef struct Slot:
-    char* pinned                # buffer for staging inputs
+    char* pinned                # buffer for staging inputs, and behind them the outputs of small batches
     size_t pinned_size
+    char* outgrown[OUTGROWN]    # smaller ones that it had before
+    int n_outgrown
     cu.CUdeviceptr work         # inputs and scratch buffers
     size_t work_size
     cu.CUdeviceptr out
@@ -25,7 +29,9 @@ cdef struct Slot:
     cu.CUevent staged
     cu.CUevent started
     cu.CUevent ran
-    cu.CUevent done
+    cu.CUevent done             # the host waits for it, so it has no times
+    cu.CUevent timed            # the same moment, where times are measured
+    cu.CUevent grown
     # increases when its memory is replaced: graphs of older generations have other addresses
     uint64_t generation
     Graph graphs[GRAPHS]
@@ -37,6 +43,7 @@ cdef struct Queue:
     cu.CUfunction* functions
     int n_functions
     bint busy_wait
+    int64_t limit_ns            # how long an execution may take, 0: no limit
     bint use_graphs
     Slot slots[2]
     int next
@@ -46,7 +53,7 @@ cdef struct Queue:
     size_t device_bytes
     size_t pinned_bytes
 
-cdef int ensure(Queue* q, Slot* s, Plan* plan) noexcept nogil
+cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small) noexcept nogil
 
 cdef class DeviceQueue:
     cdef Queue c
@@ -54,5 +61,6 @@ cdef class DeviceQueue:
     cdef readonly PinnedPool pinned
     cdef object owner
     cdef int64_t told               # the value of `grown` at the last report
-    cdef object make(self, unsigned int flags)
+    cdef object make(self)
+    cdef int create(self) noexcept nogil
     cdef void give_back(self) noexcept nogil

@@ -8,60 +8,70 @@ executes (cuda_launch).
 Rules:
  1. Memory grows to powers of two and never shrinks while the instance lives. Its bytes are counted; any thread may
     read them.
- 2. To grow, the old block is freed in the compute stream, after the work that used it, and that is waited for,
-    because the copy stream may use the new block at once. The slot's graphs become invalid.
- 3. A queue is made and closed on its instance's thread. With a broken context, close() passes nothing to the
-    driver: the reset frees everything.
+ 2. To grow, the old block is freed in the compute stream, after the work that used it, and the copy stream waits for
+    that, because it may use the new block at once. The slot's graphs become invalid. Outgrown page-locked buffers
+    are kept until the end, because freeing one may wait for the whole device.
+ 3. A queue is made and closed on its instance's thread, without the GIL. With a broken context, or when its streams do
+    not come to an end, close() passes nothing to the driver: what was taken is lost until the process ends.
 """
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.backends.kernel.cuda_error cimport check
-from neptrio.backends.kernel.cuda_memory cimport (
-    DevicePool,
-    PinnedPool,
-    pthread_rwlock_rdlock,
-    pthread_rwlock_unlock,
-    rounded,
-)
+from neptrio.backends.kernel.cuda_memory cimport DevicePool, PinnedPool, allocate, judged, rounded, wait_stream
 from neptrio.backends.kernel.plan cimport Plan
 
 
-cdef int ensure(Queue* q, Slot* s, Plan* plan) noexcept nogil:
-    """Grows a slot's memory to the sizes that the plan needs. Returns a CUresult."""
+cdef enum:
+    PATIENCE = 5  # seconds that close() waits for a stream's end
+
+
+cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small) noexcept nogil:
+    """Grows a slot's memory to the sizes that the plan needs; `small`: the outputs arrive here too. Returns a
+    CUresult."""
     cdef int r
-    cdef size_t size
-    cdef bint grew = False
-    if s.pinned_size < plan.input_bytes:
+    cdef size_t size = plan.input_bytes + (plan.output_bytes if small else 0)
+    cdef bint grew = False, changed = False
+    if s.pinned_size < size:
         if s.pinned != NULL:
-            cu.cuMemFreeHost(s.pinned)
-            q.pinned_bytes -= s.pinned_size
+            if s.n_outgrown < OUTGROWN:
+                s.outgrown[s.n_outgrown] = s.pinned
+                s.n_outgrown += 1
+            else:
+                cu.cuMemFreeHost(s.pinned)
+                q.pinned_bytes -= s.pinned_size
         s.pinned = NULL
         s.pinned_size = 0
+        changed = True
         q.grown += 1
-        size = rounded(plan.input_bytes)
+        size = rounded(size)
         r = cu.cuMemHostAlloc(<void**>&s.pinned, size, 0)
         if r:
             s.pinned = NULL
+            s.generation += 1
             return r
         s.pinned_size = size
         q.pinned_bytes += size
     if s.work_size < plan.work_bytes:
+        grew = True
         r = regrow(q, &s.work, &s.work_size, plan.work_bytes)
         if r:
+            s.generation += 1
             return r
-        grew = True
     if s.out_size < plan.output_bytes:
+        grew = True
         r = regrow(q, &s.out, &s.out_size, plan.output_bytes)
         if r:
+            s.generation += 1
             return r
-        grew = True
-    if grew:
+    if grew or changed:
         s.generation += 1
-        return cu.cuStreamSynchronize(q.compute)
+    if grew:
+        r = cu.cuEventRecord(s.grown, q.compute)
+        return r or cu.cuStreamWaitEvent(q.copy, s.grown, 0)
     return 0
 
 
@@ -76,9 +86,8 @@ cdef int regrow(Queue* q, cu.CUdeviceptr* pointer, size_t* size, size_t wanted) 
         size[0] = 0
         if r:
             return r
-    r = cu.cuMemAllocFromPoolAsync(pointer, want, q.memory.pool, q.compute)
+    r = allocate(q.memory, pointer, want, q.compute)
     if r:
-        pointer[0] = 0
         return r
     size[0] = want
     q.device_bytes += want
@@ -89,9 +98,10 @@ cdef class DeviceQueue:
     """One instance's streams, slots and functions. Made, used and closed on the instance's thread."""
 
     def __init__(self, DevicePool pool not None, PinnedPool pinned not None, list functions, bint busy_wait,
-                 bint use_graphs, owner):
+                 bint use_graphs, owner, double limit=0):
         """`functions` are CUfunction addresses in the order that plans use (0: not used); `owner` keeps context
-        and module alive. Raises Internal after freeing what was already allocated."""
+        and module alive; `limit` is how many seconds an execution may take, 0 for no limit. Raises Internal after
+        freeing what was already allocated."""
         cdef int i
         cdef uintptr_t function
         self.owner = owner
@@ -100,6 +110,7 @@ cdef class DeviceQueue:
         self.c.memory = &pool.c
         self.c.busy_wait = busy_wait
         self.c.use_graphs = use_graphs
+        self.c.limit_ns = <int64_t>(limit * 1e9)
         self.c.n_functions = len(functions)
         self.c.functions = <cu.CUfunction*>calloc(max(len(functions), 1), sizeof(cu.CUfunction))
         if self.c.functions == NULL:
@@ -108,24 +119,42 @@ cdef class DeviceQueue:
             function = functions[i]
             self.c.functions[i] = <cu.CUfunction>function
         try:
-            self.make(0 if busy_wait else 1)  # CU_EVENT_BLOCKING_SYNC
+            self.make()
         except BaseException:
             self.close()
             raise
 
-    cdef object make(self, unsigned int flags):
+    cdef object make(self):
+        cdef int r
+        with nogil:
+            r = self.create()
+        check(r, "creating streams and events")
+
+    cdef int create(self) noexcept nogil:
         cdef int i
         cdef Slot* s
-        check(cu.cuCtxSetCurrent(self.c.memory.context), "making the context current")
-        check(cu.cuStreamCreate(&self.c.compute, 1), "creating a stream")  # non-blocking
-        check(cu.cuStreamCreate(&self.c.copy, 1), "creating a stream")
+        cdef int r = cu.cuCtxSetCurrent(self.c.memory.context)
+        if r == 0:
+            r = cu.cuStreamCreate(&self.c.compute, 1)  # non-blocking
+        if r == 0:
+            r = cu.cuStreamCreate(&self.c.copy, 1)
         for i in range(2):
             s = &self.c.slots[i]
-            check(cu.cuEventCreate(&s.begin, 0), "creating an event")
-            check(cu.cuEventCreate(&s.staged, 0), "creating an event")
-            check(cu.cuEventCreate(&s.started, 0), "creating an event")
-            check(cu.cuEventCreate(&s.ran, 0), "creating an event")
-            check(cu.cuEventCreate(&s.done, flags), "creating an event")
+            if r == 0:
+                r = cu.cuEventCreate(&s.begin, 0)
+            if r == 0:
+                r = cu.cuEventCreate(&s.staged, 0)
+            if r == 0:
+                r = cu.cuEventCreate(&s.started, 0)
+            if r == 0:
+                r = cu.cuEventCreate(&s.ran, 0)
+            if r == 0:
+                r = cu.cuEventCreate(&s.timed, 0)
+            if r == 0:
+                r = cu.cuEventCreate(&s.grown, 2)  # without times
+            if r == 0:
+                r = cu.cuEventCreate(&s.done, 2)
+        return r
 
     def usage(self) -> dict:
         """Bytes held on the device and page-locked on the host; how many graphs were launched and batches staged
@@ -142,10 +171,8 @@ cdef class DeviceQueue:
         if self.c.memory == NULL:
             return
         with nogil:
-            pthread_rwlock_rdlock(&self.c.memory.alive)
             if self.c.memory.broken == 0 and cu.cuCtxSetCurrent(self.c.memory.context) == 0:
                 self.give_back()
-            pthread_rwlock_unlock(&self.c.memory.alive)
         free(self.c.functions)
         memset(&self.c, 0, sizeof(Queue))
         self.owner = None
@@ -153,10 +180,11 @@ cdef class DeviceQueue:
     cdef void give_back(self) noexcept nogil:
         cdef int i, k
         cdef Slot* s
-        if self.c.copy != NULL:
-            cu.cuStreamSynchronize(self.c.copy)
-        if self.c.compute != NULL:
-            cu.cuStreamSynchronize(self.c.compute)
+        cdef cu.CUevent events[7]
+        if self.c.copy != NULL and judged(self.c.memory, wait_stream(self.c.memory, self.c.copy, PATIENCE)):
+            return
+        if self.c.compute != NULL and judged(self.c.memory, wait_stream(self.c.memory, self.c.compute, PATIENCE)):
+            return
         for i in range(2):
             s = &self.c.slots[i]
             for k in range(GRAPHS):
@@ -164,22 +192,19 @@ cdef class DeviceQueue:
                     cu.cuGraphExecDestroy(s.graphs[k].executable)
             if s.pinned != NULL:
                 cu.cuMemFreeHost(s.pinned)
+            for k in range(s.n_outgrown):
+                cu.cuMemFreeHost(s.outgrown[k])
             if s.work_size:
                 cu.cuMemFreeAsync(s.work, self.c.compute)
             if s.out_size:
                 cu.cuMemFreeAsync(s.out, self.c.compute)
-            if s.begin != NULL:
-                cu.cuEventDestroy(s.begin)
-            if s.staged != NULL:
-                cu.cuEventDestroy(s.staged)
-            if s.started != NULL:
-                cu.cuEventDestroy(s.started)
-            if s.ran != NULL:
-                cu.cuEventDestroy(s.ran)
-            if s.done != NULL:
-                cu.cuEventDestroy(s.done)
+            events[0], events[1], events[2], events[3] = s.begin, s.staged, s.started, s.ran
+            events[4], events[5], events[6] = s.timed, s.grown, s.done
+            for k in range(7):
+                if events[k] != NULL:
+                    cu.cuEventDestroy(events[k])
         if self.c.compute != NULL:
-            cu.cuStreamSynchronize(self.c.compute)
+            wait_stream(self.c.memory, self.c.compute, PATIENCE)
             cu.cuStreamDestroy(self.c.compute)
         if self.c.copy != NULL:
             cu.cuStreamDestroy(self.c.copy)

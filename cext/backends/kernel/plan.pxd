@@ -1,5 +1,5 @@
 # A plan: what one execution of a kernel model does for one set of input shapes, as C arrays that an instance's thread
-# reads without the GIL. Made on the trio thread, not changed afterwards except `mean_ns`, and kept alive by every
+# reads without the GIL. Made on the trio thread, not changed afterwards except for measured times, and kept alive by every
 # batch that uses it.
 #   Slots number the tensors: first inputs, then outputs, then scratch buffers.
 from libc.stdint cimport int64_t, uint64_t
@@ -35,6 +35,11 @@ cdef struct Plan:
     size_t output_bytes   # of all outputs, each aligned
     size_t input_bytes    # of all inputs, each aligned
     size_t work_bytes     # of inputs and scratch buffers
+    uint64_t runs         # on a GPU: executions so far, how long their ends were waited for, and the last measured times
+    double wait_ns
+    double input_ms
+    double infer_ms
+    double output_ms
 
 cdef class KernelPlan:
     cdef Plan c

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+CONNECTIONS = (
+    "32"  # hardware queues of a device: with the usual 8, streams of many instances wait for each other
+)
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -50,6 +54,7 @@ def _of_driver(library: str) -> tuple[Gpu, ...]:
         driver = ctypes.CDLL(library)
     except OSError:
         return ()
+    before_start()
     count = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()
@@ -59,6 +64,11 @@ def _of_driver(library: str) -> tuple[Gpu, ...]:
         driver.cuDeviceGetName(name, 128, index)
         found.append(Gpu(index, name.value.decode(errors="replace") or "NVIDIA GPU"))
     return tuple(found)
+
+
+def before_start() -> None:
+    """Sets what the driver reads when it starts (cuInit), unless the environment says otherwise."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)
 
 
 def describe() -> str:

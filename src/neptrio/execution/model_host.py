@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,3 +37,5 @@ class ModelHost:
     doorbells: Doorbells  # how models' processes wake the trio thread
     spans: SpanOptions | None = None  # with trace mode opentelemetry: where models' spans are exported
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    # a GPU cannot be used any more, with the reason; called once for each, on the trio thread
+    device_failed: Callable[[str], None] = field(default=lambda why: None)

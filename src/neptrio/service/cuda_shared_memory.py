@@ -8,8 +8,8 @@ Rules:
  1. A region is opened once at registration and closed when it has been unregistered and the last tensor
     that views it is gone, so unregistering during use is safe.
  2. A region keeps its GPU's context open, like a model on that GPU does.
- 3. When the GPU's context breaks, its regions are lost: using one is an error that says so, and clients
-    must register them again.
+ 3. When the GPU's context breaks, its regions are lost: using one is an error that says so.
+ 4. The trio thread makes no call of the driver: regions are opened on a worker thread, and closed on the device's.
 
 Source: docs/protocol/features.md A6, docs/protocol/observed.md 13.
 """
@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import trio
 
 import neptrio.request.device_memory as device_memory
 from neptrio import datatypes
 from neptrio.backends.kernel import device
-from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.errors import AlreadyExists, InvalidArgument, NotFound, TritonError, Unavailable
 from neptrio.request.infer_request import MemoryKind, Tensor, tensor_at
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
@@ -58,11 +61,13 @@ class CudaRegion:
             lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
             opened = device.call(driver.cuIpcOpenMemHandle(handle, lazily), "opening the memory handle")
             self.address = int(opened)
-            _, size = device.call(driver.cuMemGetAddressRange(self.address), "reading the allocation's size")
-        if int(size) < self.byte_size:
-            raise InvalidArgument(
-                f"the allocation has {int(size)} bytes, the region asks for {self.byte_size}"
+            base, size = device.call(
+                driver.cuMemGetAddressRange(self.address), "reading the allocation's size"
             )
+        # a client's memory may begin inside the block that is shared
+        room = int(base) + int(size) - self.address
+        if room < self.byte_size:
+            raise InvalidArgument(f"the allocation has {room} bytes, the region asks for {self.byte_size}")
 
     @property
     def lost(self) -> bool:
@@ -70,19 +75,24 @@ class CudaRegion:
         return bool(self.device_pool.broken)
 
     def close(self) -> None:
-        """Unmaps the memory. Errors are ignored: the process that owns it may be gone."""
+        """Unmaps the memory, on the device's thread. Errors are ignored: the process that owns it may be gone."""
         gpu, self._gpu = self._gpu, None
         if gpu is None:
             return
         if self.address and not gpu.pool.broken:
-            with gpu.current():
-                gpu._driver.cuIpcCloseMemHandle(self.address)
+            gpu.thread.post(partial(_unmap, gpu, self.address))
         self.address = 0
         gpu.release()
 
     def __del__(self) -> None:
         if getattr(self, "_gpu", None) is not None:
             self.close()
+
+
+def _unmap(gpu: device.Device, address: int) -> None:
+    if not gpu.pool.broken:
+        with gpu.current():
+            gpu._driver.cuIpcCloseMemHandle(address)
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,8 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
             len(self._regions), sum(r.byte_size for r in self._regions.values())
         )
 
-    def register(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
-        """Opens a region. Raises AlreadyExists or InvalidArgument."""
+    async def register(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """Opens a region, on a thread: the driver may take long. Raises AlreadyExists or InvalidArgument."""
         self.check_new(name)
         problem = ""
         if len(raw_handle) != HANDLE_SIZE:
@@ -119,8 +129,12 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
             problem = f"byte_size must be above 0, got {byte_size}"
         if not problem:
             try:
-                self._regions[name] = self._open(name, raw_handle, device_id, byte_size)
+                opened = await trio.to_thread.run_sync(self._open, name, raw_handle, device_id, byte_size)
+                self.check_new(name)  # somebody else may have been quicker
+                self._regions[name] = opened
                 return
+            except AlreadyExists:
+                raise
             except TritonError as error:
                 problem = str(error)
         raise InvalidArgument(f"failed to register shared memory region: invalid args ({problem})")
@@ -133,9 +147,7 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         if found is None:
             raise NotFound(f"Unable to find shared memory region: '{region}'")
         if getattr(found, "lost", False):
-            raise Unavailable(
-                f"shared memory region '{region}' was lost when GPU {found.device_id} was reset; register it again"
-            )
+            raise Unavailable(f"shared memory region '{region}' was lost when GPU {found.device_id} failed")
         check_part(region, found.byte_size, offset, size)
         return found
 

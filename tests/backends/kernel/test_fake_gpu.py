@@ -6,6 +6,7 @@ for and what it gives back. What a GPU makes of it, `make test-gpu` proves on a 
 
 from __future__ import annotations
 
+import http.client
 import json
 import queue
 import re
@@ -20,7 +21,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.kernel.family import FAMILY, Case
+from tests.backends.kernel.family import FAMILY, Case, parameter
 from tests.backends.kernel.family.served import BATCHED, check_alone, check_together
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add, add_config, get, held, post, reason
@@ -39,7 +40,7 @@ def test_the_gpu_tests_pass_on_the_fake_driver(mode: int) -> None:
     """`make test-gpu` with the fake driver in the GPU's place, with work executed in several orders."""
     tests = Path(__file__).parent / "test_gpu.py"
     chosen = [] if mode == 0 else ["-k", "graph or staged or pool"]
-    with FakeGpu(mode=mode) as gpu:
+    with FakeGpu(mode=mode, main_thread=1) as gpu:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), *chosen]
         done = subprocess.run(command, env=gpu.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -180,7 +181,7 @@ def two_models(tmp_path: Path) -> Path:
 
 
 def test_out_of_memory_fails_the_batch_and_nothing_else(two_models: Path) -> None:
-    with FakeGpu() as gpu:
+    with FakeGpu(fail_times=2) as gpu:  # also when it was tried again
         with ServerProcess(
             two_models, "--model-control-mode=explicit", "--load-model=one", env=gpu.env
         ) as server:
@@ -192,7 +193,9 @@ def test_out_of_memory_fails_the_batch_and_nothing_else(two_models: Path) -> Non
                 gpu["fail_allocation"] = 0
                 assert add(server, "one", *range(n * 100_000))[0] == 200
             assert reason(server, "one") == ("READY", "")
-            gpu["fail_pinned"] = 1  # outputs of a new size: they go to ordinary memory
+            gpu["fail_pinned"] = (
+                2  # after the buffer for inputs come outputs of a new size: they go to ordinary memory
+            )
             assert add(server, "one", *range(1_000_000))[0] == 200
         assert gpu.live() == {}
 
@@ -228,8 +231,15 @@ def test_a_failed_batch_gives_its_memory_back_at_once(two_models: Path) -> None:
             assert pinned_after(ask) == ["0"]
 
 
+def test_an_allocation_that_fails_is_tried_again_with_what_the_pool_kept(two_models: Path) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=one")
+    with FakeGpu(fail_allocation=1) as gpu, ServerProcess(two_models, *flags, env=gpu.env) as server:
+        assert add(server, "one", 1) == (200, [2])
+        assert gpu["trims"] == 1
+
+
 def test_a_failed_allocation_has_its_error(two_models: Path) -> None:
-    with FakeGpu(fail_allocation=1) as gpu:
+    with FakeGpu(fail_allocation=1, fail_times=2) as gpu:
         with ServerProcess(
             two_models, "--model-control-mode=explicit", "--load-model=one", env=gpu.env
         ) as server:
@@ -257,7 +267,7 @@ def test_a_launch_that_fails_is_the_batchs_error(two_models: Path) -> None:
 
 @pytest.mark.parametrize(
     "code, name",
-    [(700, "ILLEGAL_ADDRESS"), (719, "LAUNCH_FAILED"), (710, "ASSERT"), (716, "MISALIGNED_ADDRESS")],
+    [(700, "ILLEGAL_ADDRESS"), (719, "LAUNCH_FAILED"), (721, "TENSOR_MEMORY_LEAK"), (911, "EXTERNAL_DEVICE")],
 )
 def test_a_broken_context_takes_every_model_on_that_gpu_out_of_service(
     two_models: Path, code: int, name: str
@@ -275,36 +285,118 @@ def test_a_broken_context_takes_every_model_on_that_gpu_out_of_service(
             gpu["fault_kernel"] = 1
             status, answer = add(server, "one", 1)
             assert status == 500 and answer == f"model 'one': CUDA_ERROR_{name} while executing"
+            failure = f"GPU 0 cannot be used any more after CUDA_ERROR_{name} in model 'one'; the server must be started anew"
             for model in ("one", "two"):
                 state, why = reason(server, model)
                 assert state == "UNAVAILABLE"
-                assert why == f"Internal: CUDA_ERROR_{name} on GPU 0; reload the model"
+                assert why == f"Unavailable: {failure}"
                 assert add(server, model, 1)[0] == 503
             assert add(server, "other", 1) == (200, [2]), "the other GPU's models go on"
             for model in ("two", "one"):
-                assert post(server, f"/v2/repository/models/{model}/load")[0] == 200
-                assert reason(server, model) == ("READY", "")
-                assert add(server, model, 7) == (200, [8])
-            assert gpu["resets"] == 1, "the second model joins the fresh context of the first"
-        assert gpu.live() == {}
+                status, body = post(server, f"/v2/repository/models/{model}/load")
+                assert status == 400 and failure in body["error"]
+                assert reason(server, model)[0] == "UNAVAILABLE" and add(server, model, 7)[0] == 503
+            assert add(server, "other", 2) == (200, [3])
+            assert post(server, "/v2/repository/models/other/unload")[0] == 200
+        assert gpu["resets"] == 0, "the primary context belongs to others too"
 
 
 def test_a_context_that_breaks_under_load_loses_no_request(two_models: Path) -> None:
-    """Every request is answered, before and after; both models come back."""
+    """Every request is answered, before and after."""
     flags = ("--model-control-mode=explicit", "--load-model=one", "--load-model=two")
     with FakeGpu(mode=9, fault_kernel_with=700) as gpu:
         with ServerProcess(two_models, *flags, env=gpu.env) as server, ThreadPoolExecutor(8) as pool:
-            for _ in range(3):
-                gpu["fault_kernel"] = 10
-                answers = list(pool.map(lambda i: add(server, ("one", "two")[i % 2], i), range(60)))
-                for i, (status, answer) in enumerate(answers):
-                    assert status in (500, 503) or answer == [i + 1]
-                assert any(status == 500 for status, _ in answers)
-                list(pool.map(lambda m: post(server, f"/v2/repository/models/{m}/load"), ("one", "two")))
-                gpu["fault_kernel"] = 0
-                for model in ("one", "two"):
-                    assert add(server, model, 3) == (200, [4])
-        assert gpu.live() == {}
+            gpu["fault_kernel"] = 10
+            answers = list(pool.map(lambda i: add(server, ("one", "two")[i % 2], i), range(60)))
+            for i, (status, answer) in enumerate(answers):
+                assert status in (500, 503) or answer == [i + 1]
+            assert any(status == 500 for status, _ in answers)
+            assert reason(server, "one")[0] == reason(server, "two")[0] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize("code, name", [(46, "DEVICE_UNAVAILABLE"), (999, "UNKNOWN")])
+def test_a_doubtful_error_breaks_the_context_when_it_comes_again(
+    two_models: Path, code: int, name: str
+) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=one")
+    with FakeGpu(fail_launch_with=code) as gpu, ServerProcess(two_models, *flags, env=gpu.env) as server:
+        for _ in range(2):  # a success between them: it has passed
+            gpu["fail_launch"] = 1
+            assert add(server, "one", 1)[0] == 500
+            assert add(server, "one", 1) == (200, [2])
+        gpu["fail_launch"] = 1
+        assert add(server, "one", 1)[0] == 500
+        gpu["fail_launch"] = 1
+        assert add(server, "one", 1)[0] == 500
+        assert f"CUDA_ERROR_{name}" in reason(server, "one")[1] and add(server, "one", 1)[0] == 503
+
+
+def test_the_server_ends_where_the_flag_says_so(two_models: Path) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=one", "--exit-on-device-error=true")
+    with FakeGpu(fault_kernel_with=719) as gpu:
+        with ServerProcess(two_models, *flags, env=gpu.env) as server:
+            gpu["fault_kernel"] = 1
+            assert add(server, "one", 1)[0] == 500, "the request is answered first"
+            assert server.ended() == 1
+            assert "because of --exit-on-device-error: GPU 0 cannot be used any more" in server.log()
+
+
+# ---------------------------------------------------------------- hanging kernels
+
+
+def limited(seconds: str) -> str:
+    group = " instance_group { kind: KIND_GPU }"
+    return add_config(group + parameter("EXECUTE_TIMEOUT_SECONDS", seconds))
+
+
+def test_a_hanging_kernel_ends_in_time(tmp_path: Path) -> None:
+    """Its batch and those of other models on that GPU fail, unload and shutdown do not wait for the device."""
+    write_model(tmp_path, "one", limited("0.5"), {"1/model.cu": ADD})
+    write_model(tmp_path, "two", limited("300"), {"1/model.cu": ADD})
+    large = list(range(100_000))  # outputs in page-locked memory, which the device may write to for ever
+    flags = (
+        "--model-control-mode=explicit",
+        "--load-model=one",
+        "--load-model=two",
+        "--exit-timeout-secs=60",
+    )
+    with FakeGpu() as gpu:
+        with ServerProcess(tmp_path, *flags, env=gpu.env) as server, ThreadPoolExecutor(1) as pool:
+            assert add(server, "one", 1) == add(server, "two", 1) == (200, [2])
+            gpu["hang_kernel"] = 1
+            hanging = pool.submit(add, server, "two", *large)
+            until(lambda: gpu["hang_kernel"] == 0, "the kernel hangs")
+            gpu["hang_kernel"] = 1
+            status, answer = add(server, "one", *large)
+            assert status == 504, answer
+            assert answer == "model 'one': no end of a kernel within 0.5 s (EXECUTE_TIMEOUT_SECONDS)"
+            assert hanging.result(60)[0] == 500, "the other model's batch hangs on the same device"
+            for model in ("one", "two"):
+                assert "no end of a kernel within 0.5 s" in reason(server, model)[1]
+                assert add(server, model, 1)[0] == 503
+            assert post(server, "/v2/repository/models/one/unload")[0] == 200
+            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+
+
+def test_a_hanging_kernel_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
+    write_model(tmp_path, "one", limited("300"), {"1/model.cu": ADD})
+    with FakeGpu() as gpu, ThreadPoolExecutor(1) as pool:
+        with ServerProcess(tmp_path, "--exit-timeout-secs=2", env=gpu.env) as server:
+            gpu["hang_kernel"] = 1
+            hanging = pool.submit(add, server, "one", 1)
+            until(lambda: gpu["hang_kernel"] == 0, "the kernel hangs")
+            assert server.stop() == 1
+        with pytest.raises((OSError, http.client.HTTPException)):
+            hanging.result(60)
+
+
+def test_a_limit_must_be_a_time(tmp_path: Path) -> None:
+    write_model(tmp_path, "one", limited("soon"), {"1/model.cu": ADD})
+    with FakeGpu() as gpu, ServerProcess(tmp_path, "--exit-on-error=false", env=gpu.env) as server:
+        assert (
+            "'EXECUTE_TIMEOUT_SECONDS' of model 'one' must be a number of seconds > 0, got 'soon'"
+            in server.log()
+        )
 
 
 def test_a_module_that_does_not_load_is_the_loads_error(two_models: Path) -> None:
@@ -312,7 +404,11 @@ def test_a_module_that_does_not_load_is_the_loads_error(two_models: Path) -> Non
         with ServerProcess(two_models, "--model-control-mode=explicit", env=gpu.env) as server:
             status, body = post(server, "/v2/repository/models/one/load")
             assert status == 400 or status == 500
-            assert "CUDA_ERROR_INVALID_IMAGE while loading 'model.cu' of model 'one'" in body["error"]
+            assert (
+                "CUDA_ERROR_INVALID_IMAGE while loading 'model.cu' of model 'one':\nptxas fatal"
+                in body["error"]
+            )
+            assert "Unresolved extern function 'fake_missing'" in body["error"]
             assert gpu.live() == {}
             assert post(server, "/v2/repository/models/one/load")[0] == 200
             assert add(server, "one", 1) == (200, [2])

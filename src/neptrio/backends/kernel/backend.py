@@ -19,6 +19,23 @@ from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.batch import Batch
 
+EXECUTE_SECONDS = 300.0  # how long an execution on a GPU may take where the model does not say
+
+
+def execute_seconds(context: LoadContext) -> float:
+    """After how many seconds an execution on a GPU counts as hanging. Raises InvalidArgument."""
+    key = "EXECUTE_TIMEOUT_SECONDS"
+    text = context.config.parameters[key].string_value if key in context.config.parameters else ""
+    try:
+        value = float(text) if text else EXECUTE_SECONDS
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise InvalidArgument(
+            f"parameter '{key}' of model '{context.name}' must be a number of seconds > 0, got '{text}'"
+        )
+    return value
+
 
 class KernelBackend(Backend):
     """One loaded version of a kernel model."""
@@ -33,6 +50,7 @@ class KernelBackend(Backend):
         self.host_object: Any = None
         self._instances: list[BackendInstance] = []
         self.signatures: dict[str, Signature] = {}
+        self.execute_seconds = EXECUTE_SECONDS
 
     @classmethod
     def runs_on_gpu(cls) -> bool:
@@ -52,6 +70,7 @@ class KernelBackend(Backend):
 
     def load(self) -> None:
         self.read()
+        self.execute_seconds = execute_seconds(self.context)
         self.regroup(self.context.config)
 
     def regroup(self, config: Any) -> None:

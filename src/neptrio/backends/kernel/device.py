@@ -9,10 +9,12 @@ Rules:
  1. The first user opens a device; after the last one it is given back, context and pools. Outputs that are still
     being sent, and tensors on their way to another model, count as users.
  2. When a kernel breaks the context, every instance on that GPU is told and leaves service, and every registered
-    region there is lost. The old Device makes no more driver calls.
- 3. The next user resets the primary context and opens a new Device in it. If the driver refuses that, its error is
-    the load's error, and the process must be restarted.
- 4. break_() and users' callbacks run on the trio thread; opening and closing may be done on any thread, under a lock.
+    region there is lost. The Device makes no more driver calls and stays open, so that whoever asks for it later is
+    told why it cannot be used: until the process ends.
+ 3. The primary context is never reset: torch, ONNX Runtime and others in the process use it too, and CUDA says that
+    only a new process can use the device after such an error.
+ 4. break_() and users' callbacks run on the trio thread. Everything that calls the driver runs elsewhere: opening on
+    the thread that loads, closing and giving memory back on the device's own thread (driver_thread.py).
 
 What happens for each batch is in cext/backends/kernel/cuda_*.pyx. The module can be imported without a driver; its
 functions then say that there is none.
@@ -30,13 +32,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trio.lowlevel import in_trio_run
+
 import neptrio.request.device_memory as device_memory
-from neptrio.errors import Internal, InvalidArgument, Reason
+from neptrio.backends.kernel.driver_thread import DriverThread
+from neptrio.config import accelerators
+from neptrio.errors import Internal, InvalidArgument, Reason, Unavailable
 
 log = logging.getLogger("neptrio.kernel")
 
 PINNED_LIMIT = 256 << 20  # bytes of page-locked output memory per GPU unless a backend setting says otherwise
-POOL_KEEPS = 64 << 20  # bytes that the memory pool keeps while unused; as large as tritonserver's pool
+POOL_KEEPS = (
+    2**64 - 1
+)  # bytes that the memory pool keeps while unused: all, until a model goes or memory runs out
+SETTLE_SECONDS = 10.0  # how long an unload waits for the device's thread
 
 
 @functools.lru_cache(1)
@@ -48,6 +57,7 @@ def _count() -> tuple[int, str]:
         ctypes.CDLL("libcuda.so.1")  # the driver's library; trying it is quicker than importing the package
     except OSError:
         return 0, "the NVIDIA driver (libcuda.so.1) is not installed"
+    accelerators.before_start()
     try:
         from cuda.bindings import driver
 
@@ -141,13 +151,16 @@ class Device:
                 f"GPU {ordinal} ({self.name}) has no memory pools, which kernel models need"
             )
         self.context = call(driver.cuDevicePrimaryCtxRetain(self.handle), "creating the context")
+        self.thread = DriverThread(f"gpu-{ordinal}")
         self._pool: Any = None
+        self._pool_bytes = (0, 0)  # reserved, used
         try:
             self._make_pools()
         except BaseException:
             if self._pool is not None:
                 driver.cuMemPoolDestroy(self._pool)
             driver.cuDevicePrimaryCtxRelease(self.handle)
+            self.thread.end()
             raise
 
     def _make_pools(self) -> None:
@@ -169,9 +182,10 @@ class Device:
                 "setting up the memory pool",
             )
             self.pool = DevicePool(int(self.context), int(self._pool), self.ordinal)
-        self.pool.on_idle = self._settle
+        self.pool.post, self.pool.ask = self.thread.post, self.thread.ask
+        self.pool.on_idle = self._idle
         self.pinned = PinnedPool(self.pool, PINNED_LIMIT)
-        self.pinned.on_idle = self._settle
+        self.pinned.on_idle = self._idle
 
     def _attribute(self, which: Any) -> int:
         return int(call(self._driver.cuDeviceGetAttribute(which, self.handle), "reading a GPU attribute"))
@@ -191,25 +205,36 @@ class Device:
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
     def statistics(self) -> DeviceStatistics:
-        """Bytes in the pools; zeros after the context has broken."""
+        """Bytes in the pools; zeros after the context has broken. On the trio thread, which must not ask the driver,
+        the numbers of the last time that anybody asked; new ones are fetched for the next time."""
+        if in_trio_run():
+            self.thread.post(self._read_pool)
+        else:
+            self._read_pool()
+        reserved, used = (0, 0) if self.pool.broken else self._pool_bytes
+        return DeviceStatistics(
+            self.ordinal, self.name, reserved, used, self.pinned.total, self.pinned.used, self.users
+        )
+
+    def _read_pool(self) -> None:
         attribute = self._driver.CUmemPool_attribute
-        values = [0, 0]
-        if not self.pool.broken:
-            values = [
+        with self._lock:
+            if self.pool.broken or self._open.get(self.ordinal) is not self:
+                return  # it is closed
+            reserved, used = (
                 int(call(self._driver.cuMemPoolGetAttribute(self._pool, a), "reading the memory pool"))
                 for a in (
                     attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
                     attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
                 )
-            ]
-        return DeviceStatistics(
-            self.ordinal, self.name, values[0], values[1], self.pinned.total, self.pinned.used, self.users
-        )
+            )
+        self._pool_bytes = (reserved, used)
 
     def memory_info(self) -> MemoryInfo | None:
-        """The GPU's memory, None after the context has broken. Any thread."""
+        """The GPU's memory, None after the context has broken. Not on the trio thread."""
         if self.pool.broken:
             return None
+        self._read_pool()
         with self.current():
             free, total = call(self._driver.cuMemGetInfo(), "reading the GPU's memory")
         return MemoryInfo(self.uuid, int(total), int(total) - int(free))
@@ -218,39 +243,47 @@ class Device:
 
     @classmethod
     def get(cls, ordinal: int, pinned_limit: int | None = None) -> Device:
-        """Counts a new user of the device and opens it if needed; after a broken context it is a new Device.
+        """Counts a new user of the device and opens it if needed. Not on the trio thread.
 
-        `pinned_limit` sets the most bytes of page-locked memory for outputs. Raises TritonError.
+        `pinned_limit` sets the most bytes of page-locked memory for outputs. Raises InvalidArgument for a GPU that there
+        is not, Unavailable for one whose context has broken (rule 2), and Internal when the driver refuses.
         """
         if not 0 <= ordinal < count():
             have = f"there are {count()}" if count() else f"there is none ({why_none()})"
             raise InvalidArgument(f"GPU {ordinal} was asked for and {have}")
         with cls._lock:
             device = cls._open.get(ordinal)
-            if device is not None:
-                device.users += 1  # counted first: freeing a block below may release the last other user
-                if device.pool.broken:
-                    device._reset()
-                    device = None
+            if device is not None and device.pool.broken:
+                raise Unavailable(device.failure)
             if device is None:
                 device = cls(ordinal)
-                device.users += 1
                 cls._open[ordinal] = device
                 device_memory.pools[ordinal] = device.pool
+            device.users += 1
             if pinned_limit is not None:
                 device.pinned.limit = pinned_limit
             return device
 
     def release(self) -> None:
-        """Counts a user less."""
+        """Counts a user less. Any thread; what follows from it happens on the device's thread."""
+        self.thread.post(self._released)
+
+    def _released(self) -> None:
         with self._lock:
             self.users -= 1
-            self._settle()
+        self._settle()
+
+    def _idle(self) -> None:
+        """A pool has nothing in use. Called where its last block died."""
+        if self.users == 0:
+            self.thread.post(self._settle)
 
     def _settle(self) -> None:
-        """Closes the device when it has no users left (rule 1)."""
+        """Closes the device when it has no users left (rule 1). On the device's thread."""
         with self._lock:
-            if self.users or self.pool.blocks or self.pinned.used or self._open.get(self.ordinal) is not self:
+            if self.pool.broken or self._open.get(self.ordinal) is not self:
+                return
+            if self.users or self.pool.blocks or self.pinned.used:
                 return
             del self._open[self.ordinal]
             device_memory.pools.pop(self.ordinal, None)
@@ -259,33 +292,29 @@ class Device:
             if not self.pool.broken:
                 self._driver.cuMemPoolDestroy(self._pool)
                 self._driver.cuDevicePrimaryCtxRelease(self.handle)
-                return
-            self.pool.abandon()
-            self._driver.cuMemPoolDestroy(self._pool)
-            self._driver.cuDevicePrimaryCtxReset(self.handle)
-            self._driver.cuDevicePrimaryCtxRelease(self.handle)
-
-    def _reset(self) -> None:
-        """Resets a broken context, which frees everything in it. Raises Internal when the driver refuses."""
-        log.warning("resetting GPU %d after %s", self.ordinal, self.pool.broken)
-        self.pool.abandon()
-        driver = self._driver
-        driver.cuMemPoolDestroy(self._pool)  # takes effect when its allocations are freed: by the reset
-        call(
-            driver.cuDevicePrimaryCtxReset(self.handle),
-            f"resetting GPU {self.ordinal} after {self.pool.broken}; the server must be started anew",
-        )
-        driver.cuDevicePrimaryCtxRelease(self.handle)
-        del self._open[self.ordinal]
-        device_memory.pools.pop(self.ordinal, None)
+            self.thread.end()
 
     # ---------------------------------------------------------------- a broken context
 
-    def break_(self, name: str, model: str) -> None:
-        """A batch of `model` met an error that ends the context. On the trio thread."""
+    @property
+    def failure(self) -> str:
+        """Why the device cannot be used any more."""
+        why = self.broken or self.pool.broken
+        return f"GPU {self.ordinal} cannot be used any more after {why}; the server must be started anew"
+
+    def break_(self, name: str, model: str) -> bool:
+        """A batch of `model` met an error that ends the context. False if that was known. On the trio thread."""
         if self.broken:
-            return
-        self.broken = name
-        log.error("GPU %d: %s in model '%s'; reload its models to start afresh", self.ordinal, name, model)
+            return False
+        self.broken = f"{name} in model '{model}'"
+        log.error("%s", self.failure)
         for occupant in list(self.occupants):
             occupant.device_broke(self)
+        return True
+
+
+def settle(seconds: float = SETTLE_SECONDS) -> None:
+    """Waits until the devices' threads have given back what nobody uses any more. Not on the trio thread."""
+    for device in list(Device._open.values()):
+        if not device.pool.broken:
+            device.thread.settle(seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neptrio.backends.kernel import nvrtc
-from neptrio.backends.kernel.device import Device, call
+from neptrio.backends.kernel.device import SETTLE_SECONDS, Device, call
 from neptrio.backends.kernel.device_module import (
     binary_signature,
     find_function,
@@ -13,7 +13,7 @@ from neptrio.backends.kernel.device_module import (
     parameter_sizes,
     read_code,
 )
-from neptrio.errors import Internal, InvalidArgument
+from neptrio.errors import InvalidArgument, Unavailable
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 
@@ -61,9 +61,10 @@ class DeviceInstance(BackendInstance):
             self.finalize()
             raise
         device.occupants.append(self)
-        if device.broken:  # another model broke it meanwhile
+        if device.pool.broken:  # another model broke it meanwhile
+            failure = device.failure
             self.finalize()
-            raise Internal(f"{device.broken} on GPU {self._ordinal} while the model loaded; load it again")
+            raise Unavailable(failure)
 
     def _load(self, device: Device) -> None:
         from neptrio.backends.kernel.cuda_queue import DeviceQueue
@@ -74,7 +75,7 @@ class DeviceInstance(BackendInstance):
         used = list(dict.fromkeys(launch.kernel for launch in spec.launches))
         if backend.source is not None and path == backend.path:
             compiled = nvrtc.compile_source(
-                backend.source, spec.compile_options, device.architecture, backend.context.name
+                backend.source, spec.compile_options, device.architecture, backend.context.name, used
             )
             code, names = compiled.code, compiled.names
         else:
@@ -94,6 +95,7 @@ class DeviceInstance(BackendInstance):
             cuda.busy_wait_events,
             True,
             (device, self._module),
+            backend.execute_seconds,
         )
         self._builder.use(self._queue)
 
@@ -155,13 +157,14 @@ class DeviceInstance(BackendInstance):
 
     def broke(self, name: str) -> None:
         """A batch met an error that ends the context. On the trio thread."""
-        if self._device is not None:
-            self._device.break_(name, self._backend.context.name)
+        device, host = self._device, self._backend.context.host
+        if device is not None and device.break_(name, self._backend.context.name) and host is not None:
+            host.device_failed(device.failure)
 
     def device_broke(self, device: Device) -> None:
         """The context has broken, whoever broke it, so this instance can no longer serve."""
         self.healthy, self.lost = False, True
-        self.reason = f"Internal: {device.broken} on GPU {self._ordinal}; reload the model"
+        self.reason = f"Unavailable: {device.failure}"
         self.on_health()
 
     def memory_changed(self) -> None:
@@ -195,8 +198,13 @@ class DeviceInstance(BackendInstance):
             return
         if self in device.occupants:
             device.occupants.remove(self)
-        if self._module is not None and not device.pool.broken:
-            with device.current():
-                device._driver.cuModuleUnload(self._module)
+        if not device.pool.broken:
+            if self._module is not None:
+                with device.current():
+                    device._driver.cuModuleUnload(self._module)
+            device.pool.trim()
+            device.pinned.drop()
         self._module = None
         device.release()
+        if not device.pool.broken:
+            device.thread.settle(SETTLE_SECONDS)

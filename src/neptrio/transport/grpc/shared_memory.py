@@ -49,7 +49,8 @@ class SharedMemoryHandlers(GrpcInferenceServiceBase):
         )
 
     async def cuda_shared_memory_register(self, message: Any) -> CudaSharedMemoryRegisterResponse:
-        self._memory().cuda.register(message.name, message.raw_handle, message.device_id, message.byte_size)
+        cuda = self._memory().cuda
+        await cuda.register(message.name, message.raw_handle, message.device_id, message.byte_size)
         return CudaSharedMemoryRegisterResponse()
 
     async def cuda_shared_memory_unregister(self, message: Any) -> CudaSharedMemoryUnregisterResponse:

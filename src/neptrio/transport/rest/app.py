@@ -371,7 +371,7 @@ class RestApp:
         memory.cuda.check_named(route.region)
         document = await self._document(await self._body(scope, receive))
         raw_handle, device_id, byte_size = cuda_registration(document)
-        memory.cuda.register(route.region, raw_handle, device_id, byte_size)
+        await memory.cuda.register(route.region, raw_handle, device_id, byte_size)
         return 200, JSON, []
 
     async def _cuda_shm_unregister(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
