@@ -48,6 +48,18 @@ def test_the_gpu_tests_pass_on_the_fake_driver(mode: int) -> None:
         assert not set(gpu.live()) & {"live_allocations", "live_modules", "live_events", "live_execs"}
 
 
+@pytest.mark.parametrize("required", ["", "1"])
+def test_without_a_gpu_its_tests_are_skipped_or_fail(required: str) -> None:
+    tests = Path(__file__).parent / "test_gpu.py"
+    with FakeGpu(devices=0, main_thread=1) as gpu:
+        command = [sys.executable, "-m", "pytest", "-rs", str(tests), "-k", "graph"]
+        env = gpu.env | {"NEPTRIO_REQUIRE_GPU": required}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == (1 if required else 0), done.stdout
+        said = "NEPTRIO_REQUIRE_GPU=1, and there is no GPU: cuInit" if required else "no GPU: cuInit"
+        assert said in done.stdout
+
+
 @pytest.fixture(scope="module")
 def family_gpu() -> Any:
     with FakeGpu(mode=5) as gpu:

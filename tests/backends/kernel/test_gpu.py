@@ -1,9 +1,11 @@
-"""Kernel models on a real GPU. Skipped, saying why, where there is none; `make test-gpu` runs them."""
+"""Kernel models on a real GPU. Skipped, saying why, where there is none; with NEPTRIO_REQUIRE_GPU=1 they fail there.
+`make test-gpu` runs them."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,17 @@ from tests.support.server import ServerProcess
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device.count() == 0, reason=f"no GPU: {device.why_none() or 'none'}"),
+    pytest.mark.skipif(
+        device.count() == 0 and os.environ.get("NEPTRIO_REQUIRE_GPU") != "1",
+        reason=f"no GPU: {device.why_none() or 'none'}",
+    ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def a_gpu() -> None:
+    """Fails a test that was not skipped though there is no GPU."""
+    assert device.count(), f"NEPTRIO_REQUIRE_GPU=1, and there is no GPU: {device.why_none()}"
 
 
 @pytest.mark.parametrize("case", FAMILY, ids=lambda c: c.name)
