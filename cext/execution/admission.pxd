@@ -8,6 +8,7 @@ cdef class Admission:
     cdef object directory          # finds the models that serve
     cdef dict latest               # name -> the version that serves requests without one
     cdef readonly Sampler tracer   # which requests are traced
+    cdef readonly bint forwards    # this process only reads requests: reads() says of which models
     cpdef ModelCore lookup(self, str name, str version)
     cpdef ModelCore find(self, InferRequest request, str one_response)
     cpdef int received(self, InferRequest request, int64_t began) except -1

@@ -68,6 +68,10 @@ cdef class Admission:
         request.model = model
         return model
 
+    def reads(self, str name, str version):
+        """Whether this process reads HTTP infer requests of that model. Where `forwards` is set it passes others on."""
+        return True
+
     cpdef int received(self, InferRequest request, int64_t began) except -1:
         """Takes the first timestamps, if anything is traced: the whole request is there. `began` is when its first
         byte came (0 = now)."""

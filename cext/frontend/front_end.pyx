@@ -315,6 +315,7 @@ cdef class RemoteAdmission(Admission):
         self.unknown = ModelCore("", "")
         self.unknown.scheduler = _Scheduler()
         self.unknown.ready = True
+        self.forwards = True
 
     def renew(self, list models, bint tracing, bint trace_headers):
         """What the engine says of the models that serve: dicts with name, version, latest, decoupled, max_batch_size and
@@ -334,6 +335,12 @@ cdef class RemoteAdmission(Admission):
                 self.models[core.name, ""] = core
         self.tracer.tracing = tracing
         self.tracer.trace_headers = trace_headers
+
+    def reads(self, str name, str version):
+        """Not of a model that there is not, and of none that is decoupled: its error comes before those of the body, so
+        the engine reads the request."""
+        cdef ModelCore model = self.models.get((name, version))
+        return model is not None and not model.decoupled
 
     cpdef ModelCore lookup(self, str name, str version):
         return self.models.get((name, version), self.unknown)

@@ -184,6 +184,39 @@ def test_a_large_answer_of_a_control_verb(server: ServerProcess) -> None:
             client.get_model_config("nope")
 
 
+DECOUPLED = """
+class TritonPythonModel:
+    def execute(self, requests):
+        raise AssertionError("nothing comes here")
+"""
+
+
+@pytest.mark.parametrize("front_ends", [0, COUNT])
+def test_which_model_is_asked_comes_before_what_the_body_is(tmp_path: Path, front_ends: int) -> None:
+    write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
+    write_model(
+        tmp_path,
+        "many",
+        'backend: "python" model_transaction_policy { decoupled: true } '
+        'input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
+        'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]',
+        {"1/model.py": DECOUPLED},
+    )
+    with ServerProcess(tmp_path, f"--frontends={front_ends}") as server, Client(server) as client:
+        for body in (b"{", b"[" * 300_000):
+            for path, code, text in (
+                ("/v2/models/nope/infer", 404, b"unknown model: 'nope' is not found"),
+                ("/v2/models/echo/versions/7/infer", 404, b"'echo' version 7 is not"),
+                ("/v2/models/many/infer", 501, b"decoupled transaction policy"),
+                ("/v2/models/echo/infer", 400, b"error"),
+            ):
+                client.send("POST", path, body)
+                status, answer = client.receive()
+                assert (status, text in answer) == (code, True), (path, answer)
+        client.send("POST", "/v2/models/echo/infer", infer_body([1]))
+        assert client.receive()[0] == 200
+
+
 def test_the_end_of_one_is_its_own(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "models", tmp_path / "gate")
     with ServerProcess(tmp_path / "models", f"--frontends={COUNT}") as server:

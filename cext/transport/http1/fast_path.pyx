@@ -493,6 +493,8 @@ cdef class Http1FastPath(RequestHead):
             owner = self.owner_of(token, token_length, <str>route[0])
             if owner is None:
                 return 0
+        if self.admission.forwards and not self.admission.reads(<str>route[0], <str>route[1]):
+            return 0
         begun = now_ns()
         self.passed += 1
         self.infer(route, p[at:at + content_length], header_length, begun, owner)

@@ -127,7 +127,13 @@ class ForwardingApp(RestApp):
         if scope["type"] != "http":
             return
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
-        if route is not None and route.verb == "infer" and route.allowed:
+        reads = self._services.admission.reads
+        if (
+            route is not None
+            and route.verb == "infer"
+            and route.allowed
+            and reads(route.model, route.version)
+        ):
             await super().__call__(scope, receive, send)
             return
         number, call = self.engine.begin()

@@ -296,8 +296,10 @@ class Http1Connection(Http1FastPath):
                 exchange.refuse(problem)
                 return
         if route is not None and route.verb == "infer" and route.allowed:
-            exchange.submit(route, body)
-            return
+            admission = self.services.admission
+            if not admission.forwards or admission.reads(route.model, route.version):
+                exchange.submit(route, body)
+                return
         if isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
         self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, self.policy is not None)
