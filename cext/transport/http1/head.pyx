@@ -56,12 +56,14 @@ cdef class RequestHead:
 
     def on_header(self, bytes name, bytes value):
         cdef Py_ssize_t n = len(name)
-        self.head_bytes += n + len(value) + 64   # what it costs to keep, not only its text
+        cdef Py_ssize_t size = len(value)
+        self.head_bytes += n + size + 64   # what it costs to keep, not only its text
         if self.head_bytes > self.head_limit:
             raise HeadTooLarge()
         if self.head_complete:
             return                               # trailers
-        if value[-1:] in (b" ", b"\t"):           # the parser leaves it, but no value ends with a blank (RFC 9110, 5.5)
+        # the parser leaves blanks behind a value, which are none of it (RFC 9110, 5.5)
+        if size and (value[size - 1] == 32 or value[size - 1] == 9):
             value = value.rstrip(b" \t")
         self.headers.append((name, value))
         if n == 14:
