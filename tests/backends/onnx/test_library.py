@@ -8,7 +8,7 @@ import importlib.metadata
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +230,19 @@ def allocated() -> int:
     return int(found.uordblks + found.hblkhd)
 
 
+def grown(measure: Callable[[], int], work: Callable[[], None], most: int) -> int:
+    """By how many bytes `work` lets the process grow. Other tests may have left something to a thread of this process,
+    such as imports, which grows once; a leak grows every time. So only what is seen three times counts."""
+    rounds = 3
+    while True:
+        before = measure()
+        work()
+        found = measure() - before
+        rounds -= 1
+        if found < most or not rounds:
+            return found
+
+
 def test_executions_leave_nothing(tmp_path: Path) -> None:
     """Answers, gathered batches and inputs handed through: 1 MiB is 100 bytes for each."""
     content = onnx_models.model(
@@ -246,9 +259,7 @@ def test_executions_leave_nothing(tmp_path: Path) -> None:
             execute(backend, request(["Y"], X=x))
 
     work(500)
-    before = resident()
-    work(5000)
-    assert resident() - before < 1 << 20
+    assert grown(resident, lambda: work(5000), 1 << 20) < 1 << 20
     backend.finalize()
 
 
@@ -268,9 +279,7 @@ def test_failures_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
             assert run(backend, bad).error is not None
 
     work(500)
-    before = allocated()
-    work(10000)
-    assert allocated() - before < 2 << 20
+    assert grown(allocated, lambda: work(10000), 2 << 20) < 2 << 20
     backend.finalize()
 
 
