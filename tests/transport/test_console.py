@@ -244,7 +244,10 @@ def test_control_stays_at_the_admin_listener(repository: Path) -> None:
 
 def test_the_flag_switches_it_off(repository: Path) -> None:
     with ServerProcess(repository, "--allow-console=false") as process:
-        for path in ("/console/", "/console/v2/models/stats"):
+        for path in ("/console", "/console/"):
+            reply = ask(process.metrics, "GET", path)
+            assert reply.status == 404 and b"--allow-console=true" in reply.body
+        for path in ("/console/main.js", "/console/v2/models/stats"):
             reply = ask(process.metrics, "GET", path)
             assert (reply.status, reply.body) == (200, b""), "as any other path of the metrics port"
         assert ask(process.metrics, "POST", INFER, BODY).status == 405

@@ -53,6 +53,11 @@ MAX_CONNECTIONS = 256
 MAX_BODY = 64 << 10
 PATHS = (b"/metrics", b"/metrics/")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
+CONSOLE_PATHS = (b"/console", b"/console/")
+CONSOLE_OFF = (
+    b"The console is off here. It is on by default on loopback addresses (--http-address=127.0.0.1), and elsewhere with\n"
+    b"--allow-console=true, for whoever can reach this port.\n"
+)
 PART_BYTES = 256 << 10  # the document is sent in pieces of about this size
 
 
@@ -231,6 +236,8 @@ class MetricsServer:
             headers = [*JSON, (b"allow", b"GET")]
         elif path.partition(b"?")[0] in PATHS:
             headers, parts = [TEXT], joined(await self.metrics.document())
+        elif path in CONSOLE_PATHS:  # it is off: an empty page would be a riddle
+            status, headers, parts = 404, [TEXT], [CONSOLE_OFF]
         headers.append((b"content-length", b"%d" % sum(map(len, parts))))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if method != "HEAD":
