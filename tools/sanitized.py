@@ -129,7 +129,11 @@ def build(place: Path = PLACE) -> None:
             *("--build-lib", str(library), "--build-temp", str(place / "objects")),
         ],
         cwd=ROOT,
-        env={**os.environ, "NEPTRIO_CEXT_SANITIZE": str(counters), "NEPTRIO_WITHOUT_CUDA": "1"},
+        env={
+            **os.environ,
+            "NEPTRIO_CEXT_SANITIZE": str(counters),
+            "NEPTRIO_WITHOUT_CUDA": os.environ.get("NEPTRIO_WITHOUT_CUDA", "1"),
+        },
         stdout=subprocess.DEVNULL,
         check=True,
     )
