@@ -19,7 +19,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import models, peers, run
@@ -38,17 +37,10 @@ SWITCH = re.compile(
 )
 
 
-@dataclass
-class Waits:
-    """The waits of one burst, in microseconds, by the name of the thread that had the core until then."""
-
-    long: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-
-def waits(text: str, pid: int, cpu: int = 0) -> Waits:
-    """Reads a trace. `pid` runs on `cpu`; that it runs again is seen by the end of its system call, because not every
+def waits(text: str, pid: int, cpu: int = 0) -> dict[str, list[float]]:
+    """The waits in a trace, in microseconds, by the name of the thread that had the core until then. `pid` runs on `cpu`; that it runs again is seen by the end of its system call, because not every
     kernel tells of the switch that took the core from somebody within a system call of their own."""
-    made = Waits()
+    made: dict[str, list[float]] = defaultdict(list)
     woken: float | None = None
     holder = ""
     for line in text.splitlines():
@@ -60,7 +52,7 @@ def waits(text: str, pid: int, cpu: int = 0) -> Waits:
             woken = at if woken is None else woken
         elif found["event"] == "sys_exit":
             if woken is not None and at - woken > LONG_US:
-                made.long[holder].append(at - woken)
+                made[holder].append(at - woken)
             woken = None
         elif int(found["cpu"]) == cpu:
             switch = SWITCH.search(rest)
@@ -74,9 +66,9 @@ def waits(text: str, pid: int, cpu: int = 0) -> Waits:
 
 
 @contextmanager
-def traced(pid: int) -> Iterator[list[Waits]]:
-    """Inside, the scheduler is traced; the list has one entry afterwards. Raises OSError where that is not permitted."""
-    made: list[Waits] = []
+def traced(pid: int) -> Iterator[dict[str, list[float]]]:
+    """Inside, the scheduler is traced; the dictionary is that of waits() afterwards. Raises OSError where that is not permitted."""
+    made: dict[str, list[float]] = {}
     (TRACING / "tracing_on").write_text("0")
     (TRACING / "buffer_size_kb").write_text("60000")
     (TRACING / "trace_clock").write_text("mono")
@@ -88,7 +80,7 @@ def traced(pid: int) -> Iterator[list[Waits]]:
         (TRACING / "tracing_on").write_text("1")
         yield made
         (TRACING / "tracing_on").write_text("0")
-        made.append(waits((TRACING / "trace").read_text(), pid))
+        made.update(waits((TRACING / "trace").read_text(), pid))
     finally:
         for event in EVENTS:
             (TRACING / "events" / event / "enable").write_text("0")
@@ -133,9 +125,9 @@ def measure(server: peers.Server, case: run.Case, folder: Path, bursts: int) -> 
             result = run.load(case, server, folder, BURST_S, 1, rate=rate)
         medians.append(result["p50_us"])
         ratios.append(result["p99_us"] / result["p50_us"])
-        if not found[0].long:
+        if not found:
             quiet.append(ratios[-1])
-        for who, times in found[0].long.items():
+        for who, times in found.items():
             blamed[who] += times
     who = ", ".join(
         f"{name} {len(times)} ({max(times):,.0f} us)"

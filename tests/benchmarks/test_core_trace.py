@@ -11,7 +11,7 @@ RUNS = "  python-9 [000] ..... {at}: sys_exit: NR 232 = 1\n"
 
 def told(*lines: str) -> dict[str, list[int]]:
     found = waits("# tracer: nop\n" + "".join(lines), 9)
-    return {who: [round(wait) for wait in times] for who, times in found.long.items()}
+    return {who: [round(wait) for wait in times] for who, times in found.items()}
 
 
 def test_a_wait_is_charged_to_who_has_the_core() -> None:
