@@ -38,8 +38,11 @@ SWITCH = re.compile(
 
 
 def waits(text: str, pid: int, cpu: int = 0) -> dict[str, list[float]]:
-    """The waits in a trace, in microseconds, by the name of the thread that had the core until then. `pid` runs on `cpu`; that it runs again is seen by the end of its system call, because not every
-    kernel tells of the switch that took the core from somebody within a system call of their own."""
+    """The waits in a trace, in microseconds, by the name of the thread that had the core until then.
+
+    `pid` runs on `cpu`. That it runs again is seen by the end of its system call, because not every kernel tells of the
+    switch that took the core from somebody within a system call of their own.
+    """
     made: dict[str, list[float]] = defaultdict(list)
     woken: float | None = None
     holder = ""
