@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -97,10 +97,18 @@ soak: build ## Run the long load tests: 200 clients for 60 s with cancels and er
 mutants: build ## Break the batcher's decision code in ninety small ways and name the changes that no test notices
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-test-gpu: build ## Run the tests that need a GPU (skipped, saying why, where there is none)
-	@$(BIN)/python -m pytest -m gpu -rs tests/backends/kernel/test_gpu.py $(ARGS)
+# NVRTC and all of CUDA's headers; a machine without a driver has not had them from `run`
+$(VENV)/.deps-cuda: $(VENV)/.built-test requirements/cuda.txt
+	@$(BIN)/python tools/install.py cuda
+	@touch $@
 
-bench-gpu: build ## Measure kernel models on a GPU and print Markdown (benchmarks/gpu.md)
+test-gpu: $(VENV)/.deps-cuda ## Run the tests that need a GPU (skipped, saying why, where there is none), with the extra `cuda`
+	@$(BIN)/python -m pytest -m gpu -rs $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests) $(ARGS)
+
+gpu-wheels: $(VENV)/.deps ## Fetch what tools/gpu_run.sh needs on a GPU machine without a network into build/gpu-wheels; ARGS='--without numpy' leaves out what it has
+	@$(BIN)/python tools/gpu_wheels.py $(ARGS)
+
+bench-gpu: $(VENV)/.deps-cuda ## Measure kernel models on a GPU and print Markdown (benchmarks/gpu.md)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 lint: build ## Check formatting, lint rules and types, and known vulnerabilities of what running needs where a service answers

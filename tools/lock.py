@@ -8,6 +8,7 @@ its file gets what the groups below it lack:
 
     run       building and running
       cuda      on machines with an NVIDIA driver
+        gpu     testing on such a machine that has no network: tools/gpu_wheels.py
       examples  the packages whose models the example repository uses; without their dependencies
       wheel     building wheels
       test      testing
@@ -41,6 +42,7 @@ GLIBC = "manylinux_2_28"
 BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
     "cuda": ("run",),
+    "gpu": ("run", "cuda"),
     "examples": (),
     "test": ("run",),
     "fuzz": ("run", "test"),

@@ -2,8 +2,8 @@
 
     python tools/requirements.py run|test|EXTRA
 
-`run` is what building and running need: the build system's requirements, the dependencies and, on a
-machine with an NVIDIA driver, the extra `cuda`. `test` adds what the tests need; any other word is an
+`run` is what building and running need: the build system's requirements, the dependencies, the extra `onnx` and, on
+a machine with an NVIDIA driver, the extra `cuda`. `test` adds what the tests need; any other word is an
 extra. An extra that names another one of the project's own is printed with what that one holds.
 """
 
@@ -40,7 +40,15 @@ def wanted(what: str, gpu: bool | None = None) -> list[str]:
     """
     if what == "run":
         cuda = extras["cuda"] if (has_gpu() if gpu is None else gpu) else []
-        return expanded([*pyproject["build-system"]["requires"], "wheel", *project["dependencies"], *cuda])
+        return expanded(
+            [
+                *pyproject["build-system"]["requires"],
+                "wheel",
+                *project["dependencies"],
+                *extras["onnx"],
+                *cuda,
+            ]
+        )
     return expanded([*wanted("run", gpu), *extras["test"]] if what == "test" else list(extras[what]))
 
 

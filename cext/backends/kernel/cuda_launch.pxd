@@ -75,6 +75,7 @@ cdef class DeviceBatch(Batch):
 
 cdef void run_device(Work* work) noexcept nogil
 cdef int stage(DeviceWork* w, DeviceRun* run, bint ahead) noexcept nogil
+cdef void find_addresses(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil
 cdef int kernels(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil
 cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil
 cdef int finish(DeviceWork* w, DeviceRun* run) noexcept nogil

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,55 @@ def test_headers_are_found_where_packages_have_them(
         (tmp_path / header).touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert nvrtc.include_folders() == list(dict.fromkeys([str(tmp_path / "include"), str(tmp_path / place)]))
+
+
+def test_nvrtc_is_loaded_from_wherever_its_package_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuda-bindings does not look in folders of PYTHONPATH, where a machine without a network has its packages."""
+    file = tmp_path / "cu13" / "lib" / "libnvrtc.so.13"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    loaded: list[str] = []
+
+    def version() -> tuple[int, int, int]:
+        if not loaded:
+            raise RuntimeError("Failure finding\n  libnvrtc.so.13")
+        return 0, 13, 5
+
+    module = SimpleNamespace(nvrtcVersion=version)
+    for name, stand_in in (
+        ("cuda", SimpleNamespace()),
+        ("cuda.bindings", SimpleNamespace(nvrtc=module)),
+        ("nvidia", SimpleNamespace(__path__=[str(tmp_path)])),
+    ):
+        monkeypatch.setitem(sys.modules, name, stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", lambda path, mode: loaded.append(path))
+    assert nvrtc.library() is module and loaded == [str(file)]
+    loaded.clear()
+    file.unlink()
+    with pytest.raises(
+        InvalidArgument, match=r"\(Failure finding libnvrtc\.so\.13\); install it with: pip install"
+    ):
+        nvrtc.library()
+
+
+def test_headers_are_those_of_the_compiler_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another CUDA of the machine: headers of one are not for the compiler of another."""
+    for place in ("own", "other/cu13/include"):
+        for header in ("cuda_fp16.h", "crt/mma.h", "cuda/std/cstdint"):
+            (tmp_path / place / header).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / header).touch()
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    stand_in = SimpleNamespace(__path__=[str(tmp_path / "other")])
+    monkeypatch.setitem(sys.modules, "nvidia", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr(nvrtc, "_toolkit", lambda: [])
+    assert nvrtc.include_folders() == [str(tmp_path / "other/cu13/include")]
+    monkeypatch.setattr(nvrtc, "_toolkit", lambda: [tmp_path / "own"])
+    assert nvrtc.include_folders() == [str(tmp_path / "own")]
 
 
 def test_the_text_of_an_error_comes_before_that_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

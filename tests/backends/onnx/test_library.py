@@ -27,7 +27,7 @@ from neptrio.backends.onnx.session import OnnxSession
 from neptrio.errors import InvalidArgument
 from tests.support import onnx_models
 from tests.support.onnx_instances import context, execute, instance, request, run
-from tests.support.repository import write_model
+from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -354,3 +354,56 @@ def test_a_plain_model_needs_no_python_module(tmp_path: Path, capfd: pytest.Capt
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         assert "libonnxruntime.so" in maps and "onnxruntime_pybind11_state" not in maps
     assert capfd.readouterr().out == ""
+
+
+# ---------------------------------------------------------------- packages
+
+
+def test_two_packages_of_onnx_runtime_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They install the same files, so what is there is a mixture, or all of the one that came last."""
+    onnx_library.doubled.cache_clear()
+    installed = {"onnxruntime": "1.31.1"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(onnx_library.metadata, "version", version)
+    with caplog.at_level(logging.WARNING, "neptrio.onnx"):
+        assert onnx_library.doubled() == "" and not caplog.records
+        onnx_library.doubled.cache_clear()
+        installed["onnxruntime-gpu"] = "1.30.0"
+        said = onnx_library.doubled()
+    onnx_library.doubled.cache_clear()
+    assert said.startswith("onnxruntime 1.31.1 and onnxruntime-gpu 1.30.0 are both installed")
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_without_onnx_runtime_a_load_says_what_to_install(tmp_path: Path) -> None:
+    """An installation without the extra serves its other models."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'onnxruntime':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    write_model(
+        tmp_path / "models",
+        "scale",
+        'backend: "onnxruntime" max_batch_size: 8',
+        {"1/model.onnx": onnx_models.scale(("N", 4))},
+    )
+    write_model(tmp_path / "models", "other", identity_config())
+    path = os.pathsep.join(p for p in (str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")) if p)
+    with ServerProcess(
+        tmp_path / "models", "--exit-on-error=false", env=os.environ | {"PYTHONPATH": path}
+    ) as server:
+        assert "ONNX models need ONNX Runtime: pip install 'neptrio[onnx]'" in server.log()
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert client.is_model_ready("other") and not client.is_model_ready("scale")

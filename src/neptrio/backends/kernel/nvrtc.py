@@ -7,6 +7,7 @@ empty or with the part that kernels use.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -89,19 +90,55 @@ def library() -> Any:
     try:
         from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()
+        try:
+            nvrtc.nvrtcVersion()
+        except Exception:
+            if not _load_beside_headers():
+                raise
+            nvrtc.nvrtcVersion()
     # the package or its library is missing: the error's type depends on the release
     except Exception as error:
+        said = " ".join(str(error).split())
         raise InvalidArgument(
-            f"NVRTC is not available ({error}); install it with: pip install 'neptrio[cuda]'"
+            f"NVRTC is not available ({said}); install it with: pip install 'neptrio[cuda]'"
         ) from None
     return nvrtc
+
+
+def _load_beside_headers() -> bool:
+    """Loads NVRTC from a package `nvidia` anywhere on sys.path, and returns whether there was one: cuda-bindings itself
+    searches the environment's own folder only, and takes a library that is loaded already."""
+    try:
+        import nvidia
+    except ImportError:
+        return False
+    for place in nvidia.__path__:
+        for file in sorted(Path(place).glob("cu*/lib/libnvrtc.so.*")):
+            try:
+                ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def _toolkit() -> list[Path]:
+    """The folder of headers beside the NVRTC that is loaded: where there are several CUDAs, the compiler's own. Empty
+    where that is not known."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        file = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except Exception:
+        return []
+    return [Path(file).resolve().parent.parent / "include"] if file else []
 
 
 def include_folders() -> list[str]:
     """The folders with CUDA's headers: those of one toolkit (cuda_fp16.h), and where that lacks them, of the packages
     that hold tensor core headers (crt/mma.h) and the C++ library (cuda/std), which lies in a folder `cccl`."""
     found = [Path(os.environ[v]) / "include" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
+    found += _toolkit()
     try:
         import nvidia
 

@@ -8,9 +8,10 @@ Rules:
  3. The model's parameter `session_api` ("c" or "python") overrides this; "c" makes the load fail where it is
     impossible, with the reason.
 
-The library is searched for in the module's folder without importing the module.
-
 The library is looked for beside the module, without importing the module.
+
+ONNX Runtime is published in packages that install the same files (PACKAGES): what one brings the next overwrites, and
+nothing tells but the packages' own records. They are looked at when the first model is loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,50 @@ from neptrio.execution.backend import LoadContext
 
 log = logging.getLogger("neptrio.onnx")
 KEY = "session_api"
+PACKAGES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+    "onnxruntime-rocm",
+    "onnxruntime-migraphx",
+)
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+
+
+def module() -> Any:
+    """The Python module. Raises InvalidArgument that says what to install where there is none."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InvalidArgument(
+            f"ONNX models need ONNX Runtime: pip install 'neptrio[onnx]', or 'neptrio[onnx-gpu]' for GPUs ({error})"
+        ) from None
+    return onnxruntime
+
+
+@cache
+def doubled() -> str:
+    """What is wrong with the installed packages of ONNX Runtime, "" when there is one at most. Logs it."""
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) < 2:
+        return ""
+    said = (
+        f"{' and '.join(found)} are both installed and have overwritten each other's files: uninstall all of them, then "
+        "install one"
+    )
+    log.warning("%s", said)
+    return said
 
 
 @cache
 def unusable() -> str:
     """Loads the C library. Returns why it cannot be used here, "" when it can. Any thread."""
+    doubled()
     path = find()
     if path is None:
         return "there is no onnxruntime package with a libonnxruntime.so"

@@ -52,9 +52,7 @@ class Options:
 @cache
 def providers() -> tuple[str, ...]:
     """The execution providers that can be used here; CUDA only where there is a GPU."""
-    import onnxruntime
-
-    names = onnxruntime.get_available_providers()
+    names = onnx_library.module().get_available_providers()
     if not accelerators.gpus():
         names = [name for name in names if name not in ("CUDAExecutionProvider", "TensorrtExecutionProvider")]
     return tuple(names)

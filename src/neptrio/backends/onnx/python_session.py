@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from neptrio import datatypes
+from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import model as onnx_model
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import Tensor, tensor_at
@@ -26,8 +27,7 @@ ERRORS = 3  # log level of sessions: errors only
 
 def open_session(path: Path, options: Any, providers: list[Any]) -> PythonSession:
     """Makes a session with the options of an options.Options. Raises what onnxruntime raises."""
-    import onnxruntime
-
+    onnxruntime = onnx_library.module()
     made = onnxruntime.SessionOptions()
     made.log_severity_level = ERRORS
     levels = onnxruntime.GraphOptimizationLevel
