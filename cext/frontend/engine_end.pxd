@@ -22,6 +22,8 @@ cdef class EngineEnd(Channel):
     cdef object host
     cdef readonly dict open          # id -> InferRequest
     cdef dict streams                # id -> Stream
+    cdef list leaving                # requests whose clients have left, until dispatch()
+    cdef object loop_pass
     cdef Responder http
     cdef Responder grpc
     cdef int received_request(self, uint64_t id) except -1

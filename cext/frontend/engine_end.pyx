@@ -8,7 +8,9 @@ Rules:
     worker where that takes long, and later responses to the same request wait for it.
  4. While the client of a request with several responses is behind, wait_for_room() holds the model back, exactly as on
     the engine's own ports.
- 5. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
+ 5. A cancellation is acted on when the requests that came with it have been dispatched: a client that closes its
+    sending side behind a request, and reads on, gets what is computed on the loop, as it does without front ends.
+ 6. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -109,6 +111,8 @@ cdef class EngineEnd(Channel):
         self.host = host
         self.open = {}
         self.streams = {}
+        self.leaving = []
+        self.loop_pass = services.loop.loop_pass
         self.http = FrontResponder(HTTP_PROTOCOL)
         self.grpc = FrontResponder(GRPC_PROTOCOL)
 
@@ -132,7 +136,8 @@ cdef class EngineEnd(Channel):
         elif entry.kind == CANCEL:
             request = self.open.get(entry.id)
             if request is not None:
-                self.cancel(request)
+                self.leaving.append(request)
+                self.loop_pass.mark(self)
         elif entry.kind == STREAM_END:
             stream = self.streams.pop(entry.id, None)
             if stream is not None:
@@ -140,6 +145,14 @@ cdef class EngineEnd(Channel):
         else:
             raise Violation(f"a descriptor of kind {entry.kind}")
         return 0
+
+    def dispatch(self, now_ns):
+        """Cancels the requests of clients that have left (rule 5), behind the schedulers that were marked before."""
+        cdef InferRequest request
+        leaving, self.leaving = self.leaving, []
+        for request in leaving:
+            if self.open.get((<Open>request.context).key) is request:
+                self.cancel(request)
 
     def cancel(self, InferRequest request not None):
         """The request's client is gone."""

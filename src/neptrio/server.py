@@ -293,11 +293,7 @@ class Server:
             from neptrio.frontend.engine import FrontEnds  # which most servers do without
 
             self.front_ends = FrontEnds(
-                self.services,
-                self.repository,
-                self.repository.host.doorbells,
-                self.http_listener,
-                self.grpc_listener,
+                self.services, self.repository, self.http_listener, self.grpc_listener
             )
             self.fronts.append(self.front_ends)
             self.metrics.front_ends = self.services.statistics.front_ends = self.front_ends.rows

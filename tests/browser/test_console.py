@@ -20,8 +20,9 @@ from tests.sequences.models import sequence_config
 from tests.support import browser
 from tests.support.browser import Chromium
 from tests.support.http import Http1
+from tests.support.metrics import scrape, value
 from tests.support.repository import identity_config, write_model
-from tests.support.server import ServerProcess
+from tests.support.server import FRONTENDS, ServerProcess
 from tests.transport.test_tokens import FILE
 
 NAMES = [name for name in browser.installed() if name in browser.CHROMIUM]
@@ -159,6 +160,27 @@ def test_the_overview(tab: Chromium, server: ServerProcess) -> None:
     assert f"{server.process.pid}, up " in text and "Response cache" in text and "Loop lag" in text
     tab.evaluate("(f => { f.value = 'SIMP'; f.dispatchEvent(new Event('input')); })(document.querySelector('input[type=search]'))")  # fmt: skip
     assert tab.evaluate("document.querySelectorAll('.models tbody tr').length") == 1
+
+
+def test_the_front_ends(tab: Chromium, server: ServerProcess, repository: Path) -> None:
+    shown = "[...document.querySelectorAll('[aria-label=\"Front ends\"]')].some(e => e.checkVisibility())"
+    rows = "[...document.querySelectorAll('[aria-label=\"Front ends\"] tbody tr')]"
+    texts = f"{rows}.map(r => [...r.cells].map(c => c.textContent))"
+    if not FRONTENDS:
+        show(tab, server)
+        assert tab.evaluate(shown) is False
+    flags = ("--frontends=2", "--model-control-mode=explicit", "--load-model=simple")
+    with ServerProcess(repository, *flags) as other:
+        show(tab, other)
+        infer(other, "simple", 5)
+        told = {
+            str(int(value(scrape(other), "neptrio_front_end_process_id", front_end=str(i)))) for i in range(2)
+        }
+        tab.wait(f"{rows}.length === 2 && {texts}.every(row => row[3] !== '–' && row[7].endsWith('%'))")
+        found = tab.evaluate(texts)
+        assert [row[0] for row in found] == ["0", "1"] and {row[1] for row in found} == told
+        assert [row[8] for row in found] == ["0", "0"]
+        assert tab.evaluate(shown) is True
 
 
 def test_a_model(tab: Chromium, server: ServerProcess) -> None:

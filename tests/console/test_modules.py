@@ -232,3 +232,25 @@ def test_texts_for_shells_and_python_are_quoted(folder: Path) -> None:
     scope: dict[str, Any] = {}
     exec(f"value = {literal}", scope)
     assert scope["value"] == hostile
+
+
+def test_front_ends(folder: Path) -> None:
+    """Differences of rows of the same process; nothing of one that has just begun."""
+
+    def row(number: int, pid: int, requests: int, cpu: float, counts: list[int]) -> dict[str, Any]:
+        lag = {"cumulative": [[10, counts[0]], [20, counts[1]]]}
+        return {"number": number, "pid": pid, "requests": requests, "cpu_seconds": cpu, "loop_lag": lag}
+
+    given = {
+        "before": [row(0, 7, 10, 1.0, [3, 4]), row(1, 8, 50, 9.0, [1, 1])],
+        "now": [row(0, 7, 30, 2.0, [4, 9]), row(1, 9, 5, 0.5, [2, 2])],
+    }
+    found = run(folder, "figures.js", "m.frontEnds(given.before, given.now, 2)", given)
+    assert [(each["number"], each["rate"], each["cores"], each["lag99"]) for each in found] == [
+        (0, 10, 0.5, 20),
+        (1, None, None, None),
+    ]
+    assert [each["rate"] for each in run(folder, "figures.js", "m.frontEnds(null, given.now, 0)", given)] == [
+        None,
+        None,
+    ]

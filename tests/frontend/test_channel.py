@@ -150,6 +150,30 @@ def test_cancelling(pair: FrontPair) -> None:
     assert pair.directory.scheduler.requests[0].cancelled
 
 
+def test_what_is_computed_at_once_comes_before_the_cancellation(
+    pair: FrontPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may close its sending side behind a request and read on: the engine finds both together."""
+    scheduler = pair.directory.scheduler
+    keep = scheduler.enqueue
+
+    class AtOnce:
+        def dispatch(self, now_ns: int) -> None:
+            scheduler.answer()
+
+    def enqueue(request: InferRequest) -> None:
+        keep(request)
+        pair.loop_pass.mark(AtOnce())
+
+    monkeypatch.setattr(scheduler, "enqueue", enqueue)
+    request = pair.request(from_numpy("IN", SMALL))
+    pair.admission.cancel(request)
+    pair.turn()
+    ((response, final),) = pair.answers.got
+    assert final and response.error is None
+    assert scheduler.cancelled == []
+
+
 def test_a_front_end_that_has_ended_cancels_its_requests(pair: FrontPair) -> None:
     pair.request(from_numpy("IN", LARGE))
     pair.turn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,24 @@ def test_connections_are_counted_over_all(repository: Path) -> None:
         second.send("GET", "/v2")
         assert second.receive()[0] == 200
         second.close()
+
+
+def test_the_newest_of_many_that_are_turned_away_is_answered(repository: Path) -> None:
+    """They take places in the order in which they came, also when the engine is asked about many at once."""
+    with ServerProcess(repository, "--max-connections=1", "--frontends=1") as server:
+        with Client(server) as holder, ExitStack() as stack:
+            holder.send("GET", "/v2")
+            assert holder.receive()[0] == 200
+            (pid,) = pids(server)
+            host, _, port = server.http.rpartition(":")
+            for _ in range(5):
+                os.kill(pid, signal.SIGSTOP)
+                for _ in range(40):
+                    stack.enter_context(socket.create_connection((host, int(port)), 60))
+                with Client(server) as probe:
+                    probe.send("GET", "/v2/health/live")
+                    os.kill(pid, signal.SIGCONT)
+                    assert probe.receive()[0] == 200
 
 
 def test_a_new_file_holds_everywhere_when_the_log_says_so(tmp_path: Path, repository: Path) -> None:

@@ -12,6 +12,7 @@ from neptrio.execution.batch import complete
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.engine_end import EngineEnd
 from neptrio.frontend.front_end import FrontEnd, RemoteAdmission
+from neptrio.loop.loop_pass import LoopPass
 from neptrio.observe.counters import ModelCounters
 from neptrio.observe.trace_sampler import Sampler
 from neptrio.request.infer_request import (
@@ -103,7 +104,12 @@ class FrontPair:
         self.violations: list[str] = []
         self.bells: list[str] = []
         self.late: list[str] = []
-        services = SimpleNamespace(admission=Admission(self.directory, Sampler()), shared_memory=None)
+        self.loop_pass = LoopPass()
+        services = SimpleNamespace(
+            admission=Admission(self.directory, Sampler()),
+            shared_memory=None,
+            loop=SimpleNamespace(loop_pass=self.loop_pass),
+        )
         host = SimpleNamespace(violated=self.violations.append)
         self.shared = Segment(os.dup(fd), self.layout.size)
         self.engine = EngineEnd(
@@ -142,3 +148,4 @@ class FrontPair:
                 while end.drain():
                     pass
                 end.look()
+                self.loop_pass.end()

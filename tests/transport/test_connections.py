@@ -24,7 +24,7 @@ from tests.support.latch import Latch
 from tests.support.metrics import scrape, value
 from tests.support.raw_http2 import LIVE, RawClient, message
 from tests.support.repository import identity_config, write_model
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 from tests.transport.http1.test_http1 import GOOD, post
 from tests.transport.rest.test_http2_attacks import PLAIN
@@ -142,6 +142,7 @@ def test_a_flood_while_the_server_starts(tmp_path: Path) -> None:
             probes_are_answered(server)
 
 
+@without_front_ends  # connections take descriptors of front ends: see the next test
 def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
     """Somebody else in the process took them all: connections are closed, samples fail, then all is well."""
     with ServerProcess(repository, "--metrics-interval-ms=20") as server, ExitStack() as stack:
@@ -149,7 +150,7 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         with RawClient(server.grpc) as raw:  # its call needs modules: they are imported when it is answered
             assert raw.call(1, b"", LIVE).status == 0
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (without_gaps(server, stack), before[1]))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (without_gaps(server, pid, stack), before[1]))
         server.until_logged("sampling the machine failed, its gauges stay as they are", 3)
         for address in (server.http, server.grpc, server.metrics):
             with Http1(address) as client:
@@ -162,18 +163,33 @@ def test_no_descriptor_is_left_for_a_while(repository: Path) -> None:
         until(lambda: value(scrape(server), "nv_cpu_utilization") != first, "samples are taken again")
 
 
-def without_gaps(server: ServerProcess, stack: ExitStack) -> int:
-    """How many descriptors the server has, once they are the lowest numbers: connections fill what is free between.
+def test_no_descriptor_is_left_in_a_front_end(repository: Path) -> None:
+    with ServerProcess(repository, "--frontends=1") as server, ExitStack() as stack:
+        pid = int(value(scrape(server), "neptrio_front_end_process_id", front_end="0"))
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (without_gaps(server, pid, stack), before[1]))
+        for address in (server.http, server.grpc):
+            with Http1(address) as client:
+                assert client.closed()
+        server.until_logged("connections are closed as they come")
+        scrape(server)  # the engine has descriptors
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        until(lambda: infer_or_refused(server) == 200, "connections are taken again")
+        probes_are_answered(server)
+
+
+def without_gaps(server: ServerProcess, pid: int, stack: ExitStack) -> int:
+    """How many descriptors the process that serves has, once they are the lowest numbers: connections fill what is free between.
 
     A limit below a descriptor that is in use would forbid its number for ever once it is closed.
     """
     while True:
-        used = descriptors(server.process.pid)
+        used = descriptors(pid)
         end = (
             time.monotonic() + 0.5
         )  # many samples long: what is open all the time, without the sampler's files
         while time.monotonic() < end:
-            used &= descriptors(server.process.pid)
+            used &= descriptors(pid)
         if used == set(range(len(used))):
             return len(used)
         client = stack.enter_context(Http1(server.http))

@@ -33,7 +33,6 @@ from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
 from neptrio.frontend.template import Template
 from neptrio.frontend.verbs import GrpcCall, HttpCall, Verbs
-from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import BOUNDS_NS
 from neptrio.loop.timers import Timer
 from neptrio.observe.front_ends import FrontEndRow
@@ -103,7 +102,7 @@ class Life:
         self._timer = None
         if self.ended:
             return
-        self.rung()
+        self._take()
         try:
             waiting = self.end.look()
         except Violation as error:
@@ -113,13 +112,25 @@ class Life:
             self._look_ns = min(2 * self._look_ns, LATEST_NS)
             self._timer = self._at(self._look_ns)
 
-    def rung(self) -> bool:
-        """The front end has pushed something. True when there is more."""
+    def _take(self) -> None:
+        """Takes what the front end has pushed; if that is much, the rest after other events."""
         try:
-            return not self.ended and bool(self.end.drain())
+            more = not self.ended and bool(self.end.drain())
         except Violation as error:
             self.violated(str(error))
-            return False
+            return
+        if more:  # its bell is rung again only when everything was taken
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._at(0)
+
+    def rung(self) -> bool:
+        """The front end has pushed something. False when it has ended, and its bell is listened to no more."""
+        try:
+            self._take()
+        except Exception:
+            log.exception("what a front end sent could not be used")
+        return not self.ended
 
     def violated(self, text: str) -> None:
         """It has written what cannot be."""
@@ -187,10 +198,11 @@ class Life:
             self._pidfd = os.pidfd_open(self.pid)
             self._control.close()
             self._their_wake.close()
-            self.fronts.doorbells.register(self._bell, self.rung)
             self.fronts.tell(self)
+            poller = self.fronts.services.loop.poller
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
+                self._nursery.start_soon(poller.read, self._bell, self.rung, True)
                 try:
                     async for kind, number, payload in self.frames.read():
                         self._came(kind, number, payload)
@@ -202,6 +214,7 @@ class Life:
                 self._nursery.cancel_scope.cancel()
         finally:
             self._gone()
+            os.close(self._bell)
             with trio.CancelScope(shield=True):
                 await self.frames.close()
                 if self._pidfd >= 0:
@@ -218,8 +231,6 @@ class Life:
         if self.ended:
             return
         self.ended = True
-        self.fronts.doorbells.unregister(self._bell)
-        os.close(self._bell)
         for sock in (self._wake, self._their_wake, self._control):
             sock.close()
         if self._timer is not None:
@@ -306,7 +317,6 @@ class FrontEnds:
         self,
         services: Services,
         repository: RepositoryManager,
-        doorbells: Doorbells,
         http: socket.socket | None,
         grpc: socket.socket | None,
     ) -> None:
@@ -314,7 +324,6 @@ class FrontEnds:
         if not (CAN_CLONE and CAN_SHARE):
             raise Unsupported("--frontends needs Linux on x86-64 or ARM64")
         self.services = services
-        self.doorbells = doorbells
         self._repository = repository
         self._listeners = [listener for listener in (http, grpc) if listener is not None]
         address = str(http.getsockname()[0]) if http is not None else ""

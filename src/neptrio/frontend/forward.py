@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -72,6 +73,7 @@ class Engine:
     def __init__(self, frames: Frames) -> None:
         self.frames = frames
         self._calls: dict[int, Pending] = {}
+        self._asked: dict[int, Callable[[Any], None]] = {}
         self._number = 0
         self.answered = 0  # calls that have ended
 
@@ -86,17 +88,18 @@ class Engine:
         self._calls.pop(number, None)
         self.answered += 1
 
-    async def ask(self, kind: Kind, payload: bytes) -> Any:
-        """Sends a frame of that kind and returns the document of the answer."""
-        number, call = self.begin()
-        try:
-            self.frames.send(kind, number, payload)
-            return json.loads((await call.next())[1])
-        finally:
-            self._calls.pop(number, None)
+    def ask(self, kind: Kind, payload: bytes, answered: Callable[[Any], None]) -> None:
+        """Sends a frame of that kind. `answered` is given the document of the answer; answers come in order."""
+        self._number += 1
+        self._asked[self._number] = answered
+        self.frames.send(kind, self._number, payload)
 
     def came(self, kind: int, number: int, payload: bytes) -> None:
         """A frame of the engine for one of the calls."""
+        answered = self._asked.pop(number, None)
+        if answered is not None:
+            answered(json.loads(payload))
+            return
         call = self._calls.get(number)
         if call is not None:
             call.came(kind, payload)

@@ -61,29 +61,33 @@ LATE_NS = 1_000_000  # until it is looked again for room
 LATEST_NS = 50_000_000
 LOOK_SECONDS = 0.1  # between two looks at how many connections there are
 ROW_LOOKS = 10  # of them between two whole rows
-WAKES_AT_ONCE = 64
+WAKES_AT_ONCE = 64  # wakes that are read from their socket together: the bytes say nothing
 
 
 def let_in(
     engine: Engine,
     services: Services,
-    nursery: trio.Nursery,
     start: Callable[[socket.socket, str], bool],
     sock: socket.socket,
     address: str,
 ) -> bool:
-    """Starts a connection; where connections are limited, when the engine has said whether there is room for it."""
+    """Starts a connection; where connections are limited, when the engine has said whether there is room for it.
+
+    They start in the order in which they were accepted: of those that are turned away, new ones take the places of old ones.
+    """
     connections = services.connections
     assert isinstance(connections, FrontConnections)
     if not connections.ask:
         return start(sock, address)
 
-    async def ask() -> None:
-        why = await engine.ask(Kind.ENTER, address.encode())
+    def answered(why: str) -> None:
         connections.answer(why)
-        start(sock, address)
+        try:
+            start(sock, address)
+        except RuntimeError:  # this process is ending, and its tasks have ended already
+            sock.close()
 
-    nursery.start_soon(ask)
+    engine.ask(Kind.ENTER, address.encode(), answered)
     return True
 
 
@@ -95,8 +99,7 @@ class FrontRestServer(RestServer):
         super().__init__(services, listener)
 
     def _start(self, sock: socket.socket, address: str) -> bool:
-        assert self._nursery is not None
-        return let_in(self._engine, self._services, self._nursery, super()._start, sock, address)
+        return let_in(self._engine, self._services, super()._start, sock, address)
 
     def make_app(self, services: Services, policy: HeaderPolicy | None, origins: OriginPolicy) -> RestApp:
         return ForwardingApp(services, policy, origins, self._engine)
@@ -114,8 +117,7 @@ class FrontGrpcServer(GrpcServer):
         self.handlers_loaded.set()
 
     def _start(self, sock: socket.socket, address: str) -> bool:
-        assert self._nursery is not None
-        return let_in(self._engine, self.services, self._nursery, super()._start, sock, address)
+        return let_in(self._engine, self.services, super()._start, sock, address)
 
     async def load_handlers(self) -> None:
         """They are the engine's."""
@@ -176,6 +178,7 @@ class Front:
         self._admission = RemoteAdmission(self._end)
         self._engine = Engine(self._frames)
         self._looking: Timer | None = None
+        self._unread = 0  # wakes, at most, that were not read from their socket
         self._look_ns = LATE_NS
         self._draining = trio.Event()
         self._known = trio.Event()  # the first table of models has come
@@ -227,7 +230,7 @@ class Front:
             await core.start(self._loop.poller.run)
             core.start_soon(self._listen_to_engine)
             core.start_soon(self._write)
-            core.start_soon(self._loop.poller.read, self._wake, self._woken)
+            core.start_soon(self._loop.poller.read, self._wake, self._woken, True)
             await self._known.wait()
             async with trio.open_nursery() as fronts:
                 for front in self._fronts:
@@ -248,20 +251,23 @@ class Front:
         os.eventfd_write(self._bell, 1)
 
     def _woken(self) -> bool:
-        """The engine has pushed something, or has ended."""
-        try:
-            if not self._wake.recv(WAKES_AT_ONCE, socket.MSG_DONTWAIT):
-                leave()
-        except BlockingIOError:
-            pass
-        except OSError:
-            leave()
+        """The engine has pushed something. That it has ended is seen on the socket of the frames."""
         self._drain()
         return True
 
     def _drain(self) -> None:
-        if self._end.drain() and self._looking is None:
+        if self._end.drain():
+            if self._looking is not None:
+                self._looking.cancel()
             self._looking = self._loop.timers.at(monotonic_ns(), self._look)
+        # each drain makes the engine wake this process once more at most, so the socket never fills up
+        self._unread += 1
+        if self._unread >= WAKES_AT_ONCE:
+            self._unread = 0
+            try:
+                self._wake.recv(WAKES_AT_ONCE, socket.MSG_DONTWAIT)
+            except OSError:
+                pass  # there are none, or the engine has ended
 
     def _late(self) -> None:
         """Something waits for room."""

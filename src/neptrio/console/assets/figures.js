@@ -125,3 +125,15 @@ export function place(config, own) {
   if (own && parts.length) parts.push("own processes");
   return parts.join(", ");
 }
+
+/** What front ends did between two samples of their rows: requests a second, share of a core and the lag's p99 of each;
+ *  null where its process is another than in the sample before. */
+export function frontEnds(before, now, seconds) {
+  const known = new Map((before || []).map((row) => [row.pid, row]));
+  return now.map((row) => {
+    const old = seconds > 0 ? known.get(row.pid) : undefined;
+    const each = (name) => (old ? (row[name] - old[name]) / seconds : null);
+    const lag = old ? grown(apart(row.loop_lag.cumulative), apart(old.loop_lag.cumulative)) : [];
+    return { ...row, rate: each("requests"), cores: each("cpu_seconds"), lag99: percentile(lag, 0.99) };
+  });
+}

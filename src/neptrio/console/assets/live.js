@@ -1,7 +1,7 @@
 // What the server is doing: asks for its statistics again and again, and keeps the last few minutes of them.
 
 import { ApiError, get, modelPath, post } from "./api.js";
-import { apart, cores, grown, interval, merged, percentile, STAGES } from "./figures.js";
+import { apart, cores, frontEnds, grown, interval, merged, percentile, STAGES } from "./figures.js";
 
 export const SLOTS = 120; // moments that are kept
 const MOST_CONFIGS = 300; // of so many models it is asked where they run
@@ -15,6 +15,7 @@ export class Live extends EventTarget {
     this.about = {};
     this.server = null; // server.json; null where the caller may not read it
     this.index = null; // rows of the repository index; null where the caller may not read it
+    this.frontEnds = []; // rows of figures.frontEnds()
     this.models = []; // one object per model version that is ready
     this.history = []; // {time, requests, failures, inferences, p50, p99, queued, executing, lag50, lag99, connections, cpu}
     this.configs = new Map(); // "name/version/loaded" -> configuration
@@ -65,7 +66,7 @@ export class Live extends EventTarget {
       this.index = index.refused ? null : index;
       this.error = null;
       if (!stats.refused) this.#take(stats, performance.now() / 1000);
-      else this.models = [];
+      else this.models = this.frontEnds = [];
       this.#configs();
     } catch (error) {
       this.error = error;
@@ -90,6 +91,7 @@ export class Live extends EventTarget {
       model.history = [...model.history, point].slice(-SLOTS);
       return model;
     });
+    this.frontEnds = frontEnds(last?.frontEnds, stats.front_ends || [], seconds);
     const all = merged(this.models.map((model) => model.seen.histograms.request));
     const lag = last && stats.loop_lag ? grown(apart(stats.loop_lag.cumulative), apart(last.lag.cumulative)) : [];
     const total = (read) => this.models.reduce((sum, model) => sum + read(model), 0);
@@ -106,7 +108,7 @@ export class Live extends EventTarget {
       cpu: last && cpu !== undefined && last.cpu !== undefined && seconds > 0 ? (cpu - last.cpu) / seconds : null,
       memory: this.server?.process.resident_bytes ?? null,
     }].slice(-SLOTS);
-    this.before = { time, cpu, lag: stats.loop_lag, stats: new Map(stats.model_stats.map((stat) => [`${stat.name}/${stat.version}`, stat])) };
+    this.before = { time, cpu, lag: stats.loop_lag, frontEnds: stats.front_ends, stats: new Map(stats.model_stats.map((stat) => [`${stat.name}/${stat.version}`, stat])) };
   }
 
   /** Asks for configurations that are not known yet, a few at a time. */

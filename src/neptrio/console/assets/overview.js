@@ -44,11 +44,23 @@ export class Overview {
       { name: "Reason", optional: true, cell: (row) => row.reason },
     ], { empty: "No model matches." });
     this.table.element.classList.add("models");
+    this.frontEnds = new Table("Front ends", [
+      { name: "Front end", cell: (row) => String(row.number) },
+      { name: "Process", number: true, cell: (row) => String(row.pid) },
+      { name: "Connections", number: true, cell: (row) => count(row.connections) },
+      { name: "Requests/s", number: true, cell: (row) => count(row.rate) },
+      { name: "Under way", number: true, cell: (row) => count(row.under_way) },
+      { name: "Loop lag p99", number: true, cell: (row) => duration(row.lag99) },
+      { name: "Memory", number: true, cell: (row) => bytes(row.resident_bytes) },
+      { name: "CPU", number: true, cell: (row) => (row.cores === null ? "–" : `${Math.round(row.cores * 100)} %`) },
+      { name: "Restarts", number: true, cell: (row) => count(row.restarts) },
+    ]);
+    this.fronts = card("Front ends", this.frontEnds.element);
     this.server = make("div");
     this.element = make("div", { class: "panel" },
       make("div", { class: "charts" }, Object.values(this.charts).map((chart) => chart.element)),
       make("section", { class: "card" }, make("div", { class: "bar" }, make("h2", {}, "Models"), make("div", { class: "filters" }, this.filter, this.order)), this.table.element),
-      card("Server", this.server));
+      this.fronts, card("Server", this.server));
   }
 
   #spark(row) {
@@ -78,6 +90,8 @@ export class Overview {
     if (measure) rows.sort((a, b) => (b.model ? measure(b.model) : -1) - (a.model ? measure(a.model) : -1));
     this.table.update(rows, (row) => row.id);
     for (const row of rows) if (row.model) this.sparks.get(row.id)?.update(row.model.history.map((point) => point.requests || 0), row.model.history.length);
+    this.fronts.hidden = !live.frontEnds.length;
+    this.frontEnds.update(live.frontEnds, (row) => row.number);
     this.#server(live.server);
   }
 

@@ -42,6 +42,7 @@ log = logging.getLogger("neptrio.grpc")
 HANDSHAKE_S = 20.0  # from accepting a connection to the end of its preface
 DRAIN_ROUND_TRIP_NS = 10**9  # for so long after the first GOAWAY, calls sent before it was seen are taken
 LINGER_S = 0.5  # how long the client's last bytes are read after our side is closed
+ENGINE_S = 0.001  # how long the engine first has for answers, when the client has closed its side
 CLOSE_S = 10.0  # how long the last reply bytes may take to leave
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MODEL_INFER = b"/inference.GRPCInferenceService/ModelInfer"
@@ -266,6 +267,8 @@ class GrpcConnection(GrpcFastPath):
             with self._scope:
                 if await self._handshake():
                     await self._read()
+                    if self.services.admission.forwards:
+                        await self._last_answers()
         except (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
             pass
         finally:
@@ -330,6 +333,21 @@ class GrpcConnection(GrpcFastPath):
             if not data:
                 return
             self._take(data)
+
+    async def _last_answers(self) -> None:
+        """The client has closed its sending side, or has gone. Cancels its requests, and sends what the engine has
+        answered nevertheless. Without front ends that is unnecessary: what is answered at once was answered before."""
+        pause = ENGINE_S
+        with trio.move_on_after(CLOSE_S):
+            while not self.session.dead and not self.writer.broken:
+                requests = [request for call in self._calls() for request in call.requests()]
+                if not requests:
+                    break
+                for request in requests:
+                    self.services.admission.cancel(request)
+                self.loop_pass.end()
+                await trio.sleep(pause)
+                pause = min(2 * pause, LINGER_S)
 
     def _take(self, data: Any) -> None:
         self.feed(data)

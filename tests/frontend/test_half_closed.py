@@ -1,0 +1,73 @@
+"""Clients that close their sending side behind a request, and read on: what is computed on the loop is answered."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.test_front_ends import Client
+from tests.support.infer_messages import identity, stream_response
+from tests.support.raw_http2 import STREAM_INFER, RawClient, message
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+
+TRIES = 40
+INFER = "/v2/models/identity/infer"
+BODY = json.dumps(
+    {
+        "inputs": [
+            {"name": name, "datatype": "INT32", "shape": [1, 16], "data": [7] * 16}
+            for name in ("INPUT0", "INPUT1")
+        ]
+    }
+).encode()
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    folder: Path = tmp_path_factory.mktemp("models")
+    write_model(folder, "identity", identity_config())
+    with ServerProcess(folder, f"--frontends={request.param}") as process:
+        with Client(process) as client:  # until the model is known to take microseconds
+            for _ in range(100):
+                client.send("POST", INFER, BODY)
+                assert client.receive()[0] == 200
+        yield process
+
+
+def http(server: ServerProcess) -> bool:
+    with Client(server) as client:
+        client.send("POST", INFER, BODY)
+        client.sock.shutdown(socket.SHUT_WR)
+        return client.receive()[0] == 200
+
+
+def unary(server: ServerProcess) -> bool:
+    with RawClient(server.grpc) as client:
+        client.start(1, identity("a"))
+        client.sock.shutdown(socket.SHUT_WR)
+        client.until_closed()
+        return client.replies[1].ended and client.replies[1].status == 0
+
+
+def stream(server: ServerProcess) -> bool:
+    with RawClient(server.grpc) as client:
+        client.send(client.headers(1, STREAM_INFER) + client.data(1, message(identity("a"))))
+        client.sock.shutdown(socket.SHUT_WR)
+        client.until_closed()
+        reply = client.replies[1]
+        answers = [stream_response(each) for each in reply.messages]
+        return reply.ended and reply.status == 0 and [each.error_message for each in answers] == [""]
+
+
+@pytest.mark.parametrize("way", [http, unary, stream])
+def test_the_answer_comes(server: ServerProcess, way: object) -> None:
+    """Where an execution happens to be interrupted, the next ones are not the loop's, and may be cancelled: not most."""
+    assert callable(way)
+    assert sum(way(server) for _ in range(TRIES)) > TRIES // 2
