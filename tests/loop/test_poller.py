@@ -117,6 +117,43 @@ def test_read_ends_with_the_peer_and_with_an_error(mode: str) -> None:
     trio.run(main)
 
 
+def test_a_bell_is_heard_each_time_and_never_read(mode: str) -> None:
+    async def main() -> None:
+        async with running() as loop, trio.open_nursery() as nursery:
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            rings = 0
+
+            def rung() -> bool:
+                nonlocal rings
+                rings += 1
+                loop.news.set()
+                return True
+
+            nursery.start_soon(loop.poller.read, bell, rung, True)
+            for count in range(1, 4):
+                os.eventfd_write(bell, 1)
+                await loop.hear()
+                for _ in range(3):  # rounds in which a descriptor that can be read would be told again
+                    loop.far.send(b"x")
+                    await loop.hear()
+                assert rings == count
+            assert os.eventfd_read(bell) == 3
+            nursery.cancel_scope.cancel()
+        os.close(bell)
+
+    trio.run(main)
+
+
+def test_edges_take_a_running_epoll() -> None:
+    async def main() -> None:
+        loop_pass = LoopPass()
+        near, far = socket.socketpair()
+        with near, far, pytest.raises(RuntimeError, match="epoll"):
+            await Poller(loop_pass, Timers(loop_pass)).read(near, lambda: True, edges=True)
+
+    trio.run(main)
+
+
 def test_a_cancelled_read_leaves_its_socket_alone(mode: str) -> None:
     async def main() -> None:
         async with running(read=False) as loop:
