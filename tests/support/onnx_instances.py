@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from neptrio.backends.identity_batch import run_inline
-from neptrio.backends.onnx.backend import OnnxBackend, OnnxInstance
+from neptrio.backends.onnx.backend import OnnxBackend
+from neptrio.backends.onnx.instance import OnnxInstance
 from neptrio.config import model_config as model_config
 from neptrio.errors import TritonError
 from neptrio.execution.backend import LoadContext

@@ -45,7 +45,7 @@ cdef class DevicePool:
 
 cdef class DeviceBlock:
     cdef DevicePool pool
-    cdef cu.CUdeviceptr address     # 0 until a batch has allocated the memory
+    cdef readonly cu.CUdeviceptr address     # 0 until a batch has allocated the memory
     cdef readonly size_t nbytes
 
 cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes)

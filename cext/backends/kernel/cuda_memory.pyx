@@ -179,6 +179,23 @@ cdef class DevicePool:
             r = self.copy_(NULL, <cu.CUdeviceptr>to, NULL, <cu.CUdeviceptr>source, nbytes)
         check(r, "copying a tensor on the device")
 
+    def block(self, size_t nbytes):
+        """A DeviceBlock with memory for `nbytes`, not cleared. Not on the trio thread. Raises Internal."""
+        cdef DeviceBlock made = new_device_block(self, nbytes)
+        cdef cu.CUcontext old
+        cdef int r = self.c.broken
+        with nogil:
+            if r == 0:
+                r = cu.cuCtxPushCurrent(self.c.context)
+                if r == 0:
+                    r = allocate(&self.c, &made.address, nbytes if nbytes else 1, self.c.side)
+                    if r == 0:
+                        r = wait_stream(&self.c, self.c.side, PATIENCE)
+                    cu.cuCtxPopCurrent(&old)
+                judged(&self.c, r)
+        check(r, "allocating memory on the device")
+        return made
+
     def wait_default_stream(self):
         """Waits for the work that other libraries have queued in the default stream. Raises Internal."""
         cdef cu.CUcontext old

@@ -12,7 +12,7 @@ from onnx import helper
 
 from neptrio import datatypes
 from neptrio.backends.onnx import python_session as onnx_python
-from neptrio.backends.onnx.backend import OnnxInstance
+from neptrio.backends.onnx.instance import OnnxInstance
 from neptrio.errors import Internal, InvalidArgument
 from neptrio.request.infer_request import Tensor, alias
 from neptrio.request.numpy_tensor import to_numpy

@@ -21,7 +21,8 @@ from onnx import helper
 from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import python_session as onnx_python
 from neptrio.backends.onnx.api import OrtError
-from neptrio.backends.onnx.backend import NativeInstance, OnnxBackend, OnnxInstance
+from neptrio.backends.onnx.backend import OnnxBackend
+from neptrio.backends.onnx.instance import NativeInstance, OnnxInstance
 from neptrio.backends.onnx.options import Options
 from neptrio.backends.onnx.session import OnnxSession
 from neptrio.errors import InvalidArgument

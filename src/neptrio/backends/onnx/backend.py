@@ -12,8 +12,10 @@ pools that spin on cores which the event loop needs) may cost more than a small 
     memory that ONNX Runtime made, divided by rows without a copy. Only BYTES tensors are converted.
  4. Threads that wait for work sleep instead of spinning, unless the model's parameter
     session.intra_op.allow_spinning says otherwise; docs/onnx.md explains the trade-off.
- 5. Only outputs that some request of the batch wants are computed.
- 6. Requests that cannot share a batch (different inputs, or different sizes other than of the batch dimension)
+ 5. Sessions on a GPU run on the provider that was asked for, or the load fails (providers.py); tensors stay on the
+    device between models there (device_instance.py).
+ 6. Only outputs that some request of the batch wants are computed.
+ 7. Requests that cannot share a batch (different inputs, or different sizes other than of the batch dimension)
     are executed one after the other, never mixed.
 
 model.py says what a configuration may leave open and how it must agree with the model, options.py which parameters
@@ -22,22 +24,17 @@ there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
-from neptrio import datatypes
 from neptrio.backends.onnx import model as onnx_model
 from neptrio.backends.onnx import options as onnx_options
+from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import signature as onnx_signature
-from neptrio.backends.onnx.batch import OnnxBatch, run_failure
-from neptrio.backends.onnx.builder import OnnxBuilder
+from neptrio.backends.onnx.instance import NativeInstance, OnnxInstance, needs_python
 from neptrio.config import accelerators
-from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
+from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
-from neptrio.execution.batch import Batch
-from neptrio.execution.gather import gather, split
 from neptrio.execution.layout import Layout
-from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
 class OnnxBackend(Backend):
@@ -49,7 +46,7 @@ class OnnxBackend(Backend):
 
     @classmethod
     def runs_on_gpu(cls) -> bool:
-        return bool(accelerators.gpus()) and "CUDAExecutionProvider" in onnx_options.providers()
+        return bool(accelerators.gpus()) and onnx_providers.CUDA in onnx_providers.available()
 
     @classmethod
     def auto_complete(cls, context: LoadContext) -> None:
@@ -97,176 +94,8 @@ class OnnxBackend(Backend):
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
             return NativeInstance(self.context, name, kind, device_id)
+        if kind == "GPU":
+            from neptrio.backends.onnx.device_instance import DeviceInstance
+
+            return DeviceInstance(self.context, name, kind, device_id)
         return OnnxInstance(self.context, name, kind, device_id)
-
-
-def needs_python(config: Any) -> bool:
-    """True when batches have strings or a layout of their own (has_layout())."""
-    states = config.sequence_batching.state
-    types = {t.data_type for t in (*config.input, *config.output, *states)}
-    types |= {c.data_type for control in config.sequence_batching.control_input for c in control.control}
-    return datatypes.BYTES in types or has_layout(config)
-
-
-def has_layout(config: Any) -> bool:
-    """True when the configuration has ragged inputs, batch inputs or batch outputs."""
-    ragged = any(i.allow_ragged_batch for i in config.input) and config.max_batch_size > 0
-    return bool(ragged or config.batch_input or config.batch_output)
-
-
-class OnnxInstance(BackendInstance):
-    """One session and the thread on which it runs."""
-
-    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
-        self._context = context
-        self._name = name
-        self._kind = kind
-        self._device_id = device_id
-        self._session: Any = None
-        self._outputs: list[str] = []  # the outputs that the configuration has, in the model's order
-        self._batching = context.config.max_batch_size > 0
-        self._layout = Layout(context.config) if has_layout(context.config) else None
-
-    def initialize(self) -> None:
-        """Makes the session and checks it against the configuration. Raises InvalidArgument."""
-        config = self._context.config
-        self._session = onnx_options.session(self._context, self._kind, self._device_id)
-        try:
-            onnx_model.compare(config, self._session)
-        except InvalidArgument:
-            OnnxInstance.finalize(self)
-            raise
-        wanted = {o.name for o in config.output} | self._states()
-        self._outputs = [o.name for o in self._session.get_outputs() if o.name in wanted]
-
-    def _states(self) -> set[str]:
-        return {state.output_name for state in self._context.config.sequence_batching.state}
-
-    def finalize(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
-
-    def execute(self, batch: Batch) -> None:
-        """Groups the requests that can run together, runs each group, and answers each request."""
-        groups: dict[Any, list[int]] = {}
-        if self._layout is not None:
-            self._execute_layout(batch, self._layout)
-            return
-        if len(batch.requests) == 1:
-            groups[None] = [0]
-        else:
-            for i, request in enumerate(batch.requests):
-                groups.setdefault(self._key(request, i), []).append(i)
-        for members in groups.values():
-            requests = [batch.requests[i] for i in members]
-            try:
-                answers = self._run(requests, batch)
-            except TritonError as error:
-                if len(groups) == 1:
-                    raise
-                answers = [InferResponse(None, error) for _ in members]
-            for i, answer in zip(members, answers, strict=True):
-                batch.responses[i] = answer
-
-    def _key(self, request: InferRequest, index: int) -> Any:
-        if not self._batching:
-            return index
-        return tuple(sorted((t.name, t.shape[1:]) for t in request.inputs))
-
-    def _run(self, requests: list[InferRequest], batch: Batch) -> list[InferResponse]:
-        tensors = _gathered(requests, (t.name for t in requests[0].inputs))
-        answers: list[list[Tensor]] = [[] for _ in requests]
-        for tensor in self._call(self._wanted(requests), tensors, batch):
-            for answer, part in zip(answers, self._split(tensor, requests), strict=True):
-                answer.append(part)
-        return [InferResponse(outputs) for outputs in answers]
-
-    def _execute_layout(self, batch: Batch, layout: Layout) -> None:
-        """Executes a batch with ragged inputs, batch inputs or batch outputs, as the configuration says."""
-        tensors = layout.inputs(batch)
-        known = {t.name for t in tensors}
-        # control and state inputs, which the sequence batcher adds
-        extra = (t.name for t in batch.requests[0].inputs if t.name not in known)
-        tensors += _gathered(batch.requests, extra)
-        layout.respond(batch, self._call(self._wanted(batch.requests), tensors, batch))
-
-    def _call(self, names: list[str], tensors: list[Tensor], batch: Batch) -> list[Tensor]:
-        """Runs the session (without the GIL) and returns the named outputs."""
-        try:
-            results: list[Tensor] = self._session.run(names, tensors, batch.mark_input_end)
-        except TritonError:
-            raise
-        except Exception as error:
-            raise run_failure(_text(error), self._context.name) from error
-        batch.mark_output_start()
-        return results
-
-    def _wanted(self, requests: list[InferRequest]) -> list[str]:
-        if any(r.outputs is None for r in requests):
-            return self._outputs
-        listed = {o.name for r in requests for o in r.outputs or ()}
-        model = requests[0].model
-        if model is not None:
-            listed.update(model.state_outputs)
-        return [name for name in self._outputs if name in listed]
-
-    def _split(self, tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
-        """The rows of an output that belong to each request, without a copy."""
-        if len(requests) == 1:
-            return [tensor]
-        rows = sum(r.batch_size for r in requests)
-        if not tensor.shape or tensor.shape[0] != rows:
-            raise Internal(
-                f"output '{tensor.name}' of model '{self._context.name}' has the shape {list(tensor.shape)}, expected "
-                f"the batch dimension {rows}; set max_batch_size to 0 if the model does not batch",
-                reason=Reason.BACKEND,
-            )
-        shapes = [(r.batch_size, *tensor.shape[1:]) for r in requests]
-        return list(split(tensor, shapes, f"model '{self._context.name}'"))
-
-    def describe_failure(self, error: BaseException) -> TritonError:
-        return Internal(
-            f"{type(error).__name__}: {_text(error)} (instance '{self._name}')", reason=Reason.BACKEND
-        )
-
-
-class NativeInstance(OnnxInstance):
-    """One session of the C library. Its batches are executed without the GIL."""
-
-    native = True
-    batch_type = OnnxBatch
-
-    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int) -> None:
-        super().__init__(context, name, kind, device_id)
-        # Custom operators may call Python, for which the trio thread would not give up the GIL. And ONNX Runtime
-        # sets "flush denormals" on the thread that makes the session, not on the one that runs it.
-        own_thread = (
-            bool(context.config.model_operations.op_library_filename)
-            or onnx_options.settings(context).get("session.set_denormal_as_zero") == "1"
-        )
-        self._builder = OnnxBuilder(context.name, self._batching, own_thread)
-        self.prepare = self._builder.prepare  # type: ignore[method-assign]
-
-    def initialize(self) -> None:
-        super().initialize()
-        states = self._states()
-        self._builder.use(self._session, self._outputs, [o for o in self._outputs if o in states])
-
-    def execute(self, batch: Batch) -> None:
-        raise AssertionError("native instances do not execute in Python")
-
-    def finalize(self) -> None:
-        self._builder.use(None, [], [])
-        super().finalize()
-
-
-def _gathered(requests: list[InferRequest], names: Iterable[str]) -> list[Tensor]:
-    """These inputs of all requests, each as one tensor; inputs that no request has are left out."""
-    return [tensor for name in names if (tensor := gather(requests, name)) is not None]
-
-
-def _text(error: BaseException) -> str:
-    text = str(error).strip()
-    # the text is "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : what happened"
-    return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text

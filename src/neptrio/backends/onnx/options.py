@@ -1,4 +1,5 @@
-"""The options of a session: execution providers, threads and whatever else a model's configuration sets.
+"""The options of a session: threads, optimization and whatever else a model's configuration sets. What it runs on is in
+providers.py.
 
 Parameters are those of Triton's backend (docs/onnx.md lists them). A value that cannot be used makes the load fail;
 unknown parameters are ignored, as they may be for other readers of the configuration.
@@ -7,25 +8,19 @@ unknown parameters are ignored, as they may be for other readers of the configur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from neptrio.backends.onnx import library as onnx_library
+from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import python_session as onnx_python
 from neptrio.backends.onnx.session import OnnxSession
-from neptrio.config import accelerators
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.backend import LoadContext
 
 _COUNTS = {"intra_op_thread_count": "intra_threads", "inter_op_thread_count": "inter_threads"}
 _SWITCHES = {"enable_mem_arena": "arena", "enable_mem_pattern": "pattern"}
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
-_ACCELERATORS = {
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-}
 _PREFIXES = ("session.", "ep.", "mlas.", "optimization.")
 _LEVELS = {-1: 1, 0: 99, 1: 2}  # level in the configuration -> in ONNX Runtime: basic, all, extended
 
@@ -47,15 +42,6 @@ class Options:
     def library_failure(self, library: Path, error: Exception) -> InvalidArgument:
         """The error for a library of custom operators that cannot be loaded."""
         return InvalidArgument(f"model_operations of model '{self.model}': cannot load '{library}': {error}")
-
-
-@cache
-def providers() -> tuple[str, ...]:
-    """The execution providers that can be used here; CUDA only where there is a GPU."""
-    names = onnx_library.module().get_available_providers()
-    if not accelerators.gpus():
-        names = [name for name in names if name not in ("CUDAExecutionProvider", "TensorrtExecutionProvider")]
-    return tuple(names)
 
 
 def model_path(context: LoadContext) -> Path:
@@ -92,7 +78,8 @@ def session(context: LoadContext, kind: str, device_id: int) -> Any:
     """Makes the session of one instance. Raises InvalidArgument."""
     if is_native(context, kind):
         return _open(context, _options(context), [], True)
-    return _open(context, _options(context), _provider_list(context, kind, device_id), False)
+    chosen = onnx_providers.chosen(context, kind, device_id, settings(context))
+    return _open(context, _options(context), chosen, False)
 
 
 def _open(context: LoadContext, options: Options, provider_list: list[Any], native: bool) -> Any:
@@ -154,30 +141,3 @@ def _integer(context: LoadContext, key: str, text: str, low: int, high: int = 1 
             f"parameter '{key}' of model '{context.name}' must be an integer from {low} to {high}, got '{text}'"
         )
     return value
-
-
-def _provider_list(context: LoadContext, kind: str, device_id: int) -> list[Any]:
-    config = context.config
-    accelerated = config.optimization.execution_accelerators
-    chosen: list[Any] = []
-    listed = accelerated.gpu_execution_accelerator if kind == "GPU" else accelerated.cpu_execution_accelerator
-    for accelerator in listed:
-        name = _ACCELERATORS.get(accelerator.name)
-        if name is None or name not in providers():
-            raise InvalidArgument(
-                f"execution accelerator '{accelerator.name}' of model '{context.name}' is not available; this "
-                f"onnxruntime has {', '.join(providers())}"
-            )
-        options = dict(accelerator.parameters)
-        if kind == "GPU":
-            options["device_id"] = str(device_id)
-        chosen.append((name, options))
-    if kind == "GPU" and not any(name == "CUDAExecutionProvider" for name, _ in chosen):
-        if "CUDAExecutionProvider" not in providers():
-            raise InvalidArgument(
-                f"model '{context.name}' has an instance group of KIND_GPU, but this onnxruntime has no CUDA provider "
-                f"(it has {', '.join(providers())}); install onnxruntime-gpu or use KIND_CPU"
-            )
-        chosen.append(("CUDAExecutionProvider", {"device_id": str(device_id)}))
-    chosen.append("CPUExecutionProvider")
-    return chosen

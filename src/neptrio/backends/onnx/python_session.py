@@ -16,12 +16,14 @@ import numpy as np
 from neptrio import datatypes
 from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import model as onnx_model
+from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.errors import InvalidArgument
-from neptrio.request.infer_request import Tensor, tensor_at
+from neptrio.request.infer_request import MemoryKind, Tensor, tensor_at
 from neptrio.request.numpy_tensor import join_bytes, split_bytes
 
 BF16_IN_ONNX = 16  # onnx.TensorProto.BFLOAT16
 FATAL = 4
+GPU = int(MemoryKind.GPU_MEMORY)
 ERRORS = 3  # log level of sessions: errors only
 
 
@@ -55,7 +57,13 @@ def open_session(path: Path, options: Any, providers: list[Any]) -> PythonSessio
             made.register_custom_ops_library(str(library))
         except Exception as error:
             raise options.library_failure(library, error) from None
-    return PythonSession(onnxruntime.InferenceSession(str(path), made, providers=providers))
+    if onnx_providers.on_gpu(providers):
+        onnx_providers.preload()
+    # without its fallback: a provider that fails would silently be replaced by the CPU's
+    session = onnxruntime.InferenceSession(str(path), made, providers=providers, enable_fallback=0)
+    session.disable_fallback()
+    onnx_providers.verify(session, providers, options.model)
+    return PythonSession(session)
 
 
 class PythonSession:
@@ -73,7 +81,7 @@ class PythonSession:
         self._inputs = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
         self._datatypes = {o.name: onnx_model.datatype(o.type) for o in session.get_outputs()}
         types = [i.type for i in session.get_inputs()]
-        self._strings = "tensor(string)" in types or datatypes.BYTES in self._datatypes.values()
+        self.strings = "tensor(string)" in types or datatypes.BYTES in self._datatypes.values()
 
     def get_inputs(self) -> Any:
         """The inputs that every request must have."""
@@ -100,12 +108,51 @@ class PythonSession:
         feeds = {t.name: self._feed(t) for t in tensors if t.name in self._inputs}
         if ready is not None:
             ready()
-        if self._strings:
+        if self.strings:
             results = self._session.run(names, feeds, self._quiet)
         else:
             results = _run(self._session, names, feeds, self._quiet)
         found = [self._tensor(name, result) for name, result in zip(names, results, strict=True)]
         return [_apart(output, tensors) for output in found]
+
+    def run_bound(
+        self,
+        names: list[str],
+        tensors: list[Tensor],
+        ready: Callable[[], object],
+        device: int,
+        kept: set[str],
+    ) -> list[Tensor]:
+        """run() with IO binding: inputs in memory of GPU `device` are read where they lie, and outputs in `kept` are left
+        in its memory. Not for models with strings. Raises what onnxruntime raises."""
+        binding = self._session.io_binding()
+        for t in tensors:
+            if t.name not in self._inputs:
+                continue
+            if t.memory_kind == GPU:
+                dtype: Any = BF16_IN_ONNX if t.dtype == datatypes.BF16 else datatypes.NUMPY[t.dtype]
+                binding.bind_input(t.name, "cuda", t.memory_id, dtype, list(t.shape), t.address)
+            else:
+                binding.bind_ortvalue_input(t.name, self._feed(t))
+        for name in names:
+            if name in kept:
+                binding.bind_output(name, "cuda", device)
+            else:
+                binding.bind_output(name)
+        ready()
+        self._session.run_with_iobinding(binding, self._quiet)
+        found = [
+            self._left(name, value, device) if name in kept else self._tensor(name, value)
+            for name, value in zip(names, binding.get_outputs(), strict=True)
+        ]
+        return [_apart(output, tensors) for output in found]
+
+    def _left(self, name: str, value: Any, device: int) -> Tensor:
+        """An output in device memory, which ONNX Runtime frees with the tensor."""
+        if value.device_name() == "cpu":
+            return self._tensor(name, value)
+        shape, size = tuple(value.shape()), value.tensor_size_in_bytes()
+        return tensor_at(name, self._datatypes[name], shape, value.data_ptr(), size, value, GPU, device)
 
     def _feed(self, tensor: Tensor) -> Any:
         """A tensor in the form in which ONNX Runtime takes inputs."""
@@ -124,7 +171,7 @@ class PythonSession:
             array = array.copy()
         if tensor.dtype == datatypes.BF16:
             return self._new_typed_value(array, BF16_IN_ONNX)
-        return array if self._strings else self._new_value(array)
+        return array if self.strings else self._new_value(array)
 
     def _tensor(self, name: str, result: Any) -> Tensor:
         """A result as a tensor that uses the memory which ONNX Runtime made."""
@@ -157,7 +204,12 @@ def _run(session: Any, names: list[str], feeds: dict[str, Any], options: Any) ->
 
 def _apart(output: Tensor, inputs: list[Tensor]) -> Tensor:
     """A copy of an output that shares memory with an input, because that memory belongs to the request."""
-    if any(t.address <= output.address < t.address + t.nbytes for t in inputs) and output.nbytes:
+    if output.memory_kind == GPU:
+        return output  # its addresses are no host's
+    if (
+        any(t.memory_kind != GPU and t.address <= output.address < t.address + t.nbytes for t in inputs)
+        and output.nbytes
+    ):
         return Tensor(output.name, output.dtype, output.shape, output.tobytes())
     return output
 

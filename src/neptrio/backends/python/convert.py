@@ -9,6 +9,7 @@ from typing import Any
 
 import neptrio.request.device_memory as device_memory
 import triton_python_backend_utils as utils
+from neptrio.backends import device_outputs
 from neptrio.backends.python import device_tensors
 from neptrio.backends.python.tensors import copied, outputs, private, readonly, writable
 from neptrio.errors import Code, Reason, TritonError
@@ -103,7 +104,7 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
     if names is None and len(tensors) != len(made._tensors):
         _tell_of(request.model, (tensor._name for tensor in made._tensors))
     if device_memory.in_use():
-        tensors = device_tensors.settle(request, tensors)
+        tensors = device_outputs.settle(request, tensors)
     return InferResponse(tensors, None, made._parameters)
 
 

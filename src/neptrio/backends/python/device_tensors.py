@@ -17,10 +17,9 @@ import neptrio.request.device_memory as device_memory
 import neptrio.request.dlpack as dlpack
 import triton_python_backend_utils as utils
 from neptrio.errors import TritonError
-from neptrio.request.infer_request import InferRequest, MemoryKind, Tensor
+from neptrio.request.infer_request import Tensor
 from triton_python_backend_utils import _tensor
 
-GPU = int(MemoryKind.GPU_MEMORY)
 CUDA = dlpack.CUDA
 LEGACY_STREAM = 1  # CUDA's default stream: the other library orders its work before it, then we wait for it
 
@@ -53,25 +52,6 @@ def taken(name: str, source: Any) -> utils.Tensor | None:
     except TritonError as error:
         raise utils.TritonModelException(str(error)) from error
     return given(tensor)
-
-
-def settle(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
-    """A response's outputs, where those that nothing reads on the device are copied to the host."""
-    settled = []
-    for tensor in outputs:
-        if tensor.memory_kind == GPU and not _stays(request, tensor.name):
-            tensor = device_memory.on_host(tensor)
-        settled.append(tensor)
-    return settled
-
-
-def _stays(request: InferRequest, name: str) -> bool:
-    if name in request.model.state_outputs and name not in request.model.output_names:
-        return True
-    for asked in request.outputs or ():
-        if asked.name == name:
-            return bool(request.cache_key is None and (asked.keep_on_device or asked.shm_region is not None))
-    return False
 
 
 _tensor.devices = taken

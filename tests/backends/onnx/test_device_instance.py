@@ -1,0 +1,213 @@
+"""ONNX models on a GPU among other models there: on the fake driver, with an ONNX Runtime of our own on it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from onnx import helper
+
+from neptrio.backends.onnx.device_instance import DeviceInstance
+from neptrio.execution.batch import Batch
+from neptrio.request.infer_request import InferRequest, ModelCore, RequestedOutput, tensor_at
+from tests.backends.kernel.test_device_tensors import CONTROLS, SHM, ensemble, request, step
+from tests.support import onnx_models
+from tests.support.gpu import FakeGpu, needs_fake_gpu
+from tests.support.gpu_client import GpuClient
+from tests.support.gpu_models import ADD, add, add_config, post, reason
+from tests.support.onnx_instances import context
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+pytestmark = needs_fake_gpu
+STAND_IN = Path(__file__).parents[2] / "support" / "fake_onnxruntime"
+NAMES = ("X", "Y")
+PLUS_ONE = onnx_models.identity("INT32", ("N", None), NAMES)  # the stand-in adds 1, whatever the graph says
+SUM = onnx_models.model(
+    [
+        helper.make_node("Add", ["X", "BEFORE"], ["AFTER"]),
+        helper.make_node("Identity", ["AFTER"], ["Y"]),
+        helper.make_node("Identity", ["START"], ["ignored"]),
+    ],
+    [onnx_models.tensor(name, "INT32", ("N", 4)) for name in ("X", "BEFORE")]
+    + [onnx_models.tensor(name, "INT32", ("N", 1)) for name in ("START", "READY")],
+    [onnx_models.tensor(name, "INT32", ("N", 4)) for name in ("Y", "AFTER")],
+)
+GPU = " instance_group { kind: KIND_GPU gpus: [ 0 ] } "
+ONNX = f'backend: "onnxruntime" max_batch_size: 8 {GPU}'
+
+
+class OnnxGpu:
+    """A fake GPU, and what the stand-in for ONNX Runtime was asked."""
+
+    def __init__(self, gpu: FakeGpu, folder: Path, **told: str) -> None:
+        self.log = folder / "onnx.log"
+        self.log.touch()
+        path = f"{STAND_IN}:{gpu.env['PYTHONPATH']}"
+        self.env = gpu.env | {"PYTHONPATH": path, "FAKE_ORT_LOG": str(self.log)} | told
+
+    def said(self, key: str) -> list[Any]:
+        """The values of `key` in the stand-in's log, and the log is empty again."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        self.log.write_text("")
+        return [line[key] for line in lines if key in line]
+
+
+@pytest.fixture
+def onnx_gpu(tmp_path: Path) -> Iterator[tuple[FakeGpu, OnnxGpu]]:
+    with FakeGpu(devices=2) as gpu:
+        yield gpu, OnnxGpu(gpu, tmp_path)
+        assert gpu.live() == {}
+
+
+def models(folder: Path) -> Path:
+    repository = folder / "models"
+    write_model(repository, "a", add_config(GPU), {"1/model.cu": ADD})
+    write_model(repository, "onnx", ONNX, {"1/model.onnx": PLUS_ONE})
+    return repository
+
+
+def test_tensors_stay_on_the_device_between_models(tmp_path: Path, onnx_gpu: tuple[FakeGpu, OnnxGpu]) -> None:
+    repository = models(tmp_path)
+    write_model(repository, "three", ensemble(("a", "X", "t"), ("onnx", "t", "u"), ("a", "u", "Y")))
+    write_model(repository, "last", ensemble(("a", "X", "t"), ("onnx", "t", "Y")))
+    _, onnx = onnx_gpu
+    with ServerProcess(repository, env=onnx.env) as server:
+        assert "1 x GPU 0" in server.log()
+        asked = onnx.said("providers")  # the first ones are for looking at the model
+        assert asked[-1] == [["CUDAExecutionProvider", {"device_id": "0"}], "CPUExecutionProvider"]
+        assert add(server, "three", 1, 2) == (200, [4, 5])
+        assert onnx.said("bound") == [{"X": "cuda", "Y": "cuda"}]
+        assert add(server, "last", 1, 2) == (200, [3, 4])
+        assert onnx.said("bound") == [{"X": "cuda", "Y": "cpu"}]
+        assert add(server, "onnx", 1, 2) == (200, [2, 3])
+        assert onnx.said("plain") == [["X"]]
+
+
+def test_requests_are_gathered_on_the_device(tmp_path: Path, onnx_gpu: tuple[FakeGpu, OnnxGpu]) -> None:
+    """Four requests from the step before, and four of clients, in one batch; each gets its own rows."""
+    delay = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 60000000 }"
+    repository = models(tmp_path)
+    write_model(repository, "onnx", ONNX + delay, {"1/model.onnx": PLUS_ONE})
+    write_model(repository, "three", ensemble(("a", "X", "t"), ("onnx", "t", "u"), ("a", "u", "Y")))
+    _, onnx = onnx_gpu
+    with ServerProcess(repository, env=onnx.env) as server, ThreadPoolExecutor(8) as pool:
+        asked = [(name, i) for i in range(4) for name in ("three", "onnx")]
+        answers = list(pool.map(lambda row: add(server, row[0], row[1], 100), asked))
+        plus = {"three": 3, "onnx": 1}
+        assert answers == [(200, [i + plus[name], 100 + plus[name]]) for name, i in asked]
+        assert onnx.said("bound") == [{"X": "cuda", "Y": "cuda"}]
+
+
+def test_clients_regions_are_bound(tmp_path: Path, onnx_gpu: tuple[FakeGpu, OnnxGpu]) -> None:
+    gpu, onnx = onnx_gpu
+    values = np.array([1, 2, 3, 2**30], np.int32)
+    with (
+        ServerProcess(models(tmp_path), SHM, env=onnx.env) as server,
+        GpuClient(gpu) as device,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        address, handle = device.region(0, 4096)
+        device.write(address, values.tobytes())
+        client.register_cuda_shared_memory("r", base64.b64encode(handle), 0, 4096)
+        client.infer("onnx", **request())
+        assert device.read(address + 1024, 16) == (values + 1).tobytes()
+        # no kernel may be given an address that it cannot rely on: such inputs are copied first
+        device.write(address + 4, values.tobytes())
+        client.infer("onnx", **request(4, 1028))
+        assert device.read(address + 1028, 16) == (values + 1).tobytes()
+        assert onnx.said("bound") == [{"X": "cuda", "Y": "cuda"}] * 2
+        # on another GPU: through the host
+        address, handle = device.region(1, 4096)
+        device.write(address, values.tobytes())
+        client.unregister_cuda_shared_memory("r")
+        client.register_cuda_shared_memory("r", base64.b64encode(handle), 1, 4096)
+        client.infer("onnx", **request())
+        assert device.read(address + 1024, 16) == (values + 1).tobytes()
+        client.unregister_cuda_shared_memory("r")
+
+
+def test_states_stay_on_the_device(tmp_path: Path, onnx_gpu: tuple[FakeGpu, OnnxGpu]) -> None:
+    io = (
+        'input { name: "X" data_type: TYPE_INT32 dims: [ 4 ] } '
+        'output { name: "Y" data_type: TYPE_INT32 dims: [ 4 ] }'
+    )
+    write_model(tmp_path / "models", "sum", f"{ONNX} {io} {CONTROLS} oldest {{ }} }}", {"1/model.onnx": SUM})
+    _, onnx = onnx_gpu
+    with (
+        ServerProcess(tmp_path / "models", env=onnx.env) as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        assert step(client, "sum", 1, 5, start=True) == [5] * 4
+        assert step(client, "sum", 2, 7, start=True) == [7] * 4
+        onnx.said("bound")
+        assert step(client, "sum", 1, 1) == [6] * 4
+        assert step(client, "sum", 2, 1, end=True) == [8] * 4
+        assert step(client, "sum", 1, 1, end=True) == [7] * 4
+        for said in onnx.said("bound"):
+            assert (said["BEFORE"], said["AFTER"], said["Y"]) == ("cuda", "cuda", "cpu")
+
+
+def test_a_provider_that_fails_is_no_silent_cpu(tmp_path: Path) -> None:
+    """ONNX Runtime would run on the CPU, and say so on standard error alone."""
+    with FakeGpu() as gpu:
+        onnx = OnnxGpu(gpu, tmp_path, FAKE_ORT_LACKS="CUDAExecutionProvider")
+        with ServerProcess(models(tmp_path), "--exit-on-error=false", env=onnx.env) as server:
+            state, why = reason(server, "onnx")
+            assert state == "UNAVAILABLE"
+            assert (
+                "model 'onnx' asks for CUDAExecutionProvider, and ONNX Runtime made a session without it"
+                in why
+            )
+            assert onnx.said("preloaded") == [True], "CUDA's libraries were loaded beforehand"
+            assert add(server, "a", 1) == (200, [2])
+        assert gpu.live() == {}
+
+
+def test_a_broken_context_takes_onnx_models_out_of_service_too(
+    tmp_path: Path, onnx_gpu: tuple[FakeGpu, OnnxGpu]
+) -> None:
+    """They share the context with the kernel that broke it."""
+    gpu, onnx = onnx_gpu
+    with ServerProcess(models(tmp_path), env=onnx.env) as server:
+        assert add(server, "onnx", 1) == (200, [2])
+        gpu["fault_kernel_with"], gpu["fault_kernel"] = 700, 1
+        assert add(server, "a", 1)[0] == 500
+        until(lambda: reason(server, "onnx")[0] == "UNAVAILABLE", "the ONNX model left service")
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS in model 'a'" in reason(server, "onnx")[1]
+        assert post(server, "/v2/models/onnx/infer", {"inputs": []})[0] != 200
+
+
+def test_an_input_that_is_handed_through_is_copied(tmp_path: Path) -> None:
+    """Its memory is the request's, perhaps a client's region, and the output may live longer."""
+    copied: list[tuple[int, int, int]] = []
+    pool = SimpleNamespace(
+        block=lambda nbytes: SimpleNamespace(address=1 << 20),
+        copy=lambda to, source, nbytes: copied.append((to, source, nbytes)),
+    )
+
+    def run_bound(names: list[str], tensors: list[Any], ready: Any, device: int, kept: set[str]) -> list[Any]:
+        return [tensor_at("Y", 8, (1, 4), tensors[0].address, 16, object(), 2, device)]
+
+    instance = DeviceInstance(context(tmp_path, PLUS_ONE), "m_0_0", "GPU", 0)
+    instance._device = SimpleNamespace(pool=pool)  # type: ignore[assignment]
+    instance._session = SimpleNamespace(run_bound=run_bound)
+    instance._outputs = ["Y"]
+    asked = InferRequest()
+    asked.inputs = [tensor_at("X", 8, (1, 4), 4096, 16, object(), 2, 0)]
+    asked.outputs = [RequestedOutput("Y")]
+    asked.outputs[0].keep_on_device = True
+    batch = Batch(ModelCore("m", "1"), [asked])
+    instance.execute(batch)
+    (output,) = batch.responses[0].outputs
+    assert (output.address, output.memory_kind) == (1 << 20, 2)
+    assert copied == [(1 << 20, 4096, 16)]
