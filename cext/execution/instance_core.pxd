@@ -31,6 +31,7 @@ cdef class InstanceCore(Executor):
     cdef double busy_ns              # running mean of executions that run Python, each clipped
     cdef readonly double mean_ns     # of native executions not marked off_loop (cext/execution/inline_policy)
     cdef bint native
+    cdef int64_t in_advance          # so many batches more than the one that executes (execution/backend.py)
     cdef object batch_type
     cdef bint plain_batch            # batch_type has no __init__ of its own
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns)

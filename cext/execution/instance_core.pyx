@@ -53,7 +53,8 @@ cdef class PoolCore:
     cpdef available(self, int64_t limit):
         """The instance with the fewest batches under way, if it has fewer than `limit`; else None.
 
-        For an instance that works on several batches at once the limit is that much higher. With a rate limiter it
+        For an instance that works on several batches at once the limit is that much higher; a native one that wants
+        more than one batch in advance gets these where the limit allows any. With a rate limiter it
         is an idle instance that has a grant, or None.
         """
         cdef InstanceCore instance
@@ -63,7 +64,7 @@ cdef class PoolCore:
             return self._granted()
         for instance in self.instances:
             if instance.native:  # works on one batch at a time, and no model's code blocks it
-                room = limit
+                room = limit if limit == 1 else limit - 1 + instance.in_advance
             else:
                 backend = instance.backend
                 room = 1 if backend.blocked else limit + <int64_t>backend.capacity - 1
@@ -136,6 +137,7 @@ cdef class InstanceCore(Executor):
         self.pool = pool
         self.under_way = []
         self.native = backend.native
+        self.in_advance = backend.in_advance
         self.batch_type = backend.batch_type
         self.plain_batch = self.batch_type.__init__ is Batch.__init__
         self.mean_ns = backend.expected_ns if self.native else float("inf")

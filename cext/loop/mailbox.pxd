@@ -12,7 +12,6 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_destroy(pthread_mutex_t*)
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_cond_init(pthread_cond_t*, void*)
     int pthread_cond_destroy(pthread_cond_t*)
     int pthread_cond_signal(pthread_cond_t*)
     int pthread_cond_broadcast(pthread_cond_t*)
@@ -44,8 +43,10 @@ cdef class Mailbox:
     cdef pthread_cond_t arrived
     cdef Work* head
     cdef Work* tail
-    cdef Work* held                  # taken by take_next() for the item that runs; runs after it
+    cdef Work* held                  # taken by take_ahead() for the item that runs; run after it, in this order
+    cdef int n_held
     cdef bint closed
     cdef readonly int64_t waiting
-    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil
+    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil, int most) noexcept nogil
+    cdef void nap(self, int64_t nanoseconds) noexcept nogil
     cdef CompletionQueue completions

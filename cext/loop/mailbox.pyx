@@ -16,8 +16,43 @@ Rules:
 import os
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read, write
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <pthread.h>
+    #include <stdint.h>
+    #include <time.h>
+    #ifdef __APPLE__
+    static int neptrio_cond_init(pthread_cond_t* cond) { return pthread_cond_init(cond, NULL); }
+    static int neptrio_cond_wait_ns(pthread_cond_t* cond, pthread_mutex_t* lock, int64_t ns) {
+        struct timespec t = {ns / 1000000000, ns % 1000000000};
+        return pthread_cond_timedwait_relative_np(cond, lock, &t);
+    }
+    #else
+    static int neptrio_cond_init(pthread_cond_t* cond) { /* by the clock that nobody sets */
+        pthread_condattr_t attributes;
+        int result = pthread_condattr_init(&attributes);
+        if (result) return result;
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        result = pthread_cond_init(cond, &attributes);
+        pthread_condattr_destroy(&attributes);
+        return result;
+    }
+    static int neptrio_cond_wait_ns(pthread_cond_t* cond, pthread_mutex_t* lock, int64_t ns) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        t.tv_sec += ns / 1000000000;
+        t.tv_nsec += ns % 1000000000;
+        if (t.tv_nsec >= 1000000000) { t.tv_sec++; t.tv_nsec -= 1000000000; }
+        return pthread_cond_timedwait(cond, lock, &t);
+    }
+    #endif
+    """
+    int cond_init "neptrio_cond_init"(pthread_cond_t*) nogil
+    int cond_wait_ns "neptrio_cond_wait_ns"(pthread_cond_t*, pthread_mutex_t*, int64_t) nogil
 
 
 cdef void _run_python(Work* work) noexcept nogil:
@@ -137,7 +172,7 @@ cdef class Mailbox:
 
     def __cinit__(self, CompletionQueue completions not None):
         pthread_mutex_init(&self.lock, NULL)
-        pthread_cond_init(&self.arrived, NULL)
+        cond_init(&self.arrived)
         self.completions = completions
 
     def __dealloc__(self):
@@ -203,23 +238,38 @@ cdef class Mailbox:
         Py_DECREF(item)
         return True
 
-    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil) noexcept nogil:
-        """Takes the next item if it is of the given kind, so that the running item can begin its transfers.
+    cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil, int most) noexcept nogil:
+        """Takes the next item if it is of the given kind, so that the running item can begin its work already.
 
-        Called on the instance's thread by the item that runs. The item that was taken runs next and can no longer be
-        replaced. NULL when there is none, or when one was taken before.
+        Called on the instance's thread by the item that runs. What was taken runs next, in this order, and can no
+        longer be replaced. NULL when there is none, or when `most` were taken and have not run.
         """
         cdef Work* work = NULL
-        if self.held != NULL:
+        cdef Work** end = &self.held
+        if self.n_held >= most:
             return NULL
         pthread_mutex_lock(&self.lock)
         if self.head != NULL and self.head.run == run:
             work = self.head
             self.head = work.next
             self.waiting -= 1
-            self.held = work
         pthread_mutex_unlock(&self.lock)
+        if work != NULL:
+            work.next = NULL
+            while end[0] != NULL:
+                end = &end[0].next
+            end[0] = work
+            self.n_held += 1
         return work
+
+    cdef void nap(self, int64_t nanoseconds) noexcept nogil:
+        """Sleeps on the instance's thread, until an item arrives if none is waiting."""
+        cdef Work* head
+        pthread_mutex_lock(&self.lock)
+        head = self.head
+        while self.head == head and cond_wait_ns(&self.arrived, &self.lock, nanoseconds) == 0 and head != NULL:
+            pass
+        pthread_mutex_unlock(&self.lock)
 
     def close(self):
         """Accepts no more work; run() returns when the mailbox is empty."""
@@ -235,7 +285,8 @@ cdef class Mailbox:
             while True:
                 work = self.held
                 if work != NULL:
-                    self.held = NULL
+                    self.held = work.next
+                    self.n_held -= 1
                 else:
                     pthread_mutex_lock(&self.lock)
                     while self.head == NULL and not self.closed:

@@ -55,6 +55,7 @@ def test_a_model_that_is_often_slow_leaves_the_loop() -> None:
 
 class _Backend:
     native = True
+    in_advance = 1
     expected_ns = 0.0
     batch_type = Batch
 

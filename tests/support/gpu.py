@@ -71,6 +71,8 @@ SETTINGS = [
     "pin_limit",
     "fail_times",
     "no_peers",
+    "hold",
+    "journal",
 ]
 INDEX = {name: i for i, name in enumerate(NUMBERS)} | {name: 40 + i for i, name in enumerate(SETTINGS)}
 LAZY, EAGER = 0, 1  # values of `mode`; a greater one runs work in random order with that seed
@@ -148,6 +150,11 @@ class FakeGpu:
         """What was allocated from the driver and not freed, by kind: all must be 0 at the end."""
         return {name: self[name] for name in NUMBERS if name.startswith("live_") and self[name]}
 
+    def journal(self) -> list[tuple[str, ...]]:
+        """The calls so far, with `journal=1`: (call, stream, bytes or event, ...), see fake.h."""
+        path = Path(f"{self._path}.journal")
+        return [tuple(line.split()) for line in path.read_text().splitlines()] if path.exists() else []
+
     def __enter__(self) -> FakeGpu:
         return self
 
@@ -158,5 +165,6 @@ class FakeGpu:
         told = Path(f"{self._path}.violations")
         text = told.read_text() if told.exists() else ""
         told.unlink(missing_ok=True)
+        Path(f"{self._path}.journal").unlink(missing_ok=True)
         if kind is None:
             assert violations == 0, f"{violations} violations of CUDA's rules:\n{text}"

@@ -14,6 +14,7 @@ cdef struct DevicePiece:        # one request's part of one input
     bint on_device
     bint in_place               # kernels read it where it is
     Memory* peer                # the memory of another GPU that it is on, NULL: of this one
+    Pin* pin                    # the page-locked block that it was received into, or NULL
     const char* source
     size_t offset               # in the part of the work block for inputs
     size_t nbytes
@@ -38,23 +39,32 @@ cdef struct DeviceRun:          # requests with equal shapes, usually the whole 
     char* output
     Pin* pin                    # the page-locked block that `output` points to, NULL: ordinary memory
     bint small                  # the outputs arrive in the slot, from where they are copied to `output`
+    bint late                   # the outputs on the host are copied when the kernels have ended
     bint timed                  # its times are measured
-    bint apart                  # its inputs were copied in the copy stream
+    bint apart                  # it is copied in and out in streams of their own
     Graph* graph                # the recorded whole of it: copies in, launches, copies out; or NULL
     int64_t launched
     int slot
+    bint begun                  # it has a slot
+    int piece                   # how far it is staged: the next piece, how much of that was gathered in the slot,
+    size_t within
+    size_t gathered             # where that ends there,
+    size_t sent                 # and up to where it was sent to the device
 
 cdef struct DeviceWork:
     Queue* queue
     void* mailbox
+    DeviceWork* following       # the batch that was taken out of the mailbox after this one, or NULL
     DeviceRun* runs
     int n_runs
+    int launched                # so many runs were launched,
+    int finished                # and so many have ended
     DevicePiece* pieces
     int n_pieces
     Export* exports
     int n_exports
     cu.CUdeviceptr* addresses
-    bint staged
+    bint begun
     bint late                   # it took longer than it may
     int status
     const char* doing
@@ -73,9 +83,8 @@ cdef class DeviceBatch(Batch):
     cdef list inputs            # tensors in device memory
     cdef DeviceWork c
 
-cdef void run_device(Work* work) noexcept nogil
-cdef int stage(DeviceWork* w, DeviceRun* run, bint ahead) noexcept nogil
+cdef int advance_run(DeviceWork* w, DeviceRun* run) noexcept nogil
 cdef void find_addresses(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil
 cdef int kernels(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil
-cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil
-cdef int finish(DeviceWork* w, DeviceRun* run) noexcept nogil
+cdef int copy_late(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil
+cdef int fence(Queue* q, Slot* s) noexcept nogil

@@ -1,33 +1,30 @@
 # distutils: language = c++
-"""Runs kernel models on a GPU: staging, launching and waiting, all without the GIL.
+"""What is queued for one run of a kernel model on a GPU: copies in, launches, copies out. All without the GIL.
 
-A batch is executed in three steps:
+A run passes through two steps, of which advance_run() does as much as does not take long:
 
-    stage    gathers its inputs in a slot's page-locked buffer and copies them to the device
-    launch   launches the kernels, copies the outputs back
-    finish   waits for one event
+    stage    gathers the inputs in its slot's page-locked buffer, a CHUNK at a time, each of which is sent to the device
+    launch   launches the kernels and queues the copies of the outputs
 
-Between launch and finish the instance's thread takes the next batch out of its mailbox, if there is one, and stages it
-into the other slot, with the copy stream, so that its copies to the device overlap the kernels. While nothing else is
-under way one stream does everything: an event between two streams costs more than a small copy.
+cuda_pipeline calls it, for the run that is awaited and for those after it, and waits for their ends. While nothing else
+is under way one stream does everything for a small run, because an event between two streams costs more than a small
+copy. Otherwise copies in, kernels and copies out have a stream each, with events between them.
 
 Rules:
- 1. A slot belongs to one batch from stage to finish; batches alternate between the two slots.
+ 1. A slot belongs to one run from its first chunk to its end; runs take the slots in turn,
+    from the first one when none is under way.
  2. Large outputs arrive in page-locked blocks, of which the responses are views. A block returns to its pool when the
     last of these responses was sent. Small outputs arrive in the slot and are copied on the host, which takes less
-    time than a driver call; so a small batch uses no addresses but its slot's, and after some executions of its shapes
+    time than a driver call; so a small run uses no addresses but its slot's, and after some executions of its shapes
     all of it is one graph (cuda_graph).
- 3. Device memory of others (a registered region, a tensor of another step, a sequence's state) is read and written
+ 3. A large input that was received into page-locked memory is sent from there.
+ 4. Device memory of others (a registered region, a tensor of another step, a sequence's state) is read and written
     in place for a lone request, and copied on the device when several requests are gathered. cuda_batch decides
     which; the code here follows its arrays.
- 4. Outputs that stay on the device get memory of their own from the pool, allocated in the compute stream. Their
+ 5. Outputs that stay on the device get memory of their own from the pool, allocated in the compute stream. Their
     tensors know the address after the batch was delivered.
- 5. A driver error fails the batch, with the error's name. Then both streams are waited for, so that nothing still
-    uses the batch's memory. An error that breaks the context is noted in the pool, and from then on no batch of any
-    instance on that GPU calls the driver.
- 6. Nothing waits for ever: an execution that takes longer than its limit breaks the context, because no kernel can be
-    stopped in any other way than by ending the process. A copy to ordinary memory, which does not return before it is
-    done, is made only when the kernels have ended.
+ 6. A copy to ordinary memory does not return before it is done, with all that was queued before it in its stream. So
+    it is made when the kernels have ended (copy_late), in a stream that has nothing else.
  7. Times are measured for the first executions of a plan and then for one in SAMPLE; the others get the last ones.
 """
 from libc.stdint cimport int64_t, uintptr_t
@@ -41,18 +38,13 @@ from neptrio.backends.kernel.cuda_graph cimport end_recording, graph_of
 from neptrio.backends.kernel.cuda_memory cimport (
     PINNED,
     DeviceBlock,
-    Memory,
     allocate,
     give_access,
-    judged,
-    nap,
-    nap_after,
     pin,
     wait_stream,
 )
-from neptrio.backends.kernel.cuda_queue cimport SMALL_BLOCK, Graph, Queue, Slot, ensure
+from neptrio.backends.kernel.cuda_queue cimport SLOTS, SMALL_BLOCK, Graph, Queue, Slot, ensure
 from neptrio.backends.kernel.plan cimport KernelArgument, KernelLaunch, Plan, PlanTensor
-from neptrio.loop.mailbox cimport Mailbox, Work
 from neptrio.request.infer_request cimport Tensor, now_ns
 
 from neptrio.backends.kernel.cuda_error import error_name
@@ -63,66 +55,124 @@ cdef enum:
     MAX_ARGUMENTS = 256
     TIMED_FIRST = 4     # so many executions of a plan are timed, then one in SAMPLE
     SAMPLE = 64
-    LONG_NS = 200000    # an execution that took longer last time is slept through at first
-    LONG_NAP_NS = 2000000
+    CHUNK = 1 << 19     # bytes; gathering them takes some tens of microseconds, sending them about ten
+    PATIENCE = 30       # seconds that a late copy may take
 
 
-cdef int stage(DeviceWork* w, DeviceRun* run, bint ahead) noexcept nogil:
-    """Copies the inputs to the device; `ahead`: while another batch executes. Returns a CUresult."""
+cdef int advance_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
+    """Stages a chunk of the run and, after the last one, launches it: then w.launched grows. Returns a CUresult."""
+    cdef Queue* q = w.queue
+    cdef int r
+    if not run.begun:
+        r = begin(w, run)
+        if r:
+            return r
+    r = gather(w, run)
+    if r or run.piece < run.n_pieces:
+        return r
+    r = launch(w, run)
+    if r == 0:
+        w.doing = "executing"
+        w.launched += 1
+        if q.under_way > 1:
+            q.launched_ahead += 1
+    return r
+
+
+cdef int begin(DeviceWork* w, DeviceRun* run) noexcept nogil:
+    """Gives the run a slot, which must be free. Returns a CUresult."""
     cdef Queue* q = w.queue
     cdef Plan* plan = run.plan
     cdef Slot* s
-    cdef DevicePiece* piece
-    cdef cu.CUstream stream = q.copy if ahead else q.compute
-    cdef int i, r, on_host = 0
+    cdef cu.CUstream stream
+    cdef int r
+    if q.under_way == 0:
+        q.next = 0  # its graphs were recorded first
+    s = &q.slots[q.next]
+    run.begun = True
     run.slot = q.next
-    q.next = 1 - q.next
-    s = &q.slots[run.slot]
+    q.next = (q.next + 1) % SLOTS
+    run.apart = q.under_way > 0 or plan.input_bytes + plan.output_bytes > CHUNK
+    q.under_way += 1
     run.timed = plan.runs < TIMED_FIRST or plan.runs % SAMPLE == 0
-    run.apart = ahead
     run.graph = NULL
+    run.late = False
+    run.piece = 0
+    run.within = run.gathered = run.sent = 0
+    run.launched = now_ns()
     plan.runs += 1
     w.doing = "allocating memory"
-    r = ensure(q, s, plan, run.small)
-    if r:
-        return r
+    stream = q.inward if run.apart else q.compute
+    r = ensure(q, s, plan, run.small, stream)
+    if r == 0 and run.timed:
+        r = cu.cuEventRecord(s.begin, stream)
+    return r
+
+
+cdef int gather(DeviceWork* w, DeviceRun* run) noexcept nogil:
+    """Copies the next CHUNK of the inputs to the device, or nothing if a graph will do that. Returns a CUresult."""
+    cdef Queue* q = w.queue
+    cdef Slot* s = &q.slots[run.slot]
+    cdef DevicePiece* piece
+    cdef cu.CUstream stream = q.inward if run.apart else q.compute
+    cdef size_t left = CHUNK, part
+    cdef int r
+    cdef bint on_host = True
     w.doing = "copying inputs"
-    for i in range(run.n_pieces):
-        piece = &w.pieces[run.first_piece + i]
-        if not piece.on_device:
-            if piece.nbytes:      # the pointer of an empty tensor may be NULL
-                memcpy(s.pinned + piece.offset, piece.source, piece.nbytes)
-            on_host += 1
-    if q.use_graphs and run.small and on_host == run.n_pieces and plan.input_bytes <= SMALL_BLOCK and not run.timed:
+    while run.piece < run.n_pieces and left:
+        piece = &w.pieces[run.first_piece + run.piece]
+        if piece.on_device or (piece.pin != NULL and piece.pin.state == PINNED):
+            on_host = False
+            r = send(run, s, stream) or copy_piece(q, s, piece, stream)
+            if r:
+                return r
+            run.sent = run.gathered = piece.offset + piece.nbytes
+            run.piece += 1
+            continue
+        if run.gathered == run.sent and run.within == 0:
+            run.gathered = run.sent = piece.offset
+        part = min(piece.nbytes - run.within, left)
+        if part:  # the pointer of an empty tensor may be NULL
+            memcpy(s.pinned + piece.offset + run.within, piece.source + run.within, part)
+        run.within += part
+        left -= part
+        run.gathered = piece.offset + run.within
+        if run.within == piece.nbytes:
+            run.within = 0
+            run.piece += 1
+    if run.piece == run.n_pieces and on_host and whole_is_small(q, run):
         r = whole(w, run, s)
         if r or run.graph != NULL:
             return r
-    if run.timed:
-        r = cu.cuEventRecord(s.begin, stream)
-        if r:
-            return r
-    if on_host == run.n_pieces and on_host:
-        r = copy_in(plan, s, stream)
-        if r:
-            return r
-    else:
-        for i in range(run.n_pieces):
-            piece = &w.pieces[run.first_piece + i]
-            if piece.nbytes == 0:
-                continue
-            if not piece.on_device:
-                r = cu.cuMemcpyHtoDAsync(s.work + piece.offset, s.pinned + piece.offset, piece.nbytes, stream)
-            elif piece.peer != NULL:
-                give_access(piece.peer, q.memory.ordinal)
-                r = cu.cuMemcpyPeerAsync(s.work + piece.offset, q.memory.context,
-                                         <cu.CUdeviceptr><uintptr_t>piece.source, piece.peer.context, piece.nbytes,
-                                         stream)
-            elif not piece.in_place:
-                r = cu.cuMemcpyDtoDAsync(s.work + piece.offset, <cu.CUdeviceptr><uintptr_t>piece.source,
-                                         piece.nbytes, stream)
-            if r:
-                return r
-    return cu.cuEventRecord(s.staged, stream) if run.apart or run.timed else 0
+    return send(run, s, stream)
+
+
+cdef int send(DeviceRun* run, Slot* s, cu.CUstream stream) noexcept nogil:
+    """Queues the copy of what was gathered and not sent. Returns a CUresult."""
+    cdef size_t start = run.sent
+    if run.gathered <= start:
+        return 0
+    run.sent = run.gathered
+    return cu.cuMemcpyHtoDAsync(s.work + start, s.pinned + start, run.gathered - start, stream)
+
+
+cdef int copy_piece(Queue* q, Slot* s, DevicePiece* piece, cu.CUstream stream) noexcept nogil:
+    """Queues the copy of an input that lies in device memory or in page-locked memory. Returns a CUresult."""
+    cdef cu.CUdeviceptr to = s.work + piece.offset
+    if piece.nbytes == 0 or piece.in_place:
+        return 0
+    if not piece.on_device:
+        return cu.cuMemcpyHtoDAsync(to, piece.source, piece.nbytes, stream)
+    if piece.peer == NULL:
+        return cu.cuMemcpyDtoDAsync(to, <cu.CUdeviceptr><uintptr_t>piece.source, piece.nbytes, stream)
+    give_access(piece.peer, q.memory.ordinal)
+    return cu.cuMemcpyPeerAsync(to, q.memory.context, <cu.CUdeviceptr><uintptr_t>piece.source, piece.peer.context,
+                                piece.nbytes, stream)
+
+
+cdef bint whole_is_small(Queue* q, DeviceRun* run) noexcept nogil:
+    """Whether all of a run whose inputs were gathered may be one graph."""
+    return q.use_graphs and run.small and run.plan.input_bytes <= SMALL_BLOCK and not run.timed
 
 
 cdef int copy_in(Plan* plan, Slot* s, cu.CUstream stream) noexcept nogil:
@@ -221,14 +271,15 @@ cdef int record(DeviceWork* w, DeviceRun* run, Slot* s, Graph* graph) noexcept n
     return end_recording(q.compute, graph, kernels(w, run, s))
 
 
-cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
-    """Queues everything after staging, up to the event for which finish() waits. Returns a CUresult."""
+cdef int launch(DeviceWork* w, DeviceRun* run) noexcept nogil:
+    """Queues everything after staging, up to the event that tells its end. Returns a CUresult."""
     cdef Queue* q = w.queue
     cdef Plan* plan = run.plan
     cdef Slot* s = &q.slots[run.slot]
-    cdef Graph* graph
-    cdef Export* export
-    cdef int i, r
+    cdef cu.CUstream into = q.inward if run.apart else q.compute
+    cdef cu.CUstream out = q.outward if run.apart else q.compute
+    cdef Graph* graph = NULL
+    cdef int r = 0
     run.launched = now_ns()
     if run.graph != NULL:
         w.doing = "launching a graph"
@@ -236,28 +287,20 @@ cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
         q.graph_launches += 1
         return r or cu.cuEventRecord(s.done, q.compute)
     if run.pin != NULL:
-        pin(run.pin)  # before anything is queued: it may take long
+        pin(run.pin)  # before the kernels are queued: it may take long
     find_addresses(w, run, s)
-    w.doing = "allocating outputs"
-    for i in range(run.n_exports):
-        export = &w.exports[run.first_export + i]
-        if export.kept != NULL and export.nbytes:
-            r = allocate(q.memory, export.kept, export.nbytes, q.compute)
-            if r:
-                return r
-            export.target = export.kept[0]
-        if export.direct and export.target:
-            w.addresses[export.slot] = export.target
+    r = make_outputs(w, run)
+    if r:
+        return r
     w.doing = "waiting for the inputs"
-    if run.apart:
-        r = cu.cuStreamWaitEvent(q.compute, s.staged, 0)
-        if r:
-            return r
     if run.timed:
+        r = cu.cuEventRecord(s.staged, into)
+    if r == 0 and run.apart:
+        r = cu.cuEventRecord(s.ready, into) or cu.cuStreamWaitEvent(q.compute, s.ready, 0)
+    if r == 0 and run.timed:
         r = cu.cuEventRecord(s.started, q.compute)
-        if r:
-            return r
-    graph = NULL
+    if r:
+        return r
     if q.use_graphs and plan.n_launches > 1 and not run.own_memory and not run.small:
         graph = graph_of(s, plan)
         graph.uses += 1
@@ -271,154 +314,89 @@ cdef int launch_run(DeviceWork* w, DeviceRun* run) noexcept nogil:
         q.graph_launches += 1
     else:
         r = kernels(w, run, s)
+    if r == 0 and run.timed:
+        r = cu.cuEventRecord(s.ran, q.compute)
     if r:
         return r
-    if run.timed:
-        r = cu.cuEventRecord(s.ran, q.compute)
-        if r:
-            return r
-    r = copies_out(w, run, s)
+    w.doing = "copying outputs"
+    if run.apart:
+        r = cu.cuEventRecord(s.computed, q.compute) or cu.cuStreamWaitEvent(out, s.computed, 0)
+    if r == 0:
+        r = copies_out(w, run, s, out)
     if r == 0 and run.timed:
-        r = cu.cuEventRecord(s.timed, q.compute)
-    return r or cu.cuEventRecord(s.done, q.compute)
+        r = cu.cuEventRecord(s.ended, out)
+    return r or cu.cuEventRecord(s.done, out)
 
 
-cdef int copies_out(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
-    """Queues the copies of the outputs to where they go. Returns a CUresult."""
+cdef int make_outputs(DeviceWork* w, DeviceRun* run) noexcept nogil:
+    """Allocates the outputs that stay on the device, and lets kernels write where that is possible. Returns a
+    CUresult."""
     cdef Queue* q = w.queue
-    cdef Plan* plan = run.plan
+    cdef Export* export
+    cdef int i, r
+    w.doing = "allocating outputs"
+    for i in range(run.n_exports):
+        export = &w.exports[run.first_export + i]
+        if export.kept != NULL and export.nbytes:
+            r = allocate(q.memory, export.kept, export.nbytes, q.compute)
+            if r:
+                return r
+            export.target = export.kept[0]
+        if export.direct and export.target:
+            w.addresses[export.slot] = export.target
+    return 0
+
+
+cdef int copies_out(DeviceWork* w, DeviceRun* run, Slot* s, cu.CUstream stream) noexcept nogil:
+    """Queues the copies of the outputs to where they go, but for late ones. Returns a CUresult."""
     cdef Export* export
     cdef int i, r = 0
     if run.small:
-        w.doing = "copying outputs"
-        return copy_out(plan, s, q.compute)
-    if run.output != NULL and (run.pin == NULL or run.pin.state != PINNED):
-        r = cu.cuEventRecord(s.done, q.compute)
-        if r == 0:
-            r = wait_done(w, run, s)  # rule 6
-        if r:
-            return r
-    w.doing = "copying outputs"
-    if run.n_exports == 0:
-        if plan.output_bytes:
-            r = cu.cuMemcpyDtoHAsync(run.output, s.out, plan.output_bytes, q.compute)
-        return r
+        return copy_out(run.plan, s, stream)
+    run.late = run.output != NULL and (run.pin == NULL or run.pin.state != PINNED)
     for i in range(run.n_exports):
         export = &w.exports[run.first_export + i]
-        if export.nbytes == 0 or export.direct:
-            continue
-        if export.target:
-            r = cu.cuMemcpyDtoDAsync(export.target, s.out + export.offset, export.nbytes, q.compute)
-        else:
-            r = cu.cuMemcpyDtoHAsync(run.output + export.offset, s.out + export.offset, export.nbytes, q.compute)
-        if r:
-            return r
-    return 0
+        if export.target and export.nbytes and not export.direct:
+            r = cu.cuMemcpyDtoDAsync(export.target, s.out + export.offset, export.nbytes, stream)
+            if r:
+                return r
+    return 0 if run.late else copies_to_host(w, run, s, stream)
 
 
-cdef int wait_done(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
-    """Waits for the run's last event by asking for it. Returns a CUresult; when it takes longer than it may, the
-    context is given up (rule 6)."""
-    cdef Queue* q = w.queue
-    cdef int64_t waited, pause, expected = <int64_t>run.plan.wait_ns
-    cdef int r
-    w.doing = "executing"
-    while True:
-        r = cu.cuEventQuery(s.done)
-        if r != cu.CUDA_ERROR_NOT_READY:
-            return r
-        if q.memory.broken:
-            return q.memory.broken
-        waited = now_ns() - run.launched
-        if q.limit_ns and waited > q.limit_ns:
-            w.late = True
-            q.memory.broken = cu.CUDA_ERROR_LAUNCH_TIMEOUT
-            return q.memory.broken
-        if q.busy_wait:
-            continue
-        pause = nap_after(waited)
-        if expected > LONG_NS and waited < expected // 4 * 3:
-            pause = min(expected // 4 * 3 - waited, <int64_t>LONG_NAP_NS)
-        if pause:
-            nap(pause)
-
-
-cdef int finish(DeviceWork* w, DeviceRun* run) noexcept nogil:
-    """Waits for the run and reads its event times. Returns a CUresult."""
-    cdef Queue* q = w.queue
-    cdef Plan* plan = run.plan
-    cdef Slot* s = &q.slots[run.slot]
-    cdef float ms = 0
-    cdef double took
-    cdef int r = wait_done(w, run, s)
-    if r:
-        return r
-    took = <double>(now_ns() - run.launched)
-    plan.wait_ns = took if plan.wait_ns == 0 else plan.wait_ns + (took - plan.wait_ns) / 8
-    if run.small and plan.output_bytes:
-        memcpy(run.output, s.pinned + plan.input_bytes, plan.output_bytes)
-    if run.timed:
-        if cu.cuEventElapsedTime(&ms, s.begin, s.staged) == 0:
-            plan.input_ms = ms
-        if cu.cuEventElapsedTime(&ms, s.started, s.ran) == 0:
-            plan.infer_ms = ms
-        if cu.cuEventElapsedTime(&ms, s.ran, s.timed) == 0:
-            plan.output_ms = ms
-    w.input_ms += plan.input_ms
-    w.infer_ms += plan.infer_ms
-    w.output_ms += plan.output_ms
-    return 0
-
-
-cdef void run_device(Work* work) noexcept nogil:
-    cdef DeviceWork* w = &(<DeviceBatch>work.owner).c
-    cdef DeviceWork* following
-    cdef Work* ahead
-    cdef Queue* q = w.queue
-    cdef Memory* memory = q.memory
+cdef int copies_to_host(DeviceWork* w, DeviceRun* run, Slot* s, cu.CUstream stream) noexcept nogil:
+    """Copies what goes to `run.output`: all of the output block, or some exports. Returns a CUresult."""
+    cdef Export* export
     cdef int i, r = 0
-    if not w.staged:
-        w.times[0] = now_ns()
-    if memory.broken:
-        w.status = memory.broken
-        w.doing = "executing"
-    else:
-        if w.status == 0:
-            r = cu.cuCtxSetCurrent(memory.context)
-        else:
-            r = w.status  # staging it in advance has failed
-        for i in range(w.n_runs):
+    if run.n_exports == 0 and run.plan.output_bytes:
+        return cu.cuMemcpyDtoHAsync(run.output, s.out, run.plan.output_bytes, stream)
+    for i in range(run.n_exports):
+        export = &w.exports[run.first_export + i]
+        if not export.target and export.nbytes and not export.direct:
+            r = cu.cuMemcpyDtoHAsync(run.output + export.offset, s.out + export.offset, export.nbytes, stream)
             if r:
-                break
-            if not (i == 0 and w.staged):
-                r = stage(w, &w.runs[i], False)
-                if r:
-                    break
-            r = launch_run(w, &w.runs[i])
-            if r:
-                break
-            if i == w.n_runs - 1:
-                ahead = (<Mailbox>w.mailbox).take_ahead(run_device)
-                if ahead != NULL:
-                    following = &(<DeviceBatch>ahead.owner).c
-                    if following.n_runs and following.queue == q:
-                        following.times[0] = now_ns()
-                        following.status = stage(following, &following.runs[0], True)
-                        following.staged = True
-                        q.staged_ahead += 1
-            r = finish(w, &w.runs[i])
-        w.status = judged(memory, r)
-        if r and not memory.broken:  # until nothing of the failed batch uses its memory any more
-            r = wait_stream(memory, q.copy, 5.0) or wait_stream(memory, q.compute, 5.0)
-            if r:
-                memory.broken = r
-    w.times[3] = now_ns()
-    w.times[2] = w.times[3] - <int64_t>(w.output_ms * 1e6)
-    w.times[1] = w.times[2] - <int64_t>(w.infer_ms * 1e6)
-    if w.times[1] < w.times[0]:  # times of events and of the host's clock may differ by some microseconds
-        w.times[1] = w.times[0]
-    if w.times[2] < w.times[1]:
-        w.times[2] = w.times[1]
+                return r
+    return 0
+
+
+cdef int copy_late(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
+    """Copies the outputs of a run that has ended to ordinary memory (rule 6). Returns a CUresult."""
+    cdef int r
+    w.doing = "copying outputs"
+    r = copies_to_host(w, run, s, w.queue.last)
+    return r or wait_stream(w.queue.memory, w.queue.last, PATIENCE)
+
+
+cdef int fence(Queue* q, Slot* s) noexcept nogil:
+    """Has the slot's event tell the end of all that was queued in any stream: for a run whose launch has failed half
+    way. Returns a CUresult."""
+    cdef int r = cu.cuEventRecord(s.ready, q.inward)
+    if r == 0:
+        r = cu.cuStreamWaitEvent(q.compute, s.ready, 0)
+    if r == 0:
+        r = cu.cuEventRecord(s.computed, q.compute)
+    if r == 0:
+        r = cu.cuStreamWaitEvent(q.outward, s.computed, 0)
+    return r or cu.cuEventRecord(s.done, q.outward)
 
 
 cdef class DeviceBatch(Batch):

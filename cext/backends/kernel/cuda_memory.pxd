@@ -50,6 +50,8 @@ cdef class DeviceBlock:
 
 cdef DeviceBlock new_device_block(DevicePool pool, size_t nbytes)
 
+cdef class PinnedBlock
+
 cdef class PinnedPool:
     cdef DevicePool device
     cdef public size_t limit        # lowering it frees nothing
@@ -57,12 +59,16 @@ cdef class PinnedPool:
     cdef readonly size_t used
     cdef public object on_idle      # called when the last block has come back, or None
     cdef dict idle                  # size -> [address] of locked memory
+    cdef dict lent                  # address -> address of the Pin, of blocks into which inputs are received
+    cdef readonly size_t lent_bytes
     cdef bint closed
     cdef Block take(self, size_t nbytes)
-    cdef object give(self, Pin* block)
+    cdef Pin* holding(self, const char* data, size_t nbytes)
+    cdef object give(self, PinnedBlock owner)
 
 cdef class PinnedBlock(Block):
     cdef PinnedPool pool
     cdef Pin pin
+    cdef bint lent
 
 cdef size_t rounded(size_t n) noexcept nogil

@@ -17,7 +17,7 @@ Rules:
  4. No wait is for ever: streams are asked whether they are done (wait_stream), with naps between.
  5. A pool is closed when nothing of it is in use; `on_idle` is called then.
 """
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -347,6 +347,7 @@ cdef class PinnedPool:
         self.device = device
         self.limit = limit
         self.idle = {}
+        self.lent = {}
 
     cdef Block take(self, size_t nbytes):
         """A block for outputs. The driver is not called: pin() locks it, on the instance's thread."""
@@ -374,7 +375,38 @@ cdef class PinnedPool:
         self.used += size
         return block
 
-    cdef object give(self, Pin* block):
+    def lend(self, size_t nbytes):
+        """A writable block into which an input can be received; None when half of the limit is lent, or there is no
+        room. It is locked by the device's own thread, meanwhile."""
+        cdef PinnedBlock block
+        cdef size_t size = rounded(nbytes)
+        if (self.lent_bytes + size) * 2 > self.limit or self.closed or self.device.post is None:
+            return None
+        found = self.take(nbytes)
+        if type(found) is not PinnedBlock:
+            return None
+        block = found
+        block.lent = True
+        self.lent_bytes += size
+        self.lent[<uintptr_t>block.ptr] = <uintptr_t>&block.pin
+        if block.pin.state == PIN_NEW:
+            self.device.post(block.lock)
+        return block
+
+    cdef Pin* holding(self, const char* data, size_t nbytes):
+        """The block that was lent and in which these bytes lie, or NULL."""
+        cdef Pin* found
+        for number in self.lent.values():
+            found = <Pin*><uintptr_t>number
+            if found.ptr <= data and data + nbytes <= found.ptr + found.size:
+                return found
+        return NULL
+
+    cdef object give(self, PinnedBlock owner):
+        cdef Pin* block = &owner.pin
+        if owner.lent:
+            del self.lent[<uintptr_t>block.ptr]
+            self.lent_bytes -= block.size
         self.used -= block.size
         if block.state == PINNED:
             if not self.device.c.broken:  # or the device may still write there
@@ -424,8 +456,26 @@ cdef int pin(Pin* block) noexcept nogil:
 
 @cython.no_gc_clear  # the pool must still exist when a block is freed
 cdef class PinnedBlock(Block):
+    """A block of a PinnedPool, writable as a buffer."""
+
+    def lock(self):
+        """Has the driver lock the block. On the device's thread."""
+        cdef cu.CUcontext old
+        cdef Memory* m = &self.pool.device.c
+        if m.broken or self.pool.closed:
+            return
+        with nogil:
+            if cu.cuCtxPushCurrent(m.context) == 0:
+                judged(m, pin(&self.pin))
+                cu.cuCtxPopCurrent(&old)
+
+    def __len__(self):
+        return self.nbytes
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.ptr, self.nbytes, False, flags)
 
     def __dealloc__(self):
         if self.pool is not None:
-            self.pool.give(&self.pin)
+            self.pool.give(self)
             self.ptr = NULL  # or Block would free it

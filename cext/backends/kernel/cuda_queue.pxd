@@ -1,4 +1,4 @@
-# The resources of one instance on a GPU: streams, events, functions, and two slots for alternating batches.
+# The resources of one instance on a GPU: streams, events, functions, and the slots of the runs under way.
 from libc.stdint cimport int64_t, uint64_t
 cimport cuda.bindings.cydriver as cu
 
@@ -6,6 +6,7 @@ from neptrio.backends.kernel.cuda_memory cimport DevicePool, Memory, PinnedPool
 from neptrio.backends.kernel.plan cimport Plan
 
 cdef enum:
+    SLOTS = 3                   # so many runs may be under way: one computes while others are copied in and out
     GRAPHS = 64
     OUTGROWN = 16
     SMALL_BLOCK = 65536         # bytes; so much is copied by the host sooner than a block is locked for it
@@ -25,13 +26,14 @@ cdef struct Slot:
     size_t work_size
     cu.CUdeviceptr out
     size_t out_size
-    cu.CUevent begin
+    cu.CUevent ready            # the inputs are on the device
+    cu.CUevent computed         # the kernels have ended
+    cu.CUevent done             # all of the run has: the host waits for it
+    cu.CUevent begin            # from here on for times only
     cu.CUevent staged
     cu.CUevent started
     cu.CUevent ran
-    cu.CUevent done             # the host waits for it, so it has no times
-    cu.CUevent timed            # the same moment, where times are measured
-    cu.CUevent grown
+    cu.CUevent ended
     # increases when its memory is replaced: graphs of older generations have other addresses
     uint64_t generation
     Graph graphs[GRAPHS]
@@ -39,21 +41,25 @@ cdef struct Slot:
 cdef struct Queue:
     Memory* memory
     cu.CUstream compute
-    cu.CUstream copy
+    cu.CUstream inward          # copies to the device
+    cu.CUstream outward         # copies from it
+    cu.CUstream last            # copies to ordinary memory, of runs whose kernels have ended
     cu.CUfunction* functions
     int n_functions
     bint busy_wait
     int64_t limit_ns            # how long an execution may take, 0: no limit
     bint use_graphs
-    Slot slots[2]
+    Slot slots[SLOTS]
     int next
+    int under_way               # runs that have a slot
+    int64_t finished            # when the last of them ended
     int64_t graph_launches
-    int64_t staged_ahead
+    int64_t launched_ahead      # runs that were launched while an earlier one was under way
     int64_t grown               # how often memory was allocated, so that a change is noticed
     size_t device_bytes
     size_t pinned_bytes
 
-cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small) noexcept nogil
+cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small, cu.CUstream stream) noexcept nogil
 
 cdef class DeviceQueue:
     cdef Queue c

@@ -1,16 +1,17 @@
 # distutils: language = c++
-"""The resources of one instance on a GPU: two streams, two slots, and the slots' growing memory.
+"""The resources of one instance on a GPU: streams, slots, and the slots' growing memory.
 
 A slot has a page-locked staging buffer, a device block for inputs and scratch buffers, a device block for outputs,
-events, and the graphs recorded with these addresses. There are two, because one batch is staged while the other
-executes (cuda_launch).
+events, and the graphs recorded with these addresses. There are SLOTS of them, because while one batch computes, the
+next is copied to the device and the one before it is copied back (cuda_pipeline). For the same reason there is a stream
+for each of the three; a copy engine works on each direction.
 
 Rules:
  1. Memory grows to powers of two and never shrinks while the instance lives. Its bytes are counted; any thread may
     read them.
- 2. To grow, the old block is freed in the compute stream, after the work that used it, and the copy stream waits for
-    that, because it may use the new block at once. The slot's graphs become invalid. Outgrown page-locked buffers
-    are kept until the end, because freeing one may wait for the whole device.
+ 2. A slot grows while nothing uses it, so the old block is freed, and the new one allocated, in the stream in which
+    its run begins. The slot's graphs become invalid. Outgrown page-locked buffers are kept until the end, because
+    freeing one may wait for the whole device.
  3. A queue is made and closed on its instance's thread, without the GIL. With a broken context, or when its streams do
     not come to an end, close() passes nothing to the driver: what was taken is lost until the process ends.
 """
@@ -26,15 +27,22 @@ from neptrio.backends.kernel.plan cimport Plan
 
 
 cdef enum:
-    PATIENCE = 5  # seconds that close() waits for a stream's end
+    PATIENCE = 5    # seconds that close() waits for a stream's end
+    EVENTS = 8      # of a slot
+    UNTIMED = 3     # so many of them have no times, which makes them cheaper
 
 
-cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small) noexcept nogil:
-    """Grows a slot's memory to the sizes that the plan needs; `small`: the outputs arrive here too. Returns a
-    CUresult."""
+cdef void list_events(Slot* s, cu.CUevent** events) noexcept nogil:
+    """The addresses of a slot's events, those without times first."""
+    events[0], events[1], events[2] = &s.ready, &s.computed, &s.done
+    events[3], events[4], events[5], events[6], events[7] = &s.begin, &s.staged, &s.started, &s.ran, &s.ended
+
+
+cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small, cu.CUstream stream) noexcept nogil:
+    """Grows a slot's memory to the sizes that the plan needs; `small`: the outputs arrive here too; `stream`: where the
+    run begins. Returns a CUresult."""
     cdef int r
     cdef size_t size = plan.input_bytes + (plan.output_bytes if small else 0)
-    cdef bint grew = False, changed = False
     if s.pinned_size < size:
         if s.pinned != NULL:
             if s.n_outgrown < OUTGROWN:
@@ -45,48 +53,38 @@ cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small) noexcept nogil:
                 q.pinned_bytes -= s.pinned_size
         s.pinned = NULL
         s.pinned_size = 0
-        changed = True
+        s.generation += 1
         q.grown += 1
         size = rounded(size)
         r = cu.cuMemHostAlloc(<void**>&s.pinned, size, 0)
         if r:
             s.pinned = NULL
-            s.generation += 1
             return r
         s.pinned_size = size
         q.pinned_bytes += size
     if s.work_size < plan.work_bytes:
-        grew = True
-        r = regrow(q, &s.work, &s.work_size, plan.work_bytes)
+        s.generation += 1
+        r = regrow(q, &s.work, &s.work_size, plan.work_bytes, stream)
         if r:
-            s.generation += 1
             return r
     if s.out_size < plan.output_bytes:
-        grew = True
-        r = regrow(q, &s.out, &s.out_size, plan.output_bytes)
-        if r:
-            s.generation += 1
-            return r
-    if grew or changed:
         s.generation += 1
-    if grew:
-        r = cu.cuEventRecord(s.grown, q.compute)
-        return r or cu.cuStreamWaitEvent(q.copy, s.grown, 0)
+        return regrow(q, &s.out, &s.out_size, plan.output_bytes, stream)
     return 0
 
 
-cdef int regrow(Queue* q, cu.CUdeviceptr* pointer, size_t* size, size_t wanted) noexcept nogil:
+cdef int regrow(Queue* q, cu.CUdeviceptr* pointer, size_t* size, size_t wanted, cu.CUstream stream) noexcept nogil:
     cdef int r
     cdef size_t want = rounded(wanted)
     q.grown += 1
     if size[0]:
-        r = cu.cuMemFreeAsync(pointer[0], q.compute)
+        r = cu.cuMemFreeAsync(pointer[0], stream)
         q.device_bytes -= size[0]
         pointer[0] = 0
         size[0] = 0
         if r:
             return r
-    r = allocate(q.memory, pointer, want, q.compute)
+    r = allocate(q.memory, pointer, want, stream)
     if r:
         return r
     size[0] = want
@@ -134,36 +132,29 @@ cdef class DeviceQueue:
         cdef int i
         cdef Slot* s
         cdef int r = cu.cuCtxSetCurrent(self.c.memory.context)
-        if r == 0:
-            r = cu.cuStreamCreate(&self.c.compute, 1)  # non-blocking
-        if r == 0:
-            r = cu.cuStreamCreate(&self.c.copy, 1)
-        for i in range(2):
-            s = &self.c.slots[i]
+        cdef int k
+        cdef cu.CUstream* streams[4]
+        cdef cu.CUevent* events[EVENTS]
+        streams[0], streams[1] = &self.c.compute, &self.c.inward
+        streams[2], streams[3] = &self.c.outward, &self.c.last
+        for k in range(4):
             if r == 0:
-                r = cu.cuEventCreate(&s.begin, 0)
-            if r == 0:
-                r = cu.cuEventCreate(&s.staged, 0)
-            if r == 0:
-                r = cu.cuEventCreate(&s.started, 0)
-            if r == 0:
-                r = cu.cuEventCreate(&s.ran, 0)
-            if r == 0:
-                r = cu.cuEventCreate(&s.timed, 0)
-            if r == 0:
-                r = cu.cuEventCreate(&s.grown, 2)  # without times
-            if r == 0:
-                r = cu.cuEventCreate(&s.done, 2)
+                r = cu.cuStreamCreate(streams[k], 1)  # non-blocking
+        for i in range(SLOTS):
+            list_events(&self.c.slots[i], events)
+            for k in range(EVENTS):
+                if r == 0:
+                    r = cu.cuEventCreate(events[k], 2 if k < UNTIMED else 0)
         return r
 
     def usage(self) -> dict:
-        """Bytes held on the device and page-locked on the host; how many graphs were launched and batches staged
-        in advance."""
+        """Bytes held on the device and page-locked on the host; how many graphs were launched, and how many batches
+        while an earlier one was under way."""
         return {
             "device_bytes": self.c.device_bytes,
             "pinned_bytes": self.c.pinned_bytes,
             "graph_launches": self.c.graph_launches,
-            "staged_ahead": self.c.staged_ahead,
+            "launched_ahead": self.c.launched_ahead,
         }
 
     def close(self):
@@ -180,12 +171,12 @@ cdef class DeviceQueue:
     cdef void give_back(self) noexcept nogil:
         cdef int i, k
         cdef Slot* s
-        cdef cu.CUevent events[7]
-        if self.c.copy != NULL and judged(self.c.memory, wait_stream(self.c.memory, self.c.copy, PATIENCE)):
-            return
-        if self.c.compute != NULL and judged(self.c.memory, wait_stream(self.c.memory, self.c.compute, PATIENCE)):
-            return
-        for i in range(2):
+        cdef cu.CUevent* events[EVENTS]
+        cdef cu.CUstream[4] streams = [self.c.inward, self.c.compute, self.c.outward, self.c.last]
+        for k in range(4):
+            if streams[k] != NULL and judged(self.c.memory, wait_stream(self.c.memory, streams[k], PATIENCE)):
+                return
+        for i in range(SLOTS):
             s = &self.c.slots[i]
             for k in range(GRAPHS):
                 if s.graphs[k].executable != NULL:
@@ -198,13 +189,13 @@ cdef class DeviceQueue:
                 cu.cuMemFreeAsync(s.work, self.c.compute)
             if s.out_size:
                 cu.cuMemFreeAsync(s.out, self.c.compute)
-            events[0], events[1], events[2], events[3] = s.begin, s.staged, s.started, s.ran
-            events[4], events[5], events[6] = s.timed, s.grown, s.done
-            for k in range(7):
-                if events[k] != NULL:
-                    cu.cuEventDestroy(events[k])
-        if self.c.compute != NULL:
-            wait_stream(self.c.memory, self.c.compute, PATIENCE)
-            cu.cuStreamDestroy(self.c.compute)
-        if self.c.copy != NULL:
-            cu.cuStreamDestroy(self.c.copy)
+            list_events(s, events)
+            for k in range(EVENTS):
+                if events[k][0] != NULL:
+                    cu.cuEventDestroy(events[k][0])
+        if self.c.compute != NULL and judged(
+                self.c.memory, wait_stream(self.c.memory, self.c.compute, PATIENCE)):
+            return  # the frees
+        for k in range(4):
+            if streams[k] != NULL:
+                cu.cuStreamDestroy(streams[k])

@@ -81,6 +81,8 @@ class BackendInstance(ABC):
 
     native = False
     batch_type: type[Batch] = Batch  # the class of its batches; prepare() gets one
+    # so many batches may be handed to it while it executes one, where its model has more to do than one at a time
+    in_advance = 1
     # how many batches it works on at once; more than one needs `overlapping`
     capacity = 1
     # begin() is called on the trio thread instead of execute(); it posts each batch when done, in any order

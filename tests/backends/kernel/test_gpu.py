@@ -71,14 +71,33 @@ def test_several_launches_become_a_graph() -> None:
         runner.close()
 
 
-def test_waiting_batches_are_staged_ahead() -> None:
-    from benchmarks.gpu import Runner, stream_case
+SLOW = """
+extern "C" __global__ void slow(const float* x, float* y, float one, float zero)
+{
+    float v = x[threadIdx.x];
+    for (int i = 0; i < 100000; i++) v = v * one + zero;
+    y[threadIdx.x] = v;
+}
+"""
 
-    runner = Runner(stream_case())
+
+def test_waiting_batches_are_launched_ahead() -> None:
+    """Of a kernel that takes longer than preparing the next launch."""
+    from benchmarks.gpu import Runner, Written, compare
+
+    config = kernel_config(
+        0,
+        tensors("input", ("X", "FP32", "32")),
+        tensors("output", ("Y", "FP32", "32")),
+        parameter("kernels", "slow<<<1, 32>>>(X, Y, 1.0, 0.0)"),
+    )
+    case = Written("slow", SLOW, config, lambda rng, n: {}, lambda a: {"Y": a["X"]})
+    runner = Runner(case)
     try:
-        arrays = {"X": np.ones((64, 65536), dtype=np.float32)}
+        arrays = {"X": np.arange(32, dtype=np.float32)}
+        compare(case, arrays, runner.infer(arrays)[0])
         runner.pipeline([arrays] * 12)
-        assert runner.instance.usage()["staged_ahead"] >= 6
+        assert runner.instance.usage()["launched_ahead"] >= 6
     finally:
         runner.close()
 

@@ -69,6 +69,23 @@ int violation(int result, const char* format, ...) {
     return result;
 }
 
+void journal(const char* format, ...) {
+    static FILE* file;
+    const char* place = getenv("FAKE_CUDA_NUMBERS");
+    char path[512];
+    va_list rest;
+    if (!numbers[JOURNAL] || !place) return;
+    if (!file) {
+        snprintf(path, sizeof path, "%s.journal", place);
+        file = fopen(path, "a");
+    }
+    if (!file) return;
+    va_start(rest, format);
+    vfprintf(file, format, rest);
+    va_end(rest);
+    fflush(file);
+}
+
 int due(int which) {
     return numbers[which] > 0 && --numbers[which] == 0;
 }
@@ -91,6 +108,8 @@ int cuInit(unsigned flags) {
     if (device_count >= 0) return device_count ? OK : NO_DEVICE; /* takes no time again */
     ENTER;
     const char* count = getenv("FAKE_CUDA_DEVICES");
+    const char* connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS"); /* read once, as by a driver */
+    journal("init %s\n", connections ? connections : "-");
     device_count = count ? atoi(count) : 1;
     return device_count ? OK : NO_DEVICE;
 }

@@ -25,6 +25,9 @@
  *     with a device, and is told as a VIOLATION.
  *  8. A call on the process's first thread, which is the server's loop, and a call while the thread
  *     has Python's GIL are VIOLATIONs (unless MAIN_THREAD allows the first).
+ *  9. The journal has a line for each call that queues work in a stream or learns of its end: the
+ *     call, the stream's number (in order of creation), and bytes or the event's number. A query has
+ *     a line, `ended`, when the answer is yes for the first time.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -84,6 +87,8 @@ enum {
     PIN_NS, PIN_LIMIT,    /* what pinning takes; the most bytes that can be pinned, 0: no limit */
     FAIL_TIMES,           /* so many allocations in a row fail when FAIL_ALLOCATION strikes, 0: one */
     NO_PEERS,             /* 1: no device can reach another's memory */
+    HOLD,                 /* 1: no kernel begins */
+    JOURNAL,              /* 1: calls are written to the file's name with .journal (rule 9) */
     NUMBERS = 64
 };
 
@@ -118,7 +123,7 @@ typedef struct Stream {
     Context* context;
     Op *head, *tail;
     uint64_t issued, done;
-    int hung, blocking;
+    int hung, blocking, number;
     Graph* capturing;
     pthread_t capturer;
     struct Stream* next;
@@ -130,7 +135,8 @@ struct Event {
     uint64_t position; /* in the stream: what was issued before the record, and the record */
     uint64_t version, reached;
     double ns;
-    int timing;
+    int timing, number;
+    uint64_t told; /* the version whose end is in the journal */
     struct Event* next;
 };
 
@@ -188,6 +194,7 @@ void leave(locked*);
 Context* current(void);
 int ready(Context* context);             /* 0, or the error of a call in that context */
 int violation(int result, const char* format, ...);
+void journal(const char* format, ...);
 int due(int which);                      /* counts an injection down; 1 when it strikes */
 
 Allocation* find(Ptr address);

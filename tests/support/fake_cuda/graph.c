@@ -71,6 +71,7 @@ int cuGraphLaunch(Graph* executable, Stream* stream) {
     if (result) return result;
     if (due(FAIL_LAUNCH)) return (int)numbers[FAIL_LAUNCH_WITH];
     numbers[GRAPH_LAUNCHES]++;
+    journal("graph %d\n", stream->number);
     for (const Op* op = executable->head; op; op = op->next) {
         Op* made = copied(op);
         push(stream, *made);

@@ -240,6 +240,7 @@ int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     if (due(FAIL_LAUNCH)) return (int)numbers[FAIL_LAUNCH_WITH];
     if (numbers[REGISTERS] && (uint64_t)bx * by * bz * (uint64_t)numbers[REGISTERS] > 65536) return 701;
     numbers[LAUNCHES]++;
+    if (!stream->capturing) journal("launch %d %s\n", stream->number, function->name);
     uint64_t* values = calloc((size_t)function->count + 1, sizeof *values);
     for (int i = 0; i < function->count; i++) memcpy(&values[i], arguments[i], (size_t)function->size[i]);
     return push(stream, (Op){.kind = LAUNCH, .function = function, .grid = {gx, gy, gz}, .block = {bx, by, bz},

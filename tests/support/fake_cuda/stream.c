@@ -94,6 +94,7 @@ static int pop(Stream* stream) {
         run_to(op->on, op->version);
         if (op->on->context && op->on->done < op->version) return 0;
     }
+    if (op->kind == LAUNCH && numbers[HOLD] && !stream->context->sticky) return 0;
     if (stream->hung || (op->kind == LAUNCH && !stream->context->sticky && due(HANG_KERNEL))) {
         stream->hung = 1;
         return 0;
@@ -114,9 +115,10 @@ static void run_to(Stream* stream, uint64_t position) {
 /* As run_to(), but returns only when the stream is so far (rule 7). */
 static void wait_for(Stream* stream, uint64_t position) {
     run_to(stream, position);
-    if (stream->head && stream->head->position <= position)
+    if (stream->head && stream->head->position <= position && !numbers[HOLD])
         violation(OK, "a call waits for a kernel that hangs");
     while (stream->head && stream->head->position <= position) {
+        run_to(stream, position);
         pthread_mutex_unlock(&lock);
         pause_ns(10000000);
         pthread_mutex_lock(&lock);
@@ -131,7 +133,7 @@ int synchronize(Context* context) {
 
 static int blocked(Stream* stream) {
     const Op* op = stream->head;
-    return !op || stream->hung || (op->kind == WAIT && op->on && op->on->done < op->version);
+    return !op || stream->hung || (op->kind == LAUNCH && numbers[HOLD]) || (op->kind == WAIT && op->on && op->on->done < op->version);
 }
 
 void progress(void) {
@@ -240,6 +242,8 @@ int cuStreamCreate(Stream** stream, unsigned flags) {
     (*stream)->context = current();
     (*stream)->next = streams;
     streams = *stream;
+    static int made;
+    (*stream)->number = ++made;
     numbers[LIVE_STREAMS]++;
     return OK;
 }
@@ -288,6 +292,8 @@ int cuEventCreate(Event** event, unsigned flags) {
     *event = calloc(1, sizeof **event);
     (*event)->context = current();
     (*event)->timing = !(flags & 2);
+    static int made;
+    (*event)->number = ++made;
     (*event)->next = events;
     events = *event;
     numbers[LIVE_EVENTS]++;
@@ -307,6 +313,7 @@ int cuEventRecord(Event* event, Stream* stream) {
     const int result = usable(stream);
     if (result) return result;
     if (event->context != stream->context) return violation(INVALID_HANDLE, "an event of another context was recorded");
+    journal("record %d %d\n", stream->number, event->number);
     event->version++;
     event->stream = stream;
     event->position = stream->issued + 1;
@@ -319,6 +326,7 @@ int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
     const int result = usable(stream);
     if (result) return result;
     if (!event->version) return OK; /* never recorded: nothing to wait for */
+    journal("wait %d %d\n", stream->number, event->number);
     return push(stream, (Op){.kind = WAIT, .on = event->stream, .version = event->position});
 }
 
@@ -328,7 +336,11 @@ int cuEventQuery(Event* event) {
     const int result = ready(event->context);
     if (result) return result;
     progress();
-    if (event->reached == event->version) return event->context->sticky;
+    if (event->reached == event->version) {
+        if (event->told != event->version) journal("ended %d %d\n", event->stream ? event->stream->number : 0, event->number);
+        event->told = event->version;
+        return event->context->sticky;
+    }
     if (event->stream->head) pop(event->stream);
     return event->context->sticky ? event->context->sticky : NOT_READY;
 }
@@ -377,6 +389,7 @@ int cuMemcpyHtoDAsync(Ptr to, const void* from, size_t size, Stream* stream) {
     if (result) return result;
     numbers[HTOD]++;
     numbers[HTOD_BYTES] += (int64_t)size;
+    journal("htod %d %zu %s\n", stream->number, size, is_pinned(from, size) ? "pinned" : "pageable");
     Op op = {.kind = COPY_HTOD, .to = to, .size = size, .host = (void*)from};
     if (!is_pinned(from, size)) {
         op.owned = malloc(size ? size : 1);
@@ -393,6 +406,7 @@ int cuMemcpyDtoHAsync(void* to, Ptr from, size_t size, Stream* stream) {
     if (result) return result;
     numbers[DTOH]++;
     numbers[DTOH_BYTES] += (int64_t)size;
+    journal("dtoh %d %zu %s\n", stream->number, size, is_pinned(to, size) ? "pinned" : "pageable");
     push(stream, (Op){.kind = COPY_DTOH, .from = from, .size = size, .host = to});
     if (!is_pinned(to, size)) wait_for(stream, UINT64_MAX);
     return stream->context->sticky;
@@ -405,6 +419,7 @@ static int on_device(Ptr to, Ptr from, size_t size, Stream* stream, int counter)
     if (result) return result;
     if (counter == DTOD && find(to)->device != find(from)->device)
         return violation(INVALID_VALUE, "cuMemcpyDtoDAsync between GPUs");
+    journal("dtod %d %zu\n", stream->number, size);
     numbers[counter]++;
     numbers[DTOD_BYTES] += (int64_t)size;
     return push(stream, (Op){.kind = COPY_DTOD, .to = to, .from = from, .size = size});

@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from neptrio.backends.kernel.backend import KernelBackend
 
 
+PINNED_FROM = 65536  # bytes; smaller bodies are gathered by the host sooner than a page-locked block is found
+
+
 class DeviceInstance(BackendInstance):
-    """Executes on one GPU without the GIL; see cext/backends/kernel/cuda_launch.pyx."""
+    """Executes on one GPU without the GIL; see cext/backends/kernel/cuda_pipeline.pyx."""
 
     native = True
     takes_device_memory = True
+    in_advance = 2  # one is copied in and one copied out while one computes
 
     def __init__(self, backend: KernelBackend, ordinal: int) -> None:
         from neptrio.backends.kernel.cuda_batch import DeviceBuilder
@@ -179,8 +183,13 @@ class DeviceInstance(BackendInstance):
         return [("GPU", self._ordinal, usage["device_bytes"]), ("CPU_PINNED", 0, usage["pinned_bytes"])]
 
     def usage(self) -> dict[str, int]:
-        """Counters: memory, graph launches, batches staged in advance."""
+        """Counters: memory, graph launches, batches launched in advance."""
         return dict(self._queue.usage()) if self._queue is not None else {}
+
+    def body_memory(self, size: int) -> Any:
+        """Page-locked memory, from which the device fetches inputs without the host."""
+        queue = self._queue
+        return queue.pinned.lend(size) if queue is not None and size >= PINNED_FROM else None
 
     def prepare(self, batch: Batch) -> Batch:
         return self._builder.prepare(batch, batch.instance.mailbox)

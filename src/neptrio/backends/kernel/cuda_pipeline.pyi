@@ -1,0 +1,1 @@
+# The types of cext/backends/kernel/cuda_pipeline.pyx, which says what everything does.
