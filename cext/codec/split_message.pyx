@@ -3,7 +3,7 @@
 The problem: a gRPC message comes in pieces and is one buffer of bytes to whoever decodes it, so its tensors would be
 copied again into memory that the model's process maps. The choice: clients write `raw_input_contents` last. When the
 fields before it have come, they say which model is meant, and each tensor that follows is copied once, from the
-receive buffer to its place.
+receive buffer to its place, or has been received there (rule 4 of cext/transport/http2/stream).
 
 Rules:
  1. Only a message with nothing but raw contents behind its first raw contents stays split. Any other is put together
@@ -128,7 +128,8 @@ cdef class SplitMessage:
                     self.next_raw(length)
                 continue
             take = self.left if self.left < n else n
-            memcpy(self.at, data, take)
+            if self.at != data:  # it may have been received there
+                memcpy(self.at, data, take)
             self.at += take
             self.left -= take
             self.have += take

@@ -33,12 +33,13 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* data, size_t n, int flags)
     ssize_t send(int fd, const void* data, size_t n, int flags)
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
+    ssize_t recvmsg(int fd, msghdr* message, int flags)
 
 cdef enum:
-    RECEIVE = 256 << 10     # most bytes read by one call
     CONGESTED = 1 << 20     # pending bytes; above this, callers should not produce more output
     AT_ONCE = 128           # most buffers in one sendmsg call
     SEND = 1 << 20          # most bytes given to the kernel by one call: it copies them in a fraction of a millisecond
+    LAST = 64 << 10         # so many more if they are the last: a call of their own costs more than copying them
     KEEP_GIL = 64 << 10     # bytes; sending fewer takes less time than switching threads
 
 CONGESTED_BYTES = CONGESTED
@@ -53,12 +54,39 @@ cdef const char* received_bytes() noexcept:
     return _buffer
 
 
-cdef ssize_t receive(int fd) except -2:
-    """Reads once into BUFFER. Raises OSError when the connection is broken."""
-    cdef ssize_t n = recv(fd, _buffer, RECEIVE, 0)
+cdef ssize_t receive(int fd, size_t most) except -2:
+    """Reads once into BUFFER, at most RECEIVE bytes. Raises OSError when the connection is broken."""
+    cdef ssize_t n = recv(fd, _buffer, most, 0)
     if n < 0 and errno not in (EAGAIN, EINTR):
         raise OSError(errno, os.strerror(errno))
     return n
+
+
+cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2:
+    """Reads once: to `place` up to its end, only then into BUFFER. Raises OSError when the connection is broken."""
+    cdef iovec[2] parts
+    cdef msghdr message
+    cdef ssize_t n
+    parts[0].iov_base = place
+    parts[0].iov_len = size
+    parts[1].iov_base = _buffer
+    parts[1].iov_len = more
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = parts
+    message.msg_iovlen = 2
+    if size <= KEEP_GIL:
+        n = recvmsg(fd, &message, 0)
+    else:
+        with nogil:
+            n = recvmsg(fd, &message, 0)
+    if n < 0 and errno not in (EAGAIN, EINTR):
+        raise OSError(errno, os.strerror(errno))
+    return n
+
+
+cdef Py_ssize_t too_much(Py_ssize_t n, Py_ssize_t last) noexcept nogil:
+    """How many of `n` bytes one call does not send, where the last buffer has `last` of them."""
+    return 0 if n <= SEND + LAST else min(n - SEND, last)
 
 
 cdef class SocketWriterCore:
@@ -104,7 +132,7 @@ cdef class SocketWriterCore:
         cdef iovec[AT_ONCE] parts
         cdef Py_buffer[AT_ONCE] held
         cdef msghdr message
-        cdef Py_ssize_t i, taken = 0, n = 0
+        cdef Py_ssize_t i, taken = 0, n = 0, beyond
         cdef ssize_t sent
         cdef int flags = MSG_NOSIGNAL
         cdef const char* text
@@ -116,19 +144,19 @@ cdef class SocketWriterCore:
                 sent = send(self.fd, text, n, flags)
             else:
                 with nogil:
-                    sent = send(self.fd, text, min(n, SEND), flags)
+                    sent = send(self.fd, text, n - too_much(n, n), flags)
         else:
             try:
                 for data in buffers:
-                    if taken == AT_ONCE or n >= SEND:
+                    if taken == AT_ONCE or n > SEND + LAST:
                         break
                     PyObject_GetBuffer(data, &held[taken], PyBUF_SIMPLE)
                     parts[taken].iov_base = held[taken].buf
                     parts[taken].iov_len = held[taken].len
                     n += held[taken].len
                     taken += 1
-                if n > SEND:
-                    parts[taken - 1].iov_len -= n - SEND
+                beyond = too_much(n, held[taken - 1].len)
+                parts[taken - 1].iov_len -= beyond
                 memset(&message, 0, sizeof(message))
                 message.msg_iov = parts
                 message.msg_iovlen = taken
@@ -155,15 +183,16 @@ cdef class SocketWriterCore:
 
     def some(self) -> list:
         """Pending buffers for one call."""
-        cdef Py_ssize_t n = 0
+        cdef Py_ssize_t n = 0, beyond
         cdef list taken = []
         for buffer in self.queue:
             taken.append(buffer)
             n += len(buffer)
-            if n >= SEND or len(taken) == AT_ONCE:
+            if n > SEND + LAST or len(taken) == AT_ONCE:
                 break
-        if n > SEND:
-            taken[len(taken) - 1] = taken[len(taken) - 1][:SEND - n]
+        beyond = too_much(n, len(buffer))
+        if beyond:
+            taken[len(taken) - 1] = buffer[:len(buffer) - beyond]
         return taken
 
     cpdef drop(self, Py_ssize_t sent):

@@ -70,3 +70,22 @@ def test_others_run_after_each_mebibyte() -> None:
         assert sock.calls == [MIB, MIB, MIB, MIB // 2 + 3]
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([MIB, 100], [MIB, 100]),  # a tensor with what is around it is one call
+        ([63, MIB - 42, 9, 42, 500], [63, MIB - 42, 9, 42, 500]),
+        ([MIB + 65_536], [MIB + 65_536]),
+        ([MIB + 65_537], [MIB]),
+        ([MIB, 65_536, 1], [MIB, 65_536, 0]),
+        ([100, 3 * MIB], [100, MIB - 100]),
+    ],
+)
+def test_a_little_more_than_a_mebibyte_is_given_at_once(sizes: list[int], expected: list[int]) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        writer = SocketWriter(near, None)  # type: ignore[arg-type]  # nothing is written here
+        writer.append([bytes(size) for size in sizes])
+        assert [len(buffer) for buffer in writer.some()] == expected

@@ -13,6 +13,7 @@ cdef class GrpcFastPath:
     cdef readonly object services
     cdef int fd
     cdef public object session         # nghttp2's or h2's (neptrio.transport.http2.session)
+    cdef Account account               # the session's, once something was received
     cdef public object writer          # a SocketWriter, or a SecureSocketWriter
     cdef public object forward         # the header policy if it reads each message's metadata, else None
     cdef public object compression     # level for replies: "none", "low", ...
@@ -27,6 +28,7 @@ cdef class GrpcFastPath:
     cdef public Py_ssize_t output_limit  # most bytes of unread answers, over all connections
     cdef public bint draining
     cdef public int64_t drain_acked    # how many PINGs were answered before the drain began
+    cdef ssize_t receive_some(self, Account account, Py_ssize_t room, Py_ssize_t* asked) except -2
     cpdef feed(self, data)
     cpdef want_flush(self)
     cdef Py_ssize_t unsent(self) except -1

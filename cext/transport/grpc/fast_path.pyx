@@ -3,9 +3,12 @@
 The rules are those of neptrio/transport/grpc/server.py and infer.py. These also contain everything that is rare:
 compression, forwarded metadata, parked calls, deadlines, the ends of connections and calls.
 """
+from cpython.buffer cimport PyBUF_READ
+from cpython.memoryview cimport PyMemoryView_FromMemory
+
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.http2.stream cimport Account, GrpcStream, total_input, total_output
-from neptrio.loop.socket_writer_core cimport SocketWriterCore, receive
+from neptrio.loop.socket_writer_core cimport RECEIVE, SocketWriterCore, receive, receive_at
 from neptrio.request.infer_request cimport (
     GRPC_PROTOCOL,
     InferRequest,
@@ -35,6 +38,11 @@ log = logging.getLogger("neptrio.grpc")
 cdef enum:
     HELD = 32 << 20      # bytes of replies not yet sent; above this, further requests of the connection are parked
     LARGE_MESSAGE = 64 << 10   # bytes; decoding a larger message is noted for the loop's measurement
+    RECEIVE_SMALL = 64 << 10   # most bytes of requests received at once: some hundreds of small ones
+    RECEIVE_LARGE = 1 << 20    # most bytes of one large message received before others are served
+    AT_ITS_PLACE = 16 << 10    # fewer bytes of it are received into the shared buffer, with what follows, and copied
+    LARGE_FRAME = 64 << 10     # a peer that sends smaller frames has several of them received at once, and copied
+    BEHIND = 16 << 10          # most bytes received behind those: the next frame's head, small requests
 
 CARDINALITY = Code.UNSUPPORTED  # the status for a unary call with 0 or 2 messages is UNIMPLEMENTED
 
@@ -57,12 +65,51 @@ cdef class GrpcFastPath:
         self.received_at = now_ns()
 
     def take(self):
-        """Reads once from the socket; returns False when nothing more is to be read."""
-        cdef ssize_t n = receive(self.fd)
-        if n <= 0:
-            return n < 0
-        self.feed(VIEW[:n])
-        return not self.session.dead and not self.writer.broken
+        """Receives what the socket has, within bounds; returns False when nothing more is to be read.
+
+        It looks again at once only in the middle of a large message, and only after a call that got all it asked for:
+        many small requests are work for some milliseconds, a MiB of one message for a fraction of one.
+        """
+        cdef Account account = self.account
+        cdef Py_ssize_t asked = 0, room = RECEIVE_LARGE
+        cdef ssize_t n
+        if account is None:
+            account = self.account = self.session.account
+        while True:
+            n = self.receive_some(account, room, &asked)
+            if n <= 0:
+                return n < 0
+            room -= n
+            if n < asked or room <= 0 or account.filling is None or self.session.dead:
+                return not self.session.dead and not self.writer.broken
+
+    cdef ssize_t receive_some(self, Account account, Py_ssize_t room, Py_ssize_t* asked) except -2:
+        """Receives once and passes it on; returns like receive(). `asked` becomes how much there was room for."""
+        cdef GrpcStream stream = account.filling
+        cdef char* place
+        cdef ssize_t n
+        cdef Py_ssize_t size = 0
+        if stream is None:
+            asked[0] = RECEIVE_SMALL
+        else:
+            place = stream.place(&size)
+            size = min(size, min(account.frame_left, room))
+            if place != NULL and size >= AT_ITS_PLACE:
+                message = stream.message    # whatever becomes of the stream, its memory stays while this runs
+                asked[0] = size + BEHIND
+                n = receive_at(self.fd, place, size, BEHIND)
+                if n > 0:
+                    account.placed += min(n, size)
+                    self.feed(PyMemoryView_FromMemory(place, min(n, size), PyBUF_READ))
+                if n > size:
+                    self.feed(VIEW[:n - size])
+                return n
+            # the rest of a large frame, so that the next one, of which the head tells the size, can be placed
+            asked[0] = RECEIVE if account.frame_size < LARGE_FRAME else min(account.frame_left + BEHIND, RECEIVE)
+        n = receive(self.fd, asked[0])
+        if n > 0:
+            self.feed(VIEW[:n])
+        return n
 
     cpdef feed(self, data):
         """Passes bytes from the peer to the session."""

@@ -23,7 +23,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
 from neptrio.transport.http1.head cimport RequestHead
-from neptrio.loop.socket_writer_core cimport receive, received_bytes
+from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes
 from neptrio.codec.number_text cimport print_int
 from neptrio.request.infer_request cimport (
     GPU_MEMORY,
@@ -339,7 +339,7 @@ cdef class Http1FastPath(RequestHead):
         if self.direct is not None:
             self.receive_direct()
         else:
-            n = receive(self.fd)
+            n = receive(self.fd, RECEIVE)
             if n > 0:
                 if self.fast_path and not self.in_message:
                     at = self.pass_by(received_bytes(), n)

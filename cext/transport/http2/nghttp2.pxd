@@ -55,6 +55,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     int NGHTTP2_FLAG_END_STREAM
     int NGHTTP2_FLAG_NONE
     int NGHTTP2_FLAG_ACK
+    int NGHTTP2_FLAG_PADDED
     int NGHTTP2_HEADERS
     int NGHTTP2_DATA
     int NGHTTP2_PRIORITY
@@ -79,6 +80,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
 
     int nghttp2_session_callbacks_new(nghttp2_session_callbacks**)
     void nghttp2_session_callbacks_del(nghttp2_session_callbacks*)
+    void nghttp2_session_callbacks_set_on_begin_frame_callback(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_begin_headers_callback(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_header_callback2(nghttp2_session_callbacks*, void*)
     void nghttp2_session_callbacks_set_on_frame_recv_callback(nghttp2_session_callbacks*, void*)

@@ -26,7 +26,10 @@ Rules:
     its reply to its close: all that time it is in `streams`, because it is put there before, and only
     on_stream_close removes it, after which the library does not use the pointer. Whoever else empties `streams` must
     delete the library's session first (connection_lost).
- 9. The library is not entered twice at a time: no callback calls receive(), data_to_send() or connection_lost(). After
+ 9. In the middle of a large message the account says whose bytes come next, and how many of them this frame still
+    has: the connection receives them at their place and passes them here from there. Nothing but a frame's payload
+    may be received so, since somebody else can write to that memory, and the library believes what it is given.
+10. The library is not entered twice at a time: no callback calls receive(), data_to_send() or connection_lost(). After
     sending has failed it is not asked to send again.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -60,6 +63,9 @@ from neptrio.transport.http2.limits import (
 )
 
 log = logging.getLogger("neptrio.http2")
+
+cdef enum:
+    LARGE = 32768    # with so much of a message still to come, it is worth receiving it at its place
 
 cdef list _OK_HEADERS = OK_HEADERS
 cdef Py_ssize_t _FRAMELESS_BYTES = FRAMELESS_BYTES
@@ -109,6 +115,7 @@ cdef class Session:
         self.nuisance = nuisance if nuisance is not None else Nuisance()
         self.streams = {}
         nghttp2_session_callbacks_new(&callbacks)
+        nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, <void*>on_begin_frame)
         nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, <void*>on_begin_headers)
         nghttp2_session_callbacks_set_on_header_callback2(callbacks, <void*>on_header)
         nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, <void*>on_frame_recv)
@@ -349,6 +356,13 @@ cdef class Session:
 
 # ---------------------------------------------------------------- nghttp2 callbacks
 
+cdef int on_begin_frame(nghttp2_session* session, const nghttp2_frame_hd* head, void* user) noexcept:
+    cdef Session self = <Session>user
+    cdef Py_ssize_t size = head.length if head.type == NGHTTP2_DATA and not head.flags & NGHTTP2_FLAG_PADDED else 0
+    self.account.frame_size = self.account.frame_left = size
+    return 0
+
+
 cdef int on_begin_headers(nghttp2_session* session, const nghttp2_frame* frame, void* user) noexcept:
     drop(&(<Session>user).headers)
     return 0
@@ -423,7 +437,9 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
                             size_t n, void* user) noexcept:
     cdef Session self = <Session>user
     cdef GrpcStream stream
+    cdef Account account = self.account
     self.frameless = 0
+    account.frame_left -= n if n < <size_t>account.frame_left else account.frame_left
     if self.holding:
         self.held_credit += n
     else:
@@ -433,6 +449,10 @@ cdef int on_data_chunk_recv(nghttp2_session* session, uint8_t flags, int32_t str
         if stream is None or stream.ended:
             return 0
         stream.feed(<const char*>data, n)
+        if stream.lacks(LARGE):
+            account.filling = stream
+        elif account.filling is not None:
+            account.filling = None
         if stream.paused:
             stream.withheld += n
         else:

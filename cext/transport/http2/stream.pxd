@@ -1,10 +1,16 @@
 # A gRPC stream without I/O: message framing on the way in, an outbox on the way out. The HTTP/2 session that carries it
 # (nghttp2 or h2) calls feed(), on_half_close() and on_reset() and takes from the outbox; session.output_ready(stream)
 # tells it of new output.
+cdef class GrpcStream
+
 cdef class Account:                    # the bytes that one connection's streams hold
     cdef readonly Py_ssize_t out_bytes # bytes of replies that no window or socket has taken yet
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
+    cdef GrpcStream filling            # the stream whose large message the next bytes belong to, None: not known
+    cdef Py_ssize_t frame_size         # bytes of the current DATA frame, 0: it is no plain one
+    cdef Py_ssize_t frame_left         # how many of them are still to come
+    cdef readonly Py_ssize_t placed    # bytes that were received at their place, so far
     cdef void count_in(self, Py_ssize_t n) noexcept
     cdef void count_out(self, Py_ssize_t n) noexcept
     cpdef int hold(self, Py_ssize_t n) except -1
@@ -44,6 +50,8 @@ cdef class GrpcStream:
     cdef public bint headers_sent
     cdef public bint ended             # closed in both directions or reset
     cdef int feed(self, const char* data, Py_ssize_t n) except -1
+    cdef bint lacks(self, Py_ssize_t n) noexcept             # at least so many bytes of the current message
+    cdef char* place(self, Py_ssize_t* n) noexcept           # where feed() would copy the next bytes, and how many; or NULL
     cdef Py_ssize_t _split(self, const char* data, Py_ssize_t n) except -1
     cdef bint _allocate(self) except -1
     cdef object _assembled(self)

@@ -11,6 +11,8 @@ Rules:
     complete (with `keeps`, until the call has taken it) or abandoned, those of a reply until the session took them.
  2. A call is refused once; after that its input is read and dropped.
  3. `ended` is set before on_reset; nothing is queued on an ended stream.
+ 4. Whoever has received bytes at place() already passes them to feed() like any others, before anything else is called;
+    they are then not copied.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
@@ -152,7 +154,8 @@ cdef class GrpcStream:
             if take > n:
                 take = n
             if self.message_at != NULL:
-                memcpy(self.message_at + self.have, data, take)
+                if self.message_at + self.have != data:
+                    memcpy(self.message_at + self.have, data, take)
             elif self.message is not None:
                 try:
                     (<SplitMessage>self.message).add(data, take)
@@ -168,6 +171,20 @@ cdef class GrpcStream:
             if self.have == self.want:
                 self.on_message(self._assembled(), self.compressed)
         return 0
+
+    cdef bint lacks(self, Py_ssize_t n) noexcept:
+        return self.want - self.have >= n and self.message is not None
+
+    cdef char* place(self, Py_ssize_t* n) noexcept:
+        cdef SplitMessage parts
+        if self.refused or self.message is None:
+            return NULL
+        if self.message_at != NULL:
+            n[0] = self.want - self.have
+            return self.message_at + self.have
+        parts = <SplitMessage>self.message
+        n[0] = parts.left
+        return parts.at if parts.whole is None and parts.left > 0 else NULL
 
     cdef bint _allocate(self) except -1:
         """Makes room for the message in one piece. A large buffer's pages use no memory until they are written."""
@@ -224,6 +241,8 @@ cdef class GrpcStream:
 
     cdef int abandon(self) except -1:
         """Drops everything half received or not yet sent."""
+        if self.account.filling is self:
+            self.account.filling = None
         self.account.count_in(-(self.have + self.kept))
         self.have = self.kept = 0
         self.message = None

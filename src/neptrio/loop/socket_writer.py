@@ -9,7 +9,8 @@ Rules:
  1. send() never blocks and never raises. When the peer is gone, output is dropped and `broken` is True.
  2. At most one task waits until the socket is writable, and only while something is pending.
  3. The callers bound the `pending` bytes: they check `congested` before they produce more.
- 4. No more than a MiB is given to the kernel before others are served: it is copied there.
+ 4. No more than a MiB, or a little more if that is all, is given to the kernel before others are served: it is
+    copied there.
 """
 
 from __future__ import annotations

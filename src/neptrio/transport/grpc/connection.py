@@ -67,6 +67,7 @@ class ConnectionStatistics:
     parked_calls: int
     unsent_reply_bytes: int
     unfinished_request_bytes: int
+    in_place_bytes: int  # of large messages, received where they lie without passing the shared buffer
 
 
 class GrpcConnection(GrpcFastPath):
@@ -508,4 +509,5 @@ class GrpcConnection(GrpcFastPath):
             parked_calls=len(self.parked),
             unsent_reply_bytes=account.out_bytes + account.held + self.writer.pending,
             unfinished_request_bytes=account.in_bytes,
+            in_place_bytes=account.placed,
         )

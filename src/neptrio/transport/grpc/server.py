@@ -88,6 +88,7 @@ class GrpcStatistics:
     parked_calls: int
     unsent_reply_bytes: int
     unfinished_request_bytes: int
+    in_place_bytes: int
     inflated_bytes: int
 
 
@@ -270,5 +271,6 @@ class GrpcServer:
             parked_calls=sum(s.parked_calls for s in each),
             unsent_reply_bytes=sum(s.unsent_reply_bytes for s in each),
             unfinished_request_bytes=sum(s.unfinished_request_bytes for s in each),
+            in_place_bytes=sum(s.in_place_bytes for s in each),
             inflated_bytes=self.inflating.held,
         )
