@@ -36,6 +36,7 @@ cdef class DevicePool:
     cdef readonly int ordinal
     cdef readonly int64_t blocks    # how many DeviceBlocks exist
     cdef public object on_idle      # called when the last of them is gone, or None
+    cdef public double patience     # seconds that close() waits for the device
     cdef public object post         # post(call) has the device's thread call it
     cdef public object ask          # ask(call) does so and waits for the result
     cdef list freed                 # addresses of blocks that are gone, for the device's thread

@@ -15,7 +15,8 @@ Rules:
     and the device's own thread (driver_thread.py) frees them; copies that the trio thread needs are made there too.
     Output blocks are locked by the instance's thread that first uses them.
  4. No wait is for ever: streams are asked whether they are done (wait_stream), with naps between.
- 5. A pool is closed when nothing of it is in use; `on_idle` is called then.
+ 5. A pool is closed when nothing of it is in use; `on_idle` is called then. A stream is destroyed only when its work
+    has ended.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -69,6 +70,7 @@ cdef class DevicePool:
     def __cinit__(self):
         memset(&self.c, 0, sizeof(Memory))
         self.freed = []
+        self.patience = PATIENCE
 
     def __init__(self, uintptr_t context, uintptr_t pool, int ordinal):
         self.c.context = <cu.CUcontext>context
@@ -120,17 +122,24 @@ cdef class DevicePool:
                 cu.cuCtxPopCurrent(&old)
 
     def close(self):
-        """Destroys the side stream. No block may be left. On the device's thread."""
+        """Destroys the side stream, after its work. When that does not end in time, the context is given up: what is
+        under way may still use the memory. No block may be left. On the device's thread."""
         cdef cu.CUcontext old
+        cdef double seconds = self.patience
+        cdef int r
         self.free()
         if self.closed or self.c.broken:
             return
         self.closed = True
         with nogil:
-            if cu.cuCtxPushCurrent(self.c.context) == 0:
-                wait_stream(&self.c, self.c.side, PATIENCE)
-                cu.cuStreamDestroy(self.c.side)
+            r = cu.cuCtxPushCurrent(self.c.context)
+            if r == 0:
+                r = wait_stream(&self.c, self.c.side, seconds)
+                if r == 0:
+                    cu.cuStreamDestroy(self.c.side)
                 cu.cuCtxPopCurrent(&old)
+            if r and not self.c.broken:
+                self.c.broken = r
 
     def fetch(self, uintptr_t address, size_t nbytes):
         """Copies device memory to the host; returns a Block. Raises Internal with the CUDA error's name."""

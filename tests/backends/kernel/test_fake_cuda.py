@@ -201,9 +201,49 @@ other.start(); other.join()
         gpu["violations"] = 0
 
 
-def test_pinning_has_a_limit_and_kernels_have_registers() -> None:
-    with FakeGpu(pin_limit=8, registers=128) as gpu:
-        assert run(gpu, "pinned(); pinned(); print(d.cuMemHostAlloc(4, 0)[0].value)").stdout == "2\n"
+def test_pinning_has_a_limit_and_takes_its_time() -> None:
+    code = """
+import time
+start = time.monotonic()
+pinned(); pinned()
+print(time.monotonic() - start >= 0.1, d.cuMemHostAlloc(4, 0)[0].value)
+"""
+    with FakeGpu(pin_limit=8, pin_ns=50_000_000) as gpu:
+        assert run(gpu, code).stdout == "True 2\n"
+
+
+def test_kernels_have_registers(tmp_path: Path) -> None:
+    """128 for each thread: 512 threads have them, one warp more does not start, and the driver says so before."""
+    (tmp_path / "model.cu").write_text('extern "C" __global__ void idle() { }')
+    code = f"""
+from tests.support.fake_cuda.site.fake_nvrtc import code_for
+from pathlib import Path
+module = call(d.cuModuleLoadData(code_for(Path({str(tmp_path / "model.cu")!r}))))
+kernel = call(d.cuModuleGetFunction(module, b"idle"))
+print(call(d.cuFuncGetAttribute(d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel)))
+print([d.cuLaunchKernel(kernel, 1, 1, 1, n, 1, 1, 0, a, 0, 0)[0].name for n in (512, 544)])
+"""
+    with FakeGpu(registers=128) as gpu:
+        done = run(gpu, code)
+        assert done.stdout == "512\n['CUDA_SUCCESS', 'CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES']\n", done.stderr
+
+
+@pytest.mark.parametrize("threshold, kept", [(0, 0), (2**64 - 1, 100_000)])
+def test_a_pool_keeps_what_its_threshold_says(threshold: int, kept: int) -> None:
+    code = f"""
+pool = d.CUmemPoolProps()
+pool.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+pool = call(d.cuMemPoolCreate(pool))
+which = d.CUmemPool_attribute
+call(d.cuMemPoolSetAttribute(pool, which.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, d.cuuint64_t({threshold})))
+x = call(d.cuMemAllocFromPoolAsync(100000, pool, a))
+call(d.cuMemFreeAsync(x, a))
+call(d.cuStreamSynchronize(a))
+print(int(call(d.cuMemPoolGetAttribute(pool, which.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT))))
+"""
+    with FakeGpu() as gpu:
+        done = run(gpu, code)
+        assert done.stdout == f"{kept}\n", done.stderr
 
 
 def test_everything_taken_is_counted() -> None:

@@ -27,7 +27,8 @@
  *     has Python's GIL are VIOLATIONs (unless MAIN_THREAD allows the first).
  *  9. The journal has a line for each call that queues work in a stream or learns of its end: the
  *     call, the stream's number (in order of creation), and bytes or the event's number. A query has
- *     a line, `ended`, when the answer is yes for the first time.
+ *     a line, `ended`, when the answer is yes for the first time. `pin` has the bytes, `access` a pool's device and who may
+ *     reach it, `init` what CUDA_DEVICE_MAX_CONNECTIONS says.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

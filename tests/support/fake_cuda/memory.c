@@ -124,8 +124,10 @@ void release(Allocation* allocation) {
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     if (allocation->fd >= 0) close(allocation->fd);
     if (allocation->pool) {
-        allocation->pool->used -= allocation->size;
-        drop_pool(allocation->pool);
+        Pool* pool = allocation->pool;
+        pool->used -= allocation->size;
+        if (pool->high > pool->threshold) pool->high = pool->used > pool->threshold ? pool->used : pool->threshold;
+        drop_pool(pool);
     }
     if (allocation->ipc)
         numbers[LIVE_IPC]--;
@@ -255,6 +257,7 @@ typedef struct { int where, device, flags; } Access;
 int cuMemPoolSetAccess(Pool* pool, const Access* access, size_t count) {
     ENTER;
     for (size_t i = 0; i < count; i++) {
+        journal("access %d %d\n", pool->device, access[i].device);
         if (access[i].where != 1 || access[i].device >= device_count || numbers[NO_PEERS]) return INVALID_DEVICE;
         if (access[i].flags == 3) pool->peers |= 1u << access[i].device;
         else pool->peers &= ~(1u << access[i].device);
@@ -325,6 +328,7 @@ static int note_pinned(void* address, size_t size, int registered) {
     pinned = p;
     numbers[LIVE_PINNED]++;
     numbers[PINNED_BYTES] += (int64_t)size;
+    journal("pin %zu\n", size);
     pause_ns(numbers[PIN_NS]);
     return OK;
 }

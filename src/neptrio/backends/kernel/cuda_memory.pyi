@@ -13,6 +13,7 @@ class DevicePool:
     @property
     def blocks(self) -> int: ...
     on_idle: Callable[[], object] | None
+    patience: float
     post: Callable[[Callable[[], object]], None] | None
     ask: Callable[[Callable[[], Any]], Any] | None
     def __init__(self, context: int, pool: int, ordinal: int) -> None: ...

@@ -285,13 +285,15 @@ class Device:
                 return
             if self.users or self.pool.blocks or self.pinned.used:
                 return
+            self.pool.close()
+            if self.pool.broken:
+                log.error("%s", self.failure)
+                return
             del self._open[self.ordinal]
             device_memory.pools.pop(self.ordinal, None)
             self.pinned.close()
-            self.pool.close()
-            if not self.pool.broken:
-                self._driver.cuMemPoolDestroy(self._pool)
-                self._driver.cuDevicePrimaryCtxRelease(self.handle)
+            self._driver.cuMemPoolDestroy(self._pool)
+            self._driver.cuDevicePrimaryCtxRelease(self.handle)
             self.thread.end()
 
     # ---------------------------------------------------------------- a broken context

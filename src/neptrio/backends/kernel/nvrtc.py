@@ -27,7 +27,9 @@ _INTS = """#pragma once
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t; typedef unsigned short uint16_t;
 typedef int int32_t; typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
 """
+# the C++ library (cuda/std/climits and others) defines the same values once more, in other words: no cause for a warning
 _LIMITS = """#pragma once
+#pragma nv_diag_suppress 47
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
