@@ -179,7 +179,7 @@ class Server:
             shared_memory=self.shared_memory,
             repository=RepositoryService(self.settings, repository, of_models=True),
             timers=self.loop.timers,
-            doorbells=Doorbells(self.loop.poller, self.completions),
+            doorbells=Doorbells(self.loop.poller),
             spans=self.tracer.options,
             device_failed=self._device_failed,
         )

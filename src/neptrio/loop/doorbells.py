@@ -1,9 +1,9 @@
-"""How models' processes wake the trio thread: a doorbell each, and one epoll over all of them.
+"""How models' processes wake the trio thread: a doorbell each, which the poller waits for like for sockets.
 
 A doorbell is an eventfd that the server shares with one child process. The child writes to it after it has pushed
 a message while the server was waiting. The server itself never reads or writes it: the child shares the
-eventfd's flags, so a hostile child could make either call block for ever. Instead the epoll reports edges (each
-write once), and the poller waits for the epoll.
+eventfd's flags, so a hostile child could make either call block for ever. Instead the poller's epoll reports edges
+(each write once).
 
 Rules:
  1. register() and unregister() may be called on any thread; callbacks run on the trio thread only.
@@ -13,72 +13,51 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import select
 from collections.abc import Callable
 
-import trio
-
-from neptrio.loop.mailbox import CompletionQueue, WorkItem
 from neptrio.loop.poller import Poller
 
 log = logging.getLogger("neptrio.python")
-AT_ONCE = 64
-
-
-class _Start(WorkItem):
-    """Starts waiting for the doorbells: delivered on the trio thread once the loop runs."""
-
-    def __init__(self, bells: Doorbells) -> None:
-        self._bells = bells
-
-    def deliver(self) -> None:
-        self._bells.start()
 
 
 class Doorbells:
     """The doorbells of one server."""
 
-    def __init__(self, poller: Poller, completions: CompletionQueue) -> None:
+    def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        self._epoll = select.epoll()
         self._bells: dict[int, Callable[[], bool]] = {}
         self._again: set[int] = set()
-        self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # ours alone, so reading it is safe
-        self._epoll.register(self._self, select.EPOLLIN)
-        completions.post(_Start(self))
-
-    def start(self) -> None:
-        """Starts waiting for the doorbells. On the trio thread."""
-        trio.lowlevel.spawn_system_task(self._poller.read, self._epoll.fileno(), self._rung)
+        self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # rung here for what has more to do
+        poller.listen(self._self, self._ring_again)
 
     def register(self, bell: int, callback: Callable[[], bool]) -> None:
         """Has `callback()` called whenever the eventfd `bell` is written to."""
         self._bells[bell] = callback
-        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+        self._poller.listen(bell, functools.partial(self._ring, bell))
 
     def unregister(self, bell: int) -> None:
         """Undoes register(). Must be called before the descriptor is closed."""
         if self._bells.pop(bell, None) is not None:
-            self._epoll.unregister(bell)
+            self._poller.unlisten(bell)
 
-    def _rung(self) -> bool:
+    def _ring(self, bell: int) -> bool:
+        callback = self._bells.get(bell)
+        try:
+            if callback is not None and callback():
+                if not self._again:
+                    os.eventfd_write(self._self, 1)
+                self._again.add(bell)
+        except Exception:
+            log.exception("what a model's process sent could not be used")
+        return True
+
+    def _ring_again(self) -> bool:
         again, self._again = self._again, set()
-        for bell, _ in self._epoll.poll(0, AT_ONCE):
-            if bell == self._self:
-                os.eventfd_read(bell)
-            else:
-                again.add(bell)
         for bell in again:
-            callback = self._bells.get(bell)
-            try:
-                if callback is not None and callback():
-                    self._again.add(bell)
-            except Exception:
-                log.exception("what a model's process sent could not be used")
-        if self._again:
-            os.eventfd_write(self._self, 1)
+            self._ring(bell)
         return True
 
     def __del__(self) -> None:

@@ -143,6 +143,20 @@ class Poller(trio.abc.Instrument):
         if watch.error is not None:
             raise watch.error
 
+    def listen(self, bell: int, callback: Callable[[], bool]) -> None:
+        """Has `callback()` called on the trio thread after each write to the eventfd `bell`, which nobody reads, until it
+        returns False or unlisten(). On any thread, also before run() has started."""
+        if self._epoll is None:
+            raise RuntimeError("bells are heard by an epoll only")
+        self._watches[bell] = _Watch(callback)
+        if not self._epoll.closed:
+            self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+
+    def unlisten(self, bell: int) -> None:
+        """Undoes listen(). On any thread, before the descriptor is closed."""
+        if bell in self._watches:
+            self._forget(bell)
+
     @contextmanager
     def giving_way(self) -> Iterator[None]:
         """While a thread does a short piece of control work, such as reading a model's folder.
