@@ -1,6 +1,6 @@
 """Kernel models on a GPU: correctness, overhead per batch, throughput against the card's own copies.
 
-    python -m benchmarks.gpu [--rounds N] [--kind CPU]
+    python -m benchmarks.gpu [--rounds N] [--seconds S] [--kind CPU]
 
 prints Markdown. It needs a GPU, NVRTC and this package built in place; no network and no client
 library. With --kind CPU the same runs are made on the host build, to try the harness.
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import gpu_served
 from neptrio.backends.identity_batch import run_inline
 from neptrio.backends.kernel import device
 from neptrio.backends.kernel.backend import KernelBackend
@@ -320,6 +321,7 @@ def main() -> int:
     """Prints the report; 1 when there is no GPU."""
     p = argparse.ArgumentParser()
     p.add_argument("--rounds", type=int, default=2000)
+    p.add_argument("--seconds", type=float, default=2.0, help="of each served row")
     p.add_argument("--kind", choices=("GPU", "CPU"), default="GPU")
     options = p.parse_args()
     if options.kind == "GPU" and not device.count():
@@ -335,6 +337,7 @@ def main() -> int:
             lambda: overhead(options.kind, options.rounds),
         ),
         ("Throughput (y = 2 x, FP32)", lambda: throughput(options.kind)),
+        ("Served over HTTP", lambda: gpu_served.served(options.kind, options.seconds)),
     ):
         print(f"## {title}\n", flush=True)
         print("\n".join(lines()) + "\n", flush=True)

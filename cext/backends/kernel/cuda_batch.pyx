@@ -403,7 +403,7 @@ def time_bare(DeviceBatch batch not None, int rounds, bint copies) -> list:
     cdef DeviceWork* w = &batch.c
     cdef DeviceRun* run = &w.runs[0]
     cdef Queue* q = w.queue
-    cdef Slot* s
+    cdef Slot* s = &q.slots[0]
     cdef int i, r
     cdef int64_t start
     cdef list times = []
