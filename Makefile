@@ -78,10 +78,11 @@ test-image: build ## Build the container image with buildah, run it read-only an
 test-ray: build ## Run tests/ray with a real Ray on this machine, in an environment of its own (100 MB to fetch)
 	@$(BIN)/python tools/test_ray.py $(ARGS)
 
-test-frontends: build ## Run the tests of the wire and of the public clients with two front ends (8 minutes)
-	@NEPTRIO_TEST_FRONTENDS=2 $(BIN)/python -m pytest -q -n 2 tests/wire tests/client tests/frontend tests/sequences \
-		$(addprefix tests/transport/,test_tokens.py test_token_limits.py test_overload.py test_certificates.py test_tls.py \
-		test_audit.py test_owned.py) $(ARGS)
+test-frontends: build ## Run every test that starts a server with two front ends (40 minutes); ARGS='...' narrows it
+	@NEPTRIO_TEST_FRONTENDS=2 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(BOUND) \
+		$(if $(ARGS),$(ARGS),$(addprefix tests/,wire client frontend sequences transport service clients backends loop observe \
+		repository scheduling execution commands config console browser embedded testing compat examples traces sweep \
+		test_server.py test_cli.py test_logs.py))
 
 test-sanitized: build ## Build the compiled modules with AddressSanitizer and UndefinedBehaviorSanitizer and run what reaches them (15 minutes at most)
 	@$(BIN)/python tools/sanitized.py $(ARGS)

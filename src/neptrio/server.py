@@ -378,7 +378,12 @@ class Server:
             lines.append(f"admin    on {scheme}{place} (REST, gRPC, /metrics; control verbs only here)")
         if self.front_ends is not None:
             found = ", ".join(f"{row.number}: process {row.pid}" for row in self.front_ends.rows())
-            lines.append(f"front ends speak HTTP and gRPC ({found})")
+            spoken = [
+                name
+                for name, listener in (("HTTP", self.http_listener), ("gRPC", self.grpc_listener))
+                if listener is not None
+            ]
+            lines.append(f"front ends speak {' and '.join(spoken)} ({found})")
         lines.append(f"sockets are waited for: {self.loop.poller.way}")
         lines.append(f"accelerators: {accelerators.describe()}")
         return "\n".join(lines)

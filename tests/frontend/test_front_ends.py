@@ -291,3 +291,9 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_start_up_text_names_what_they_speak(repository: Path) -> None:
+    with ServerProcess(repository, "--frontends=1", "--allow-grpc=false") as server:
+        (pid,) = pids(server)
+        assert f"front ends speak HTTP (0: process {pid})\n" in server.log()

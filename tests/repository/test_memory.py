@@ -17,7 +17,7 @@ import tritonclient.http as httpclient
 from tests.support import onnx_models
 from tests.support.memory import Held, held, resident
 from tests.support.repository import write_model
-from tests.support.server import ServerProcess, without_front_ends
+from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 CYCLES = int(os.environ.get("NEPTRIO_MEMORY_CYCLES", "6"))
@@ -53,7 +53,6 @@ def infer(client: Any, name: str) -> None:
     client.infer(name, [tensor])
 
 
-@without_front_ends  # it counts the server's processes
 @pytest.mark.parametrize("name", ["onnx", "python", "isolated"])
 def test_cycles_of_load_and_unload_leave_nothing(tmp_path: Path, name: str) -> None:
     write_model(tmp_path, "onnx", 'backend: "onnxruntime" ' + IO, {"1/model.onnx": onnx_models.identity()})

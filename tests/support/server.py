@@ -28,6 +28,14 @@ def tracebacks(log: str) -> list[str]:
     return [record for record in records if "Traceback (most recent call last)" in record]
 
 
+def is_front_end(pid: int) -> bool:
+    """Whether a process is a front end, or what those are forked from; False when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("neptrio:front")
+    except OSError:
+        return False
+
+
 class ServerProcess:
     """Starts `neptrio` on free ports, waits for its start-up text, stops it with SIGTERM.
 

@@ -109,7 +109,7 @@ def call(server: ServerProcess, model: str, array: np.ndarray, **parameters: Any
 
 
 def children(pid: int) -> set[int]:
-    """The living child processes of a process, but for the template they are forked from."""
+    """The living child processes of a process, but for the template they are forked from, and for front ends."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -117,7 +117,11 @@ def children(pid: int) -> set[int]:
         except OSError:
             continue
         fields = text.rpartition(")")[2].split()
-        if int(fields[1]) == pid and fields[0] != "Z" and "(py:template)" not in text:
+        if (
+            int(fields[1]) == pid
+            and fields[0] != "Z"
+            and not re.search(r"\((py:template|neptrio:front.*)\)", text)
+        ):
             found.add(int(stat.parent.name))
     return found
 

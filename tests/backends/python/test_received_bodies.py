@@ -24,8 +24,11 @@ from tritonclient.grpc import service_pb2
 from tests.backends.python.models import config, python_model
 from tests.support.raw_http2 import RawClient
 from tests.support.raw_http2 import message as framed
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
+
+# front ends receive into the memory that they share with the engine
+pytestmark = without_front_ends
 
 SUM = """
 import ctypes
