@@ -29,7 +29,7 @@ Rules:
 """
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cimport cuda.bindings.cydriver as cu
 
@@ -252,12 +252,40 @@ cdef int kernels(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
         for i in range(launch.count):
             argument = &plan.arguments[launch.first + i]
             arguments[i] = <void*>&addresses[argument.slot] if argument.slot >= 0 else <void*>&argument.value
-        r = cu.cuLaunchKernel(q.functions[launch.kernel], launch.grid[0], launch.grid[1], launch.grid[2],
-                              launch.block[0], launch.block[1], launch.block[2], launch.shared, q.compute,
-                              arguments, NULL)
+        if launch.cooperative or launch.cluster[0]:
+            r = launch_with_attributes(q.functions[launch.kernel], launch, q.compute, arguments)
+        else:
+            r = cu.cuLaunchKernel(q.functions[launch.kernel], launch.grid[0], launch.grid[1], launch.grid[2],
+                                  launch.block[0], launch.block[1], launch.block[2], launch.shared, q.compute,
+                                  arguments, NULL)
         if r:
             return r
     return 0
+
+
+cdef int launch_with_attributes(cu.CUfunction function, KernelLaunch* launch, cu.CUstream stream,
+                                void** arguments) noexcept nogil:
+    """A launch whose blocks run at once or in clusters. Returns a CUresult."""
+    cdef cu.CUlaunchConfig config
+    cdef cu.CUlaunchAttribute attributes[2]
+    memset(&config, 0, sizeof(config))
+    memset(attributes, 0, sizeof(attributes))
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid[0], launch.grid[1], launch.grid[2]
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block[0], launch.block[1], launch.block[2]
+    config.sharedMemBytes = launch.shared
+    config.hStream = stream
+    config.attrs = attributes
+    if launch.cooperative:
+        attributes[config.numAttrs].id = cu.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attributes[config.numAttrs].value.cooperative = 1
+        config.numAttrs += 1
+    if launch.cluster[0]:
+        attributes[config.numAttrs].id = cu.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attributes[config.numAttrs].value.clusterDim.x = launch.cluster[0]
+        attributes[config.numAttrs].value.clusterDim.y = launch.cluster[1]
+        attributes[config.numAttrs].value.clusterDim.z = launch.cluster[2]
+        config.numAttrs += 1
+    return cu.cuLaunchKernelEx(&config, function, arguments, NULL)
 
 
 cdef int record(DeviceWork* w, DeviceRun* run, Slot* s, Graph* graph) noexcept nogil:

@@ -13,6 +13,8 @@ cdef struct KernelLaunch:
     unsigned int grid[3]
     unsigned int block[3]
     unsigned int shared   # bytes of dynamic shared memory
+    bint cooperative      # all blocks run at once, and may wait for each other
+    unsigned int cluster[3]  # blocks of a cluster along each axis; 0: the source says, or there are none
     int first             # index of the first argument
     int count
 

@@ -95,8 +95,9 @@ cdef class KernelPlan:
         self.c.output_bytes = at
         return 0
 
-    def add_launch(self, int kernel, tuple grid, tuple block, unsigned int shared):
-        """Adds a launch; its arguments are added next."""
+    def add_launch(self, int kernel, tuple grid, tuple block, unsigned int shared, bint cooperative=False,
+                   tuple cluster=(0, 0, 0)):
+        """Adds a launch; its arguments are added next. `cluster` is a cluster's size in blocks, zeros for none."""
         cdef KernelLaunch* grown = <KernelLaunch*>realloc(
             self.c.launches, (self.c.n_launches + 1) * sizeof(KernelLaunch))
         if grown == NULL:
@@ -107,7 +108,9 @@ cdef class KernelPlan:
         for i in range(3):
             launch.grid[i] = grid[i]
             launch.block[i] = block[i]
+            launch.cluster[i] = cluster[i]
         launch.shared = shared
+        launch.cooperative = cooperative
         launch.first = self.c.n_arguments
         launch.count = 0
         self.c.n_launches += 1

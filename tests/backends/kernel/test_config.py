@@ -68,6 +68,37 @@ def test_a_right_one() -> None:
     assert plan.launches_as_text() == [(0, (1, 2, 1), (32, 1, 2), 16, 6), (1, (1, 1, 1), (1, 1, 1), 0, 0)]
 
 
+def test_blocks_that_run_together() -> None:
+    extras = ", 16, cooperative, cluster(2, 1, 1)", ", cluster(X.shape[1] / 2), cooperative", ", cooperative"
+    launches = "; ".join(f"nothing<<<(X.size, 2), 32{more}>>>()" for more in extras)
+    spec = load(launches)
+    order = {"nothing": 0}
+    plan = spec.plan([(8, 4)], 8, order, kernels(SOURCE, "model.cu"))
+    assert [shared for *_, shared, _ in plan.launches_as_text()] == [16, 0, 0]
+    assert [launch.cooperative for launch in spec.launches] == [True, True, True]
+    assert [len(launch.cluster) for launch in spec.launches] == [3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        (
+            "nothing<<<6, 32, 0, cluster(4)>>>()",
+            "a grid of (6, 1, 1) blocks cannot be divided into clusters of (4, 1, 1)",
+        ),
+        ("nothing<<<16, 32, 0, cluster(16)>>>()", "cluster.x = 16 is 16, expected 1 to 8"),
+        ("nothing<<<(4, 4), 32, 0, cluster(4, 4)>>>()", "a cluster has at most 8 blocks, got (4, 4, 1) = 16"),
+        ("nothing<<<1, 32, cluster>>>()", "expected '(', got '>>>'"),
+        ("nothing<<<1, 32, 0, 5>>>()", "expected 'cooperative' or 'cluster(x, y, z)', got '5'"),
+    ],
+)
+def test_clusters_that_no_gpu_takes(launch: str, message: str) -> None:
+    with pytest.raises(InvalidArgument) as info:
+        spec = load(launch)
+        spec.plan([(8, 4)], 8, {"nothing": 0}, kernels(SOURCE, "model.cu"))
+    assert message in str(info.value)
+
+
 GOOD = "scale<<<1, 32>>>(X, Y, X.size, 3, 0.5, 1)"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from neptrio.backends.kernel import device
-from tests.backends.kernel.family import FAMILY, Case, kernel_config, parameter, tensors
+from tests.backends.kernel.family import FAMILY, NARROW, Case, kernel_config, parameter, tensors
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 
@@ -32,7 +32,7 @@ def a_gpu() -> None:
     assert device.count(), f"NEPTRIO_REQUIRE_GPU=1, and there is no GPU: {device.why_none()}"
 
 
-@pytest.mark.parametrize("case", FAMILY, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*FAMILY, NARROW], ids=lambda c: c.name)
 def test_against_numpy(case: Case) -> None:
     """Alone and gathered, often enough that graphs are recorded, at several batch sizes."""
     from benchmarks.gpu import Runner, compare

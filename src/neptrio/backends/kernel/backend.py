@@ -84,6 +84,13 @@ class KernelBackend(Backend):
                 "needs its source, model.cu"
             )
         for launch in self.spec.launches:
+            if launch.cooperative or launch.cluster:
+                # its blocks may wait for each other, and here one begins when another has ended
+                raise InvalidArgument(
+                    f"kernel '{launch.kernel}' of model '{self.context.name}' is launched with "
+                    f"'{'cooperative' if launch.cooperative else 'cluster'}', which can't run on the host; serve this "
+                    "model with an instance_group of kind KIND_GPU"
+                )
             if launch.shared.constant():
                 self._check_shared(launch)
         return host.compile_source(self.source, self.spec.compile_options, self.context.name)

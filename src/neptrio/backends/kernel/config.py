@@ -7,7 +7,8 @@
     parameters { key: "shapes"  value { string_value: "OUTPUT0 = [batch, INPUT0.shape[1]]" } }
     parameters { key: "zero"    value { string_value: "SUM" } }
 
-Launches run in the order written. An argument is a tensor (input, output, scratch buffer or state) or an expression
+Launches run in the order written. `cooperative` and `cluster(x, y, z)` may follow the shared memory: all blocks run at
+once, or in clusters (on GPUs only). An argument is a tensor (input, output, scratch buffer or state) or an expression
 (expressions.py), which becomes a scalar of the parameter's declared type. `shapes` is needed only for outputs with
 a dimension of -1. `zero` names outputs and scratch buffers that are cleared before the first launch. All other
 parameters are the model's own; expressions can read them as parameter.NAME.
@@ -32,6 +33,7 @@ OWN_PARAMETERS = ("kernels", "scratch", "shapes", "zero", "compile_options")
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
+MAX_CLUSTER = 8  # blocks of a thread block cluster that every GPU with clusters can run
 MAX_BYTES = 1 << 46  # bytes of a tensor; more than any device has
 ANY = "xv"  # kinds (signature.py) of declared types that fit every tensor
 
@@ -69,13 +71,15 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: grid, block, shared memory and arguments."""
+    """One kernel launch: grid, block, shared memory, arguments, and whether its blocks run at once or in clusters."""
 
     kernel: str
     grid: tuple[Expression, ...]
     block: tuple[Expression, ...]
     shared: Expression
     arguments: tuple[Argument, ...]
+    cooperative: bool = False
+    cluster: tuple[Expression, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ class ModelSpec:
                 raise InvalidArgument(f"{self._where(launch)}: shared memory of {shared} bytes")
             if 0 in grid:
                 continue  # an empty grid, as for empty tensors: nothing to launch
-            plan.add_launch(order[launch.kernel], grid, block, shared)
+            cluster = self._cluster(launch, grid, scope)
+            plan.add_launch(order[launch.kernel], grid, block, shared, launch.cooperative, cluster)
             declared = signatures[launch.kernel].parameters
             for i, argument in enumerate(launch.arguments):
                 if argument.tensor is not None:
@@ -154,6 +159,22 @@ class ModelSpec:
                     value = argument.scalar.evaluate(scope)
                     plan.add_scalar_argument(pack(value, declared[i], f"{self._where(launch)}: argument {i}"))
         return plan
+
+    def _cluster(self, launch: Launch, grid: tuple[int, int, int], scope: Values) -> tuple[int, int, int]:
+        """The size of a cluster in blocks, zeros for none."""
+        if not launch.cluster:
+            return 0, 0, 0
+        cluster = self._dimensions(launch, "cluster", launch.cluster, (MAX_CLUSTER,) * 3, 1, scope)
+        if math.prod(cluster) > MAX_CLUSTER:
+            raise InvalidArgument(
+                f"{self._where(launch)}: a cluster has at most {MAX_CLUSTER} blocks, got {cluster} = "
+                f"{math.prod(cluster)}"
+            )
+        if any(blocks % size for blocks, size in zip(grid, cluster, strict=True)):
+            raise InvalidArgument(
+                f"{self._where(launch)}: a grid of {grid} blocks cannot be divided into clusters of {cluster}"
+            )
+        return cluster
 
     def _where(self, launch: Launch) -> str:
         return f"kernel '{launch.kernel}' of model '{self.model}'"
@@ -243,7 +264,7 @@ class ModelSpec:
             assert argument.scalar is not None
             if parameter.pointer:
                 return f"expected a tensor, got the scalar '{argument.text}'"
-            if parameter.type is None or parameter.type.kind in "vhB":
+            if parameter.type is None or parameter.type.kind in "vhBq":
                 return f"expected a parameter of an integer, floating or bool type for '{argument.text}'"
             if argument.scalar.constant():
                 pack(argument.scalar.evaluate(Values(1, {}, {})), parameter, f"'{argument.text}'")
@@ -261,6 +282,7 @@ class ModelSpec:
             return f"output '{spec.name}' can't be written through a const pointer"
         declared = parameter.type
         raw = declared.size == size and declared.kind in "iu" and kind in "bhB"
+        raw |= declared.kind == "q" and size == 1 and kind in "iu"  # the protocol has no floats of eight bits
         if declared.kind not in ANY and (declared.kind, declared.size) != (kind, size) and not raw:
             return f"expected '{declared.name}*' data, got {spec.role} '{spec.name}' of type {name} ('{expected}*')"
         return ""
@@ -469,6 +491,27 @@ def _geometry(tokens: Tokens, scope: Scope) -> tuple[Expression, ...]:
     return (expressions.parse_expression(tokens, scope),)
 
 
+def _extras(tokens: Tokens, scope: Scope) -> tuple[Expression, bool, tuple[Expression, ...]]:
+    """What may follow a block: bytes of shared memory, then in any order `cooperative` and `cluster(x, y, z)`."""
+    shared, cooperative, first = expressions.constant(0), False, True
+    cluster: tuple[Expression, ...] = ()
+    while tokens.take(","):
+        if tokens.peek() == "cooperative":
+            tokens.next()
+            cooperative = True
+        elif tokens.peek() == "cluster":
+            tokens.next()
+            if tokens.peek() != "(":
+                tokens.expect("(")
+            cluster = _geometry(tokens, scope)
+        elif first:
+            shared = expressions.parse_expression(tokens, scope)
+        else:
+            raise tokens.error(f"expected 'cooperative' or 'cluster(x, y, z)', got '{tokens.peek()}'")
+        first = False
+    return shared, cooperative, cluster
+
+
 def _launches(text: str, scope: Scope, tensors: set[str], model: str) -> tuple[Launch, ...]:
     tokens = Tokens(text, f"parameter 'kernels' of model '{model}'")
     launches = []
@@ -478,7 +521,7 @@ def _launches(text: str, scope: Scope, tensors: set[str], model: str) -> tuple[L
         grid = _geometry(tokens, scope)
         tokens.expect(",")
         block = _geometry(tokens, scope)
-        shared = expressions.parse_expression(tokens, scope) if tokens.take(",") else expressions.constant(0)
+        shared, cooperative, cluster = _extras(tokens, scope)
         tokens.expect(">>>")
         tokens.expect("(")
         arguments: list[Argument] = []
@@ -492,7 +535,7 @@ def _launches(text: str, scope: Scope, tensors: set[str], model: str) -> tuple[L
                 if not tokens.take(","):
                     break
             tokens.expect(")")
-        launches.append(Launch(name, grid, block, shared, tuple(arguments)))
+        launches.append(Launch(name, grid, block, shared, tuple(arguments), cooperative, cluster))
         if tokens.peek():
             tokens.expect(";")
     return tuple(launches)

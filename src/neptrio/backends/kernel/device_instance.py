@@ -91,6 +91,12 @@ class DeviceInstance(BackendInstance):
         spec.check(self._signatures, path.name)
         self._order = {name: i for i, name in enumerate(used)}
         self._limits = [self._limit(function, device) for function in functions]
+        for launch in spec.launches:
+            if launch.cluster and device.capability < (9, 0):
+                raise InvalidArgument(
+                    f"kernel '{launch.kernel}' of model '{backend.context.name}' is launched in clusters, which {device.name} "
+                    f"({device.architecture}) has not; they need sm_90 or later"
+                )
         cuda = backend.context.config.optimization.cuda
         self._queue = DeviceQueue(
             device.pool,

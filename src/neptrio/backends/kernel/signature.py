@@ -15,11 +15,11 @@ from neptrio.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class CType:
-    """An element type: its canonical name, size in bytes and kind (i, u, f, b, h, x)."""
+    """An element type: its canonical name, size in bytes and kind (i, u, f, b, h, B, q, v, x)."""
 
     name: str
     size: int
-    kind: str  # i signed, u unsigned, f float, b bool, h half, B bfloat16, v void
+    kind: str  # i signed, u unsigned, f float, b bool, h half, B bfloat16, q float of eight bits, v void
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ _BASE = {
     "bool": ("bool", 1, "b"),
     "half": ("__half", 2, "h"),
     "nv_bfloat16": ("__nv_bfloat16", 2, "B"),
+    "__nv_fp8_e4m3": ("__nv_fp8_e4m3", 1, "q"),
+    "__nv_fp8_e5m2": ("__nv_fp8_e5m2", 1, "q"),
     "void": ("void", 0, "v"),
 }
 _ALIASES = {
@@ -96,6 +98,8 @@ _ALIASES |= {
     "__half2": "half",
     "nv_bfloat162": "nv_bfloat16",
     "__nv_bfloat162": "nv_bfloat16",
+    "__nv_fp8_storage_t": "unsigned char",
+    **{f"__nv_fp8x{n}_{kind}": f"__nv_fp8_{kind}" for n in (2, 4) for kind in ("e4m3", "e5m2")},
 }
 
 # datatype number -> ((kind, size), name) that a pointer parameter for such a tensor must have
