@@ -161,7 +161,7 @@ def test_start_on_a_live_id_restarts(call: Caller, server: ServerProcess) -> Non
     assert call("direct", 31, "s", 5)["OUTPUT"] == 5
     assert call("direct", 31, "s", 1)["OUTPUT"] == 1
     assert call("direct", 31, "e", 1)["OUTPUT"] == 2
-    assert "sequence 31 of model 'direct' has a conflict" in server.log()
+    server.until_logged("sequence 31 of model 'direct' has a conflict")
 
 
 def test_control_and_state_tensors_are_not_the_clients(call: Caller) -> None:

@@ -199,10 +199,9 @@ class Life:
             self._control.close()
             self._their_wake.close()
             self.fronts.tell(self)
-            poller = self.fronts.services.loop.poller
+            self.fronts.services.loop.poller.listen(self._bell, self.rung)
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
-                self._nursery.start_soon(poller.read, self._bell, self.rung, True)
                 try:
                     async for kind, number, payload in self.frames.read():
                         self._came(kind, number, payload)
@@ -214,7 +213,6 @@ class Life:
                 self._nursery.cancel_scope.cancel()
         finally:
             self._gone()
-            os.close(self._bell)
             with trio.CancelScope(shield=True):
                 await self.frames.close()
                 if self._pidfd >= 0:
@@ -231,6 +229,8 @@ class Life:
         if self.ended:
             return
         self.ended = True
+        self.fronts.services.loop.poller.unlisten(self._bell)
+        os.close(self._bell)
         for sock in (self._wake, self._their_wake, self._control):
             sock.close()
         if self._timer is not None:

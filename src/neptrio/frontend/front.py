@@ -230,7 +230,7 @@ class Front:
             await core.start(self._loop.poller.run)
             core.start_soon(self._listen_to_engine)
             core.start_soon(self._write)
-            core.start_soon(self._loop.poller.read, self._wake, self._woken, True)
+            self._loop.poller.listen(self._wake.fileno(), self._woken)
             await self._known.wait()
             async with trio.open_nursery() as fronts:
                 for front in self._fronts:

@@ -118,13 +118,9 @@ class Poller(trio.abc.Instrument):
         self._token: trio.lowlevel.TrioToken | None = None
         self.way = "not started"  # which of the two ways is active, as the start-up text shows it
 
-    async def read(self, sock: socket.socket | int, receive: Callable[[], bool], edges: bool = False) -> None:
-        """Calls `receive()` whenever `sock` is readable until it returns False or raises. With `edges` only after
-        something was written, so that a descriptor which is no more than a bell need not be read. That takes an
-        epoll: RuntimeError where there is none, or before run() has started."""
+    async def read(self, sock: socket.socket | int, receive: Callable[[], bool]) -> None:
+        """Calls `receive()` whenever `sock` is readable until it returns False or raises."""
         if self._epoll is None or not self._running:
-            if edges:
-                raise RuntimeError("edges are reported by a running epoll only")
             while True:
                 await trio.lowlevel.wait_readable(sock)
                 go_on = receive()
@@ -134,7 +130,7 @@ class Poller(trio.abc.Instrument):
         watch = _Watch(receive)
         fd = sock if isinstance(sock, int) else sock.fileno()
         self._watches[fd] = watch
-        self._epoll.register(fd, select.EPOLLIN | (select.EPOLLET if edges else 0))
+        self._epoll.register(fd, select.EPOLLIN)
         try:
             await watch.done.wait()
         finally:
@@ -144,8 +140,8 @@ class Poller(trio.abc.Instrument):
             raise watch.error
 
     def listen(self, bell: int, callback: Callable[[], bool]) -> None:
-        """Has `callback()` called on the trio thread after each write to the eventfd `bell`, which nobody reads, until it
-        returns False or unlisten(). On any thread, also before run() has started."""
+        """Has `callback()` called on the trio thread after each write to `bell`, an eventfd or a socket that need not be
+        read, until it returns False or unlisten(). On any thread, also before run() has started."""
         if self._epoll is None:
             raise RuntimeError("bells are heard by an epoll only")
         self._watches[bell] = _Watch(callback)
