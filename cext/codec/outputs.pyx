@@ -3,6 +3,7 @@
 Every request passes through here. So a request without wishes costs one comparison, and for the most common wish (all
 outputs, by name) pointers are compared.
 """
+from neptrio.request.device_memory cimport copied_out, in_use
 from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferResponse, RequestedOutput, Tensor
 
 cdef enum:
@@ -50,14 +51,17 @@ def select(InferRequest request, InferResponse response, services):
 
 def selects_slowly(InferRequest request not None, InferResponse response not None):
     """Whether select() takes so long that a worker must do it: it classifies a large output, or copies one into shared
-    memory. See docs/loop.md."""
+    memory, or waits for a GPU to copy it. See docs/loop.md."""
     cdef RequestedOutput o
     cdef Tensor t
     for o in request.outputs:
         if o.shm_region is not None and response.outputs is not None:
             for t in response.outputs:
-                if t.nbytes > COPIED_BYTES and t.memory_kind != GPU_MEMORY and o.name == t.name:
-                    return True
+                if o.name == t.name:
+                    if t.nbytes > COPIED_BYTES and t.memory_kind != GPU_MEMORY:
+                        return True
+                    if in_use() and copied_out(t, o.shm_region, o.shm_offset):
+                        return True
         if o.class_count and response.outputs is not None:
             from neptrio.codec.classification import takes_long
 

@@ -2,5 +2,6 @@
 from neptrio.request.infer_request cimport Tensor
 
 cpdef bint in_use() noexcept
+cpdef bint copied_out(Tensor tensor, str region, offset)
 cpdef Tensor on_host(Tensor tensor)
 cpdef object fetch_inputs(list requests)

@@ -18,6 +18,8 @@ from neptrio.errors import Internal, Reason, TritonError
 
 pools = {}  # GPU number -> its DevicePool, while the GPU is open
 cdef dict _pools = pools
+places = {}  # name of a registered region on a GPU -> its address; tells whether an output must be copied there
+cdef dict _places = places
 
 
 cpdef bint in_use() noexcept:
@@ -50,6 +52,15 @@ cpdef object fetch_inputs(list requests):
             if tensor.memory_kind == GPU_MEMORY:
                 request.inputs = [on_host(t) for t in request.inputs]
                 break
+
+
+cpdef bint copied_out(Tensor tensor, str region, offset):
+    """Whether an output must be copied by the driver to get into a registered region: from the host to one on a GPU, or
+    from a GPU, unless it lies there already."""
+    base = _places.get(region)
+    if tensor.memory_kind != GPU_MEMORY:
+        return base is not None
+    return base is None or tensor.address != base + offset
 
 
 def readable(tensors):

@@ -17,6 +17,7 @@ Source: docs/protocol/features.md A6, docs/protocol/observed.md 13.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +50,7 @@ class CudaRegion:
         except BaseException:
             self.close()
             raise
+        device_memory.places[name] = self.address
 
     def _open(self, raw_handle: bytes) -> None:
         gpu = self._gpu
@@ -79,6 +81,8 @@ class CudaRegion:
         gpu, self._gpu = self._gpu, None
         if gpu is None:
             return
+        if device_memory.places.get(self.name) == self.address:
+            del device_memory.places[self.name]
         if self.address and not gpu.pool.broken:
             gpu.thread.post(partial(_unmap, gpu, self.address))
         self.address = 0
@@ -173,13 +177,22 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
 
         Raises NotFound, InvalidArgument, Unavailable or Internal.
         """
+        self.writer(tensor, region, offset, size)()
+
+    def writer(self, tensor: Tensor, region: str, offset: int, size: int) -> Callable[[], None]:
+        """What write_output() does, in two parts: this one looks the region up, and any thread may call what it returns.
+        Both raise as write_output() does."""
         address, found = self.output_place(region, offset, size, tensor.nbytes, tensor.name)
         if tensor.dtype == datatypes.BYTES:
             raise InvalidArgument(
                 f"output '{tensor.name}': BYTES tensors can't be in a CUDA shared memory region"
             )
-        if tensor.memory_kind == GPU and tensor.memory_id == found.device_id:
-            if tensor.address != address:
-                found.device_pool.copy(address, tensor.address, tensor.nbytes)
-        else:
-            found.device_pool.store(address, memoryview(device_memory.on_host(tensor)))
+
+        def write() -> None:
+            if tensor.memory_kind == GPU and tensor.memory_id == found.device_id:
+                if tensor.address != address:
+                    found.device_pool.copy(address, tensor.address, tensor.nbytes)
+            else:
+                found.device_pool.store(address, memoryview(device_memory.on_host(tensor)))
+
+        return write

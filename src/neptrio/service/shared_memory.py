@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import neptrio.request.device_memory as device_memory
 from neptrio.errors import NotFound, Unsupported
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import Tensor
@@ -88,13 +87,7 @@ class SharedMemoryService:
         Both raise as write_output() does."""
         self.check_allowed()
         if self.system.has(region):
-            return self.system.writer(device_memory.on_host(tensor), region, offset, size)
+            return self.system.writer(tensor, region, offset, size)
         if self.cuda.has(region):
-            self.cuda.write_output(tensor, region, offset, size)
-        else:
-            raise NotFound(f"Unable to find shared memory region: '{region}'")
-        return _written
-
-
-def _written() -> None:
-    """Nothing is left to do."""
+            return self.cuda.writer(tensor, region, offset, size)
+        raise NotFound(f"Unable to find shared memory region: '{region}'")

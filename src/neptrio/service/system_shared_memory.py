@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import neptrio.request.device_memory as device_memory
 import neptrio.request.file_part as file_part
 from neptrio.codec.shared_memory import LARGE_BYTES
 from neptrio.errors import Code, Internal, InvalidArgument, TritonError
@@ -194,7 +195,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
 
         def write() -> None:
             try:
-                file_part.write(found.file.fd, begin, tensor)
+                file_part.write(found.file.fd, begin, device_memory.on_host(tensor))
             except OSError as error:
                 raise Internal(f"cannot write to shared memory region '{region}': {error.strerror}") from None
 

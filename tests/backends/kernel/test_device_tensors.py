@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,6 @@ def test_sequences_batched_together_keep_their_own_states(tmp_path: Path) -> Non
     write_model(tmp_path, "sum", sum_config(delay), {"1/model.cu": SUM})
     with FakeGpu(mode=4) as gpu:
         with ServerProcess(tmp_path, env=gpu.env) as server:
-            from concurrent.futures import ThreadPoolExecutor
 
             def sequence(number: int) -> None:
                 total = 0
@@ -265,6 +265,20 @@ def test_tensors_stay_on_the_device_between_two_steps(tmp_path: Path) -> None:
         assert gpu.live() == {}
 
 
+@pytest.mark.parametrize("no_peers", [0, 1])
+def test_tensors_of_another_gpu_are_copied_by_the_driver(tmp_path: Path, no_peers: int) -> None:
+    """The other GPU is given access to the pool once; where it cannot have that, the driver copies over the host."""
+    models(tmp_path)
+    write_model(tmp_path, "across", ensemble(("a", "X", "t"), ("far", "t", "Y")))
+    with FakeGpu(devices=2, journal=1, no_peers=no_peers) as gpu:
+        with ServerProcess(tmp_path, env=gpu.env) as server:
+            for i in range(3):
+                assert add(server, "across", i) == (200, [i + 2])
+        assert gpu["peer"] == 3
+        assert [line for line in gpu.journal() if line[0] == "access"] == [("access", "0", "1")]
+        assert gpu.live() == {}
+
+
 def test_a_cached_step_is_not_kept_on_the_device(tmp_path: Path) -> None:
     models(tmp_path)
     path = tmp_path / "a" / "config.pbtxt"
@@ -280,8 +294,6 @@ def test_a_cached_step_is_not_kept_on_the_device(tmp_path: Path) -> None:
 
 def test_requests_batched_in_both_steps(tmp_path: Path) -> None:
     """Parts of one batch go their own ways; each keeps its own memory alive."""
-    from concurrent.futures import ThreadPoolExecutor
-
     for name in ("a", "b"):
         # eight requests are always under way: each batch waits until it is full
         delay = (
@@ -364,6 +376,36 @@ def test_regions_as_inputs_and_outputs(region_server: Any, module: Any) -> None:
         until(lambda: gpu["live_ipc"] == 0, "the regions are closed")
         with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'r'"):
             client.infer("a", **request(module=module))
+
+
+@pytest.mark.parametrize("module", [grpcclient, httpclient], ids=["grpc", "http"])
+def test_the_loop_does_not_wait_for_a_copy_into_a_region(region_server: Any, module: Any) -> None:
+    """A worker waits for it: the server answers others while the device copies nothing."""
+    import base64
+
+    server, gpu, device = region_server
+    address, handle = device.region(0, 4096)
+    values = np.array([[1, 2, 3, 4]], np.int32)
+    wanted = request(module=module)
+    wanted["inputs"] = [module.InferInput("X", [1, 4], "INT32").set_data_from_numpy(values)]
+
+    def infer() -> None:
+        with module.InferenceServerClient(server.grpc if module is grpcclient else server.http) as client:
+            client.infer("host", **wanted)
+
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.register_cuda_shared_memory("r", base64.b64encode(handle), 0, 4096)
+    before = gpu["htod"]
+    gpu["hold"] = 2
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(infer)
+        until(lambda: gpu["htod"] > before, "the copy is queued")
+        for _ in range(3):
+            assert get(server.http, "/v2/health/ready") == ""
+        assert not waiting.done()
+        gpu["hold"] = 0
+        waiting.result(60)
+    assert device.read(address + 1024, 16) == (values + 1).tobytes()
 
 
 def test_a_region_of_a_foreign_handle_is_refused(region_server: Any) -> None:

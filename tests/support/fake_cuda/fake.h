@@ -88,7 +88,7 @@ enum {
     PIN_NS, PIN_LIMIT,    /* what pinning takes; the most bytes that can be pinned, 0: no limit */
     FAIL_TIMES,           /* so many allocations in a row fail when FAIL_ALLOCATION strikes, 0: one */
     NO_PEERS,             /* 1: no device can reach another's memory */
-    HOLD,                 /* 1: no kernel begins */
+    HOLD,                 /* 1: no kernel begins, 2: no copy */
     JOURNAL,              /* 1: calls are written to the file's name with .journal (rule 9) */
     NUMBERS = 64
 };

@@ -87,6 +87,11 @@ static void execute(Stream* stream, Op* op) {
 
 static void run_to(Stream* stream, uint64_t position);
 
+static int held(const Op* op) {
+    const int copy = op->kind == COPY_HTOD || op->kind == COPY_DTOH || op->kind == COPY_DTOD;
+    return (numbers[HOLD] == 1 && op->kind == LAUNCH) || (numbers[HOLD] == 2 && copy);
+}
+
 /* Runs a stream's next operation; 0 if it hangs or waits for a stream that does. */
 static int pop(Stream* stream) {
     Op* op = stream->head;
@@ -94,7 +99,7 @@ static int pop(Stream* stream) {
         run_to(op->on, op->version);
         if (op->on->context && op->on->done < op->version) return 0;
     }
-    if (op->kind == LAUNCH && numbers[HOLD] && !stream->context->sticky) return 0;
+    if (held(op) && !stream->context->sticky) return 0;
     if (stream->hung || (op->kind == LAUNCH && !stream->context->sticky && due(HANG_KERNEL))) {
         stream->hung = 1;
         return 0;
@@ -133,7 +138,7 @@ int synchronize(Context* context) {
 
 static int blocked(Stream* stream) {
     const Op* op = stream->head;
-    return !op || stream->hung || (op->kind == LAUNCH && numbers[HOLD]) || (op->kind == WAIT && op->on && op->on->done < op->version);
+    return !op || stream->hung || held(op) || (op->kind == WAIT && op->on && op->on->done < op->version);
 }
 
 void progress(void) {
