@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,11 +34,16 @@ def server(
     folder: Path = tmp_path_factory.mktemp("models")
     write_model(folder, "identity", identity_config())
     with ServerProcess(folder, f"--frontends={request.param}") as process:
-        with Client(process) as client:  # until the model is known to take microseconds
-            for _ in range(100):
-                client.send("POST", INFER, BODY)
-                assert client.receive()[0] == 200
+        warm(process)
         yield process
+
+
+def warm(server: ServerProcess) -> None:
+    """Until the model is known to take microseconds."""
+    with Client(server) as client:
+        for _ in range(100):
+            client.send("POST", INFER, BODY)
+            assert client.receive()[0] == 200
 
 
 def http(server: ServerProcess) -> bool:
@@ -67,7 +72,12 @@ def stream(server: ServerProcess) -> bool:
 
 
 @pytest.mark.parametrize("way", [http, unary, stream])
-def test_the_answer_comes(server: ServerProcess, way: object) -> None:
+def test_the_answer_comes(server: ServerProcess, way: Callable[[ServerProcess], bool]) -> None:
     """Where an execution happens to be interrupted, the next ones are not the loop's, and may be cancelled: not most."""
-    assert callable(way)
-    assert sum(way(server) for _ in range(TRIES)) > TRIES // 2
+    answered = 0
+    for _ in range(TRIES):
+        if way(server):
+            answered += 1
+        else:
+            warm(server)
+    assert answered > TRIES // 2
