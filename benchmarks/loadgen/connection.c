@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 int ep, ending;
 uint64_t next_sequence = 1;
@@ -18,50 +19,68 @@ void room(char **p, size_t *have, size_t want) {
 }
 
 static void arm(conn *c) {
-    uint32_t want = EPOLLIN | (c->out_at < c->out_n || c->lent_n ? EPOLLOUT : 0);
+    uint32_t want = EPOLLIN | (c->pending ? EPOLLOUT : 0);
     if (want == c->armed) return;
     struct epoll_event ev = {.events = want, .data.ptr = c};
     epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &ev);
     c->armed = want;
 }
 
-/* bytes that the kernel took, 0 = no room now */
-static size_t give(conn *c, const char *data, size_t n) {
-    ssize_t sent = send(c->fd, data, n, MSG_NOSIGNAL);
-    if (sent < 0 && errno != EAGAIN) die("send: %s", strerror(errno));
-    return sent < 0 ? 0 : sent;
+/* the kernel took so many bytes of what is to be sent */
+static void consume(conn *c, size_t n) {
+    c->pending -= n;
+    while (n) {
+        piece *p = &c->pieces[c->piece_at];
+        size_t taken = n < p->n ? n : p->n;
+        if (p->lent) p->lent += taken;
+        else c->out_at += taken;
+        n -= taken;
+        p->n -= taken;
+        if (!p->n) c->piece_at++;
+    }
+    if (!c->pending) c->out_at = c->out_n = c->piece_at = c->piece_n = 0;
 }
 
 void flush_out(conn *c) {
-    size_t n = 1;
-    while (n && c->out_at < c->out_n) c->out_at += n = give(c, c->out + c->out_at, c->out_n - c->out_at);
-    if (c->out_at == c->out_n) c->out_at = c->out_n = 0;
-    while (n && c->lent_n) {
-        n = give(c, c->lent, c->lent_n);
-        c->lent += n;
-        c->lent_n -= n;
+    struct iovec v[64];
+    while (c->pending) {
+        size_t own = c->out_at;
+        int parts = 0;
+        for (size_t i = c->piece_at; i < c->piece_n && parts < 64; i++, parts++) {
+            piece *p = &c->pieces[i];
+            v[parts].iov_base = p->lent ? (char *)p->lent : c->out + own;
+            v[parts].iov_len = p->n;
+            if (!p->lent) own += p->n;
+        }
+        ssize_t n = writev(c->fd, v, parts);
+        if (n < 0 && errno != EAGAIN) die("send: %s", strerror(errno));
+        if (n <= 0) break;
+        consume(c, n);
     }
     arm(c);
 }
 
-void lend(conn *c, const char *data, size_t n) {
-    if (c->lent_n) {
-        put(c, data, n);
-        return;
+static piece *add_piece(conn *c) {
+    if (c->piece_n == c->piece_room) {
+        c->piece_room = c->piece_room * 2 + 16;
+        c->pieces = realloc(c->pieces, c->piece_room * sizeof(piece));
+        if (!c->pieces) die("out of memory");
     }
-    c->lent = data;
-    c->lent_n = n;
+    return &c->pieces[c->piece_n++];
+}
+
+void lend(conn *c, const char *data, size_t n) {
+    *add_piece(c) = (piece){data, n};
+    c->pending += n;
 }
 
 void put(conn *c, const char *data, size_t n) {
-    if (c->lent_n) {            /* keep the order */
-        size_t lent_n = c->lent_n;
-        c->lent_n = 0;
-        put(c, c->lent, lent_n);
-    }
     room(&c->out, &c->out_room, c->out_n + n);
     memcpy(c->out + c->out_n, data, n);
     c->out_n += n;
+    if (c->piece_at == c->piece_n || c->pieces[c->piece_n - 1].lent) *add_piece(c) = (piece){NULL, 0};
+    c->pieces[c->piece_n - 1].n += n;
+    c->pending += n;
 }
 
 /* the next body of a slot, with its sequence id patched in */

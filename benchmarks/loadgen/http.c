@@ -1,8 +1,6 @@
 /* HTTP/1.1: one request in flight per connection, its bytes prebuilt. */
 #include "loadgen.h"
 
-#include <sys/uio.h>
-
 static char http_head[2048];
 static size_t http_head_n;
 
@@ -16,18 +14,8 @@ void http_begin(void) {
 void http_send(slot *s, uint64_t start) {
     conn *c = s->c;
     push_start(s, start);
-    if (c->out_n == 0 && c->lent_n == 0) {
-        struct iovec v[2] = {{http_head, http_head_n}, {opt.body[0], opt.body_n[0]}};
-        ssize_t n = writev(c->fd, v, 2);
-        if (n < 0 && errno != EAGAIN) die("send: %s", strerror(errno));
-        size_t done = n < 0 ? 0 : n;
-        if (done == http_head_n + opt.body_n[0]) return;
-        if (done < http_head_n) { put(c, http_head + done, http_head_n - done); done = http_head_n; }
-        lend(c, opt.body[0] + (done - http_head_n), opt.body_n[0] - (done - http_head_n));
-    } else {
-        put(c, http_head, http_head_n);
-        lend(c, opt.body[0], opt.body_n[0]);
-    }
+    lend(c, http_head, http_head_n);
+    lend(c, opt.body[0], opt.body_n[0]);
     flush_out(c);
 }
 

@@ -56,17 +56,23 @@ typedef struct {                /* one slot: a stream with `depth` requests in f
     size_t in_n, in_room;
     char *out;
     size_t out_at, out_n, out_room;
+    size_t lent_n;              /* of a large message, sent from opt.body[0]: out_at says how far; 0 = none */
     int ok, step, open;
     uint64_t sequence;
 } slot;
 
+typedef struct {
+    const char *lent;           /* NULL: the next bytes of conn.out */
+    size_t n;
+} piece;
+
 struct conn {
     int fd, connected;
     nghttp2_session *session;
-    char *out;
+    char *out;                  /* the bytes of the pieces that are our own, in order */
     size_t out_at, out_n, out_room;
-    const char *lent;           /* sent after `out`, from where it lies: large bodies are not copied */
-    size_t lent_n;
+    piece *pieces;              /* what is to be sent: large bodies are sent from where they lie */
+    size_t piece_at, piece_n, piece_room, pending;
     char *in;
     size_t in_n, in_room;
     slot *slots;

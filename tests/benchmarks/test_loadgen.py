@@ -123,14 +123,26 @@ def counted(options: list[str]) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("form", ["json", "binary", "unary", "stream"])
-def test_every_form_is_answered_by_a_real_server(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "model", "elements"),
+    [
+        ("json", "simple", 16),
+        ("binary", "simple", 16),
+        ("unary", "simple", 16),
+        ("stream", "simple", 16),
+        ("binary", "large", 300_000),
+        ("unary", "large", 300_000),
+    ],
+)
+def test_every_form_is_answered_by_a_real_server(
+    form: str, model: str, elements: int, tmp_path: Path
+) -> None:
     from benchmarks import models
 
     models.python_repository(tmp_path / "models")
     with ServerProcess(tmp_path / "models") as server:
         address = server.http if form in ("json", "binary") else server.grpc
-        work = run.workload(run.Case("", form, "simple", 1))
+        work = run.workload(run.Case("", form, model, 1, elements=elements))
         options = [*run.write_bodies(work, form, tmp_path / form), "--port", address.rpartition(":")[2]]
         options += ["--warmup", "0.1", "--idle", "20", "--connections", "2"]
         done = counted(options)
