@@ -47,7 +47,7 @@ static int contains(const char *data, size_t n) {
 void answer(uint64_t start, const char *data, size_t n) {
     if (contains(data, n)) record(start);
     else {
-        if (!mismatches++) fprintf(stderr, "first mismatch (%zu bytes): %.200s\n", n, data);
+        if (!mismatches++) fprintf(stderr, "first mismatch (%zu bytes): %.*s\n", n, (int)(n > 200 ? 200 : n), data);
     }
 }
 
