@@ -41,7 +41,7 @@ class Machine:
         self.python.write_text(PYTHON)
         self.python.chmod(0o755)
 
-    def run(self, *arguments: str, fails: str = "nothing", hangs: str = "nothing") -> tuple[int, str]:
+    def run(self, *arguments: str, fails: str = "no step", hangs: str = "no step") -> tuple[int, str]:
         self.seen.write_text("")
         told = {"PYTHON": str(self.python), "OUT": str(self.out), "SEEN": str(self.seen)}
         done = subprocess.run(
