@@ -162,7 +162,7 @@ class AuditLog:
 
     def reopen(self) -> None:
         """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""
-        if self._path is None:
+        if self._path is None or self._fd < 0:
             return
         new = self._open()
         with self._news:
@@ -170,8 +170,12 @@ class AuditLog:
         os.close(new)
 
     def close(self, seconds: float = 1.0) -> None:
-        """Waits up to `seconds` for the lines that are not written yet, and ends the writer's thread."""
+        """Waits up to `seconds` for the lines that are not written yet, and ends the writer's thread. The file stays open
+        where that still waits for whoever reads it."""
         with self._news:
             self._closing = True
             self._news.notify()
         self._thread.join(seconds)
+        if self._fd >= 0 and not self._thread.is_alive():
+            os.close(self._fd)
+            self._fd = -1
