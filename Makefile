@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -146,6 +146,9 @@ bench-scale: build ## Measure instances, connections and 10,000 idle connections
 
 bench-neighbours: build ## Measure tiny requests beside one heavy client of another model; ARGS='--only json' narrows it
 	@$(BIN)/python -m benchmarks.neighbours $(ARGS)
+
+bench-start: build ## Measure how fast 50 Python models start and what a further instance needs, beside tritonserver
+	@$(BIN)/python -m benchmarks.python_start $(ARGS)
 
 bench-perf-analyzer: build ## Measure with perf_analyzer beside our own generator (Linux on x86-64; fetches it)
 	@$(BIN)/python -m benchmarks.perf_analyzer $(ARGS)
