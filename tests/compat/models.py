@@ -91,6 +91,7 @@ class TritonPythonModel:
 SEQUENCES_CONFIG = """
 backend: "python"
 sequence_batching {
+  max_sequence_idle_microseconds: 60000000
   control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]
 }
 input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]

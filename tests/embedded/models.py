@@ -67,12 +67,13 @@ def new_server(**settings: Any) -> neptrio.Server:
     @server.model(
         config={
             "sequence_batching": {
+                "max_sequence_idle_microseconds": 60_000_000,
                 "control_input": [
                     {
                         "name": "START",
                         "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}],
                     }
-                ]
+                ],
             }
         },
         inputs={"x": ("INT64", [1]), "START": ("INT32", [1])},

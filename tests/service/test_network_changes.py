@@ -21,7 +21,7 @@ from tests.support.http import Http1
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
-SEQUENCES = identity_config(extra="sequence_batching { direct { } }")
+SEQUENCES = identity_config(extra="sequence_batching { max_sequence_idle_microseconds: 60000000 direct { } }")
 FILES = {"file:1/model.py": base64.b64encode(b"").decode(), "config": json.dumps(CONFIG)}
 
 

@@ -40,7 +40,7 @@ from tests.transport.test_tokens import BODY, INFER, ask, auth, row
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
 SEQUENCES = identity_config(
-    extra="sequence_batching { control_input { name: 'START' control { kind: CONTROL_SEQUENCE_START "
+    extra="sequence_batching { max_sequence_idle_microseconds: 60000000 control_input { name: 'START' control { kind: CONTROL_SEQUENCE_START "
     "int32_false_true: [ 0, 1 ] } } }"
 )
 TENSOR = {"data_type": "TYPE_INT32", "dims": [-1]}

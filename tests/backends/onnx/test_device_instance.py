@@ -141,7 +141,12 @@ def test_states_stay_on_the_device(tmp_path: Path, onnx_gpu: tuple[FakeGpu, Onnx
         'input { name: "X" data_type: TYPE_INT32 dims: [ 4 ] } '
         'output { name: "Y" data_type: TYPE_INT32 dims: [ 4 ] }'
     )
-    write_model(tmp_path / "models", "sum", f"{ONNX} {io} {CONTROLS} oldest {{ }} }}", {"1/model.onnx": SUM})
+    write_model(
+        tmp_path / "models",
+        "sum",
+        f"{ONNX} {io} {CONTROLS} oldest {{ }} max_sequence_idle_microseconds: 60000000 }}",
+        {"1/model.onnx": SUM},
+    )
     _, onnx = onnx_gpu
     with (
         ServerProcess(tmp_path / "models", env=onnx.env) as server,

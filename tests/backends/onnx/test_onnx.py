@@ -106,7 +106,7 @@ def server(
     add("counter", BATCH_DETECTOR)
     add("accumulate", ACCUMULATE, 'backend: "onnxruntime" max_batch_size: 4 '
         'input { name: "X" data_type: TYPE_INT32 dims: [1] } output { name: "Y" data_type: TYPE_INT32 dims: [1] } '
-        'sequence_batching { state { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [1] } }')  # fmt: skip
+        'sequence_batching { max_sequence_idle_microseconds: 60000000 state { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [1] } }')  # fmt: skip
     with ServerProcess(repository, f"--backend-config=onnxruntime,session_api={request.param}") as process:
         yield process
 

@@ -296,7 +296,6 @@ class GrpcConnection(GrpcFastPath):
                 self.writer = SecureSocketWriter(self._stream, self.nursery)
                 await self._stream.do_handshake()
                 self.certificate = of_peer(self._stream.getpeercert())
-            self.writer.on_drained = self.flush_soon
             first = bytearray(self._prefix)
             while len(first) < len(PREFACE) and first == PREFACE[: len(first)]:
                 data = await self._receive_some()
@@ -307,6 +306,7 @@ class GrpcConnection(GrpcFastPath):
                 self.writer.send([NOT_HTTP2])
                 return False
             self._speaking = True
+            self.writer.on_drained = self.flush_soon
             self._start_timers()
             self._take(first)
             if self._drain_asked:
