@@ -13,6 +13,7 @@ INSTRUMENTED = [
     "neptrio.transport.header_policy",
     "neptrio.transport.host",
     "neptrio.transport.http1.connection",
+    "neptrio.transport.http1.input",
     "neptrio.transport.http1.exchange",
 ]
 with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=False):

@@ -37,7 +37,8 @@ from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.header_policy import http_policy
-from neptrio.transport.http1.connection import HandOver, Http1Connection
+from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http1.input import HandOver
 from neptrio.transport.metrics_server import PATHS, MetricsServer
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp

@@ -37,7 +37,8 @@ from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
 from neptrio.transport.http1.asgi import App
-from neptrio.transport.http1.connection import HandOver, Http1Connection
+from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.infer import JSON, error_body
 from neptrio.transport.tls import metrics_tls

@@ -29,7 +29,8 @@ from neptrio.service import Services
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
-from neptrio.transport.http1.connection import HandOver, Http1Connection
+from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
 from neptrio.transport.tls import rest_tls

@@ -20,7 +20,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from neptrio.service import Services
 from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import RAW_HEADERS, HeaderPolicy
-from neptrio.transport.http1.connection import MAX_HEAD_BYTES
+from neptrio.transport.http1.input import MAX_HEAD_BYTES
 from neptrio.transport.hypercorn.connection import App, HypercornConnection
 from neptrio.transport.rest.guards import Bounded, TurnAway
 from neptrio.transport.tls import ServerTls

@@ -10,7 +10,8 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 
 from neptrio.errors import TritonError
 from neptrio.transport.host import host_problem
-from neptrio.transport.http1.connection import MAX_HEAD_BYTES, SHUTTING_DOWN
+from neptrio.transport.http1.connection import SHUTTING_DOWN
+from neptrio.transport.http1.input import MAX_HEAD_BYTES
 from neptrio.transport.rest.infer import JSON, error_body
 
 REFUSALS = {
