@@ -356,7 +356,8 @@ def leave(status: int = 0) -> NoReturn:
 
 def main(settings: Settings, descriptors: list[int]) -> NoReturn:
     """Runs a front end in this process, which was forked from the template."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine says when to end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the engine says when to end
     status = 1
     try:
         memory.keep_one_arena()

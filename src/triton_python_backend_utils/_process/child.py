@@ -40,6 +40,7 @@ from .._request import (
 from .._sender import Channel
 from . import tracing
 from .host import ChildHost
+from .stop_signal import outlive
 from .tensors import response_out, tensors_in
 from .wire import Wire
 
@@ -279,6 +280,7 @@ class Child:
 
     def run(self) -> None:
         """The main thread."""
+        outlive()
         host = self.host()
         _host.enter(host)
         _host.install(host)

@@ -28,6 +28,8 @@ import socket
 import sys
 from typing import Any
 
+from .stop_signal import outlive
+
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT = 0x00008000
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -90,6 +92,7 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
 
 def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
     """Forks a process for each request, until the socket is closed."""
+    outlive()
     if preload is not None:
         from .compiled_ring import preload as run
 

@@ -1,0 +1,32 @@
+"""SIGTERM, which service managers send to every process of a service, is for the server: it lets what is under way finish
+and then ends the processes of its models. These take no notice, or their requests would fail.
+
+What a model starts itself is asked to end as usual: a handler, unlike an ignored signal, is not passed on to programs, and
+forked processes get the system's own way back. A model that sets a handler of its own has chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+_hooked = False
+
+
+def _take_no_notice(_number: int, _frame: Any) -> None:
+    """The server says when to end."""
+
+
+def _as_usual() -> None:
+    if signal.getsignal(signal.SIGTERM) is _take_no_notice:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def outlive() -> None:
+    """Called on the main thread of a process that ends when the server says so, or ends itself."""
+    global _hooked
+    signal.signal(signal.SIGTERM, _take_no_notice)
+    if not _hooked:
+        os.register_at_fork(after_in_child=_as_usual)
+        _hooked = True
