@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 CEXT := $(shell find cext -name '*.p[yx][xd]' -o -name '*.[ch]') setup.py pyproject.toml
 
-.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
+.PHONY: help build run test test-console test-clients test-frontends test-sanitized fuzz test-versions test-ray test-deploy test-image mutants test-gpu gpu-wheels bench-gpu soak lint format lock proto bench bench-open bench-frontends bench-scale bench-neighbours bench-start bench-perf-analyzer bench-readme bench-peers bench-instructions clean wheel wheel-test wheels
 
 help: ## List every target in a sentence
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -140,6 +140,9 @@ bench: build ## Measure this server beside its peers (20 minutes) into benchmark
 
 bench-open: build ## Measure latency at half of the saturation rate only (open loop)
 	@$(BIN)/python -m benchmarks.run --parts open --servers neptrio,tritonserver $(ARGS)
+
+bench-frontends: build ## Measure one server with 0, 1, 2 and more front ends beside tritonserver, on the cores that there are
+	@$(BIN)/python -m benchmarks.run --parts frontends $(ARGS)
 
 bench-scale: build ## Measure instances, connections and 10,000 idle connections only
 	@$(BIN)/python -m benchmarks.run --parts scale $(ARGS)

@@ -61,10 +61,8 @@ def ready_s(start: Start, models: Path, log: Path) -> float:
 
 def private_bytes(server: peers.Server) -> int:
     """Memory that the server's processes have for themselves; Linux only."""
-    total, seen = 0, [server.process.pid]
-    for pid in seen:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            seen += map(int, (task / "children").read_text().split())
+    total = 0
+    for pid in server.tree():
         rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         total += sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
     return total

@@ -41,7 +41,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BASE = "tritonserver"
 PYTHON_PEERS = ("mlserver", "kserve")
 PYTHON_PEERS_TARGET = 10  # how many times their rate ours should be, wherever they take part
-PARTS = ("table", "open", "onnx", "scale", "startup", "python")
+PARTS = ("table", "open", "onnx", "scale", "startup", "python", "frontends")
 WARMUP = 0.3
 
 
@@ -404,7 +404,7 @@ def main() -> int:
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    from benchmarks import onnx_cost, open_loop, python_models, scale
+    from benchmarks import frontends, onnx_cost, open_loop, python_models, scale
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped on the way out
     build_loadgen()
@@ -447,6 +447,7 @@ def main() -> int:
             ("onnx", lambda: onnx_cost.measure(tmp, server_cpu, load_cpu, options.rounds)),
             ("scale", lambda: scale.measure(tmp, server_cpu, load_cpu)),
             ("python", lambda: python_models.measure(tmp, options.rounds, options.seconds, options.only)),
+            ("frontends", lambda: frontends.measure(tmp, options.rounds, options.seconds, options.only)),
         ):
             if part in parts:
                 write(part, *measured(), suffix)

@@ -88,9 +88,8 @@ def main(descriptor: int, engine: int) -> None:
     """Runs the template on the socket of that number."""
     entitle("neptrio:fronts")
     die_with(engine)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # a service manager sends it to every process; the engine says when to end
+    # a service manager sends it to every process; the engine says when to end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=descriptor)
     settings = pickle.loads(sock.recv(PACKET))  # of the engine, which started this process
     from neptrio.frontend import front
