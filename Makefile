@@ -78,7 +78,7 @@ test-image: build ## Build the container image with buildah, run it read-only an
 test-ray: build ## Run tests/ray with a real Ray on this machine, in an environment of its own (100 MB to fetch)
 	@$(BIN)/python tools/test_ray.py $(ARGS)
 
-test-frontends: build ## Run every test that starts a server with two front ends (40 minutes); ARGS='...' narrows it
+test-frontends: build ## Run every test that starts a server with two front ends (12 minutes); ARGS='...' narrows it
 	@NEPTRIO_TEST_FRONTENDS=2 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(BOUND) \
 		$(if $(ARGS),$(ARGS),$(addprefix tests/,wire client frontend sequences transport service clients backends loop observe \
 		repository scheduling execution commands config console browser embedded testing compat examples traces sweep \

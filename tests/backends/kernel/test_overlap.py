@@ -17,7 +17,7 @@ import tritonclient.http as httpclient
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add, add_config
 from tests.support.repository import write_model
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 
 pytestmark = needs_fake_gpu
@@ -209,6 +209,7 @@ def test_outputs_that_could_not_be_pinned_do_not_keep_the_next_batch_from_being_
         assert [int(line[2]) for line in late] == [400_128]
 
 
+@without_front_ends
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_large_bodies_are_received_into_pinned_memory(repository: Path, protocol: str) -> None:
     """The device fetches the tensor from where it was received: one copy of all of it. The driver locks the memory
