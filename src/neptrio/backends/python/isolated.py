@@ -217,10 +217,11 @@ class IsolatedInstance(BackendInstance):
         if not self._stopping.is_set():
             if time.monotonic() - self._started_at > STEADY_SECONDS:
                 self._pause = FIRST_PAUSE
-            self._supervisor = threading.Thread(
+            supervisor = threading.Thread(
                 target=self._restart, args=(process,), name=f"{self.name}-supervisor", daemon=True
             )
-            self._supervisor.start()
+            supervisor.start()
+            self._supervisor = supervisor  # only now: finalize() may wait for it at once
 
     def _restart(self, old: Process) -> None:
         old.close()
