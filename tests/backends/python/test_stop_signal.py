@@ -121,16 +121,20 @@ import os, signal, subprocess, sys, warnings
 import numpy as np
 class TritonPythonModel:
     def execute(self, requests):
+        ends = {self.forked() for _ in range(300)}
+        started = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        started.terminate()
+        ends = [*ends, started.wait()]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(ends, np.int32))]) for _ in requests]
+    def forked(self):
+        # The signal may come before the new process has run a line of Python.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             forked = os.fork()
         if forked == 0:
             signal.pause()
-        started = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         os.kill(forked, signal.SIGTERM)
-        started.terminate()
-        ends = [os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), started.wait()]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(ends, np.int32))]) for _ in requests]
+        return os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
 """
 
 
