@@ -52,7 +52,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
-                start_new_session=True,
+                process_group=0,
             )
         ours.send(pickle.dumps(settings))
         ours.setblocking(False)
@@ -110,7 +110,9 @@ def main(descriptor: int, engine: int) -> None:
             if pid == 0:
                 sock.close()
                 die_with(asked["engine"])
-                os.setsid()  # Ctrl-C in the terminal is for the engine only
+                # Ctrl-C in the terminal is for the engine only; in its session, so that both are one group for Linux's
+                # scheduler (autogroup, sched(7)).
+                os.setpgid(0, 0)
                 entitle(f"neptrio:front{asked['number']}")
                 front.main(settings, list(descriptors))
             answer = {"pid": pid}

@@ -62,7 +62,9 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != asked["server"]:
         os._exit(1)  # the server has already ended
-    os.setsid()  # Ctrl-C in the terminal is for the server only
+    # Ctrl-C in the terminal is for the server only. A session of its own would do that too, but Linux may give each session
+    # an equal share of the processors (autogroup, sched(7)): then one model has as much as the whole server.
+    os.setpgid(0, 0)
     entitle(asked["title"])
     sock, output = descriptors
     null = os.open(os.devnull, os.O_RDONLY)

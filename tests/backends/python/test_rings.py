@@ -75,7 +75,7 @@ class TritonPythonModel:
                 found = np.frombuffer(json.dumps({
                     "pid": os.getpid(), "parent": os.getppid(), "environ": dict(os.environ), "files": list(files().values()),
                     "nice": os.nice(0), "uid": os.getuid(), "gid": os.getgid(),
-                    "sid": os.getsid(0)}).encode(), np.uint8)
+                    "sid": os.getsid(0), "group": os.getpgid(0)}).encode(), np.uint8)
             else:
                 found = request.inputs()[0].as_numpy().view(np.uint8)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", found)]))
@@ -133,7 +133,8 @@ def test_the_default_is_a_process_per_instance(server: ServerProcess) -> None:
     found = look(server)
     assert found["pid"] != server.process.pid and found["parent"] == server.process.pid
     assert look(server, "here")["pid"] == server.process.pid
-    assert found["sid"] == found["pid"]  # the terminal's signals are the server's
+    assert found["group"] == found["pid"]  # the terminal's signals are the server's
+    assert found["sid"] == os.getsid(server.process.pid)  # which is one group for the scheduler, where it has such groups
     assert re.search(r"many .* 1 x CPU, own processes ", server.log())
     assert re.search(r"here .* 2 x CPU +\|", server.log())
 

@@ -129,7 +129,7 @@ class Process:
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     env=given if python is None else variables(python, given),
-                    start_new_session=True,  # Ctrl-C in the terminal is for the server only
+                    process_group=0,  # as in _process/template.py
                 )
             if self._group is not None:
                 self._group.add(self._child.pid)  # it imports the model only when it is told to

@@ -189,7 +189,7 @@ class Template:
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env={**inherited(), **dict.fromkeys(ONE_THREAD, "1")},
-                    start_new_session=True,
+                    process_group=0,  # as in _process/template.py
                 )
             except OSError as error:
                 answer.put(error)
