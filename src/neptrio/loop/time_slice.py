@@ -14,71 +14,23 @@ Rules:
  1. Only an ordinary thread asks: whoever chose another policy, or a priority above the ordinary one, meant it.
  2. Threads and processes that the loop's thread starts have ordinary slices (the kernel's reset on fork).
  3. A kernel that does not know the request refuses or ignores it; then all is as it was. No privilege is needed.
-Source: sched(7), sched_setattr(2); slices of ordinary threads can be chosen since Linux 6.12.
+How the kernel is asked, and what models' processes ask for: triton_python_backend_utils/_process/time_slice.py.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-import platform
 import sys
+
+from triton_python_backend_utils._process.time_slice import ask
 
 log = logging.getLogger("neptrio.loop")
 
 SWITCH_SECONDS = 0.0005  # for so long a thread keeps the interpreter's lock that another wants
 SHORT_NS = 100_000  # the shortest that the kernel grants
-_NUMBERS = {"x86_64": (314, 315), "aarch64": (274, 275)}  # of sched_setattr and sched_getattr
-_RESET_ON_FORK = 1
-
-
-class _Attributes(ctypes.Structure):
-    """`struct sched_attr`, its first version."""
-
-    _fields_ = [
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime_ns", ctypes.c_uint64),
-        ("deadline_ns", ctypes.c_uint64),
-        ("period_ns", ctypes.c_uint64),
-    ]
 
 
 def serve_soon() -> None:
     """Called on the loop's thread of a server that has the process to itself."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    log.debug("the loop's time slice: %s", "short" if ask_for_a_short_one() else "the system's own")
-
-
-def slice_ns(thread: int = 0) -> int:
-    """The time slice of a thread (0: this one) in nanoseconds, as far as the kernel tells; 0 where it does not."""
-    found = _read(thread)
-    return 0 if found is None else found.runtime_ns
-
-
-def ask_for_a_short_one() -> bool:
-    """Asks for this thread. Returns whether its slice is a short one now."""
-    wanted = _read(0)
-    if wanted is None or wanted.policy != os.SCHED_OTHER or wanted.nice < 0:
-        return False
-    wanted.flags |= _RESET_ON_FORK
-    wanted.runtime_ns = SHORT_NS
-    numbers = _NUMBERS[platform.machine()]
-    if ctypes.CDLL(None, use_errno=True).syscall(numbers[0], 0, ctypes.byref(wanted), 0) != 0:
-        return False
-    return slice_ns() == SHORT_NS
-
-
-def _read(thread: int) -> _Attributes | None:
-    numbers = _NUMBERS.get(platform.machine())
-    if sys.platform != "linux" or numbers is None:
-        return None
-    found = _Attributes()
-    size = ctypes.sizeof(found)
-    if ctypes.CDLL(None, use_errno=True).syscall(numbers[1], thread, ctypes.byref(found), size, 0) != 0:
-        return None
-    return found
+    log.debug("the loop's time slice: %s", "short" if ask(SHORT_NS) else "the system's own")

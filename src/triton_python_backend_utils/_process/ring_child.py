@@ -24,6 +24,7 @@ from .._sender import Channel
 from . import tracing
 from .child import Back, Child, contexts
 from .host import ChildHost
+from .time_slice import ModelSlice
 
 
 class _Back(Back):
@@ -172,6 +173,7 @@ class RingChild(Child):
         self.came: dict[int, int] = {}
         self.coming = threading.Condition()
         self.dropped = self.finished
+        self.slice = ModelSlice()
         self.end = self.make_end(memory, bell, rings)
 
     # ------------------------------------------------------------ called by the ring's end
@@ -385,6 +387,8 @@ class RingChild(Child):
             self._ring_failed(number, given, error, began, made, executed)
         finally:
             self.batch = None
+        if executed - made > self.slice.watched:
+            self.slice.after(executed - made)
 
     async def _execute_ring_async(self, number: int, message: Any) -> None:
         began = made = executed = time.monotonic_ns()
