@@ -13,11 +13,11 @@ from google.protobuf import json_format
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python import examine, limits, template
+from neptrio.backends.python.auto_complete import complete_config
 from neptrio.backends.python.convert import Reader
 from neptrio.backends.python.environment import cache_directory, environment_python
 from neptrio.backends.python.instance import InProcessInstance
 from neptrio.backends.python.isolated import IsolatedInstance
-from neptrio.backends.python.isolated import auto_complete as isolated_auto_complete
 from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
 from neptrio.backends.python.ring_instance import PLAIN_LIBRARY, SUPPORTED, RingInstance
 from neptrio.backends.python.source import ModelSource
@@ -140,7 +140,7 @@ class PythonBackend(Backend):
         path = cls.model_file(context)
         before = json.dumps(to_dict(context.config))
         if apart(context):
-            found = isolated_auto_complete(
+            found = complete_config(
                 context.name,
                 python_of(context),
                 path,
@@ -227,15 +227,15 @@ class PythonBackend(Backend):
                 config.model_transaction_policy.decoupled,
                 initialize_seconds(context),
                 *resources(context),
+                execute_seconds(context),
             )
             if not SUPPORTED or (python is not None and not PLAIN_LIBRARY):
-                return IsolatedInstance(*common, execute_seconds=execute_seconds(context))
+                return IsolatedInstance(*common)
             read_only = parameter(config, "READ_ONLY_INPUTS").lower() == "true"
             return RingInstance(
                 *common,
                 version=context.version,
                 read_only=read_only,
-                execute_seconds=execute_seconds(context),
                 origin=self._origin() if python is None else template.template,
             )
         runner = ModelRunner(

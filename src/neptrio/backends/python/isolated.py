@@ -28,12 +28,13 @@ from typing import Any
 
 from neptrio.backends.python.bls import OnLoop
 from neptrio.backends.python.convert import CODES, known, wanted_names
+from neptrio.backends.python.execute_timeout import ExecuteTimeout
 from neptrio.backends.python.instance import ASYNC_CAPACITY
 from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
 from neptrio.backends.python.model_runner import Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
-from neptrio.errors import Code, Internal, Reason, TritonError
-from neptrio.execution.backend import Abandonment, BackendInstance
+from neptrio.errors import Internal, Reason, TritonError
+from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
 from neptrio.request.infer_request import (
@@ -42,7 +43,6 @@ from neptrio.request.infer_request import (
     monotonic_ns,
 )
 from neptrio.rings.message import Violation
-from neptrio.rings.ring import SUPPORTED
 
 log = logging.getLogger("neptrio.python")
 
@@ -51,7 +51,6 @@ MAX_PAUSE = 30.0
 STEADY_SECONDS = 60.0  # after a child lived this long, the next pause is the first again
 MOST_ANSWERS = 64  # that may wait unread; a correct process gives one per question
 FINALIZE_SECONDS = 30.0
-LOOKS = 8  # how often a running batch is checked within its time limit
 
 
 class IsolatedInstance(BackendInstance):
@@ -74,10 +73,7 @@ class IsolatedInstance(BackendInstance):
         execute_seconds: float | None = None,
     ) -> None:
         self.name = name
-        self._execute_seconds = execute_seconds
-        self._timer: Any = None
-        self._oldest: tuple[Batch | None, int] = (None, 0)  # the oldest running batch, and since when (ns)
-        self._late: Batch | None = None  # the batch that was late, for which the process was killed
+        self._timeout = ExecuteTimeout(name, execute_seconds, self._first, services.timers)
         self._environ = environ
         self._resources = limits
         self._python = python
@@ -130,7 +126,7 @@ class IsolatedInstance(BackendInstance):
                     "spans": self._spans,
                 },
             )
-            answer = _awaited(process, answers, "initialized", self._limit, "initialize")
+            answer = process.awaited(answers, "initialized", self._limit, "initialize")
         except BaseException:
             process.kill()
             process.close()
@@ -204,10 +200,10 @@ class IsolatedInstance(BackendInstance):
         for batch, ids in batches.values():
             for id in ids:
                 requests.pop(id, None)
-            late = batch is self._late
-            self._fail(batch, self._too_late() if late else error)
+            late = batch is self._timeout.late
+            self._fail(batch, self._timeout.error() if late else error)
             if late:
-                self._late = None
+                self._timeout.late = None
         for request in requests.values():
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in calls:
@@ -252,7 +248,7 @@ class IsolatedInstance(BackendInstance):
                 return
         self._send_finalize(process)
         try:
-            _awaited(process, self._answers, "finalized", FINALIZE_SECONDS, "finalize")
+            process.awaited(self._answers, "finalized", FINALIZE_SECONDS, "finalize")
         except TritonError as error:
             log.error("%s", error)
             process.kill()
@@ -286,8 +282,6 @@ class IsolatedInstance(BackendInstance):
         else:
             process.post(lambda: self._send_batch(process, batch))
 
-    # ------------------------------------------------------------ EXECUTE_TIMEOUT_SECONDS
-
     def _first(self) -> tuple[Batch, int, Process] | None:
         """The running batch that began first, when it began (monotonic ns), and its process; None if none runs."""
         with self._lock:
@@ -295,37 +289,6 @@ class IsolatedInstance(BackendInstance):
             for batch, _ in self._batches.values():
                 return None if process is None else (batch, batch.compute_start, process)
         return None
-
-    def _watch_from_now(self) -> None:
-        """Called when a batch begins: starts the checks for late batches. Trio thread."""
-        if self._execute_seconds is not None and self._timer is None:
-            self._watch()
-
-    def _watch(self) -> None:
-        """Checks at an interval whether the oldest batch is late, and kills the process if so."""
-        self._timer = None
-        found, limit = self._first(), self._execute_seconds
-        if found is None or limit is None:
-            self._oldest = (None, 0)
-            return
-        batch, begun, process = found
-        now = monotonic_ns()
-        if batch is not self._oldest[0]:
-            # an async model executes its batches at once, another one after the other: the next begins only now
-            self._oldest = (batch, begun if self.capacity > 1 or self._oldest[0] is None else now)
-        if now - self._oldest[1] >= limit * 1e9:
-            self._late = batch
-            process.killed_for = self._limit_text()
-            process.kill()
-            return
-        self._timer = self._services.timers.at(now + int(limit / LOOKS * 1e9), self._watch)
-
-    def _limit_text(self) -> str:
-        return f"execute() did not return within {self._execute_seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"
-
-    def _too_late(self) -> TritonError:
-        text = f"the model instance '{self.name}' failed: its process was killed: {self._limit_text()}"
-        return TritonError(text, Code.TIMED_OUT, Reason.BACKEND)
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
         process = self._process
@@ -356,8 +319,8 @@ class IsolatedInstance(BackendInstance):
         if not alive:
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
             return
-        if self._execute_seconds is not None:
-            self._completions.post(OnLoop(self._watch_from_now))
+        if self._timeout.limited:
+            self._completions.post(OnLoop(lambda: self._timeout.watch(self.capacity)))
         cancelled = []
         for id, request in zip(ids, batch.requests, strict=True):
             on_cancel = self._on_cancel(process, id, request)
@@ -507,56 +470,3 @@ class IsolatedInstance(BackendInstance):
             parent = batch.requests[0]
         waits = message["blocking"] and batch is not None and self.capacity == 1
         self._host.call(process, message, parent, batch.instance if waits and batch else None)
-
-
-def auto_complete(
-    name: str,
-    python: str | None,
-    path: Path,
-    config: str,
-    limit: float,
-    abandonment: Abandonment,
-    environ: dict[str, str] | None = None,
-    limits: dict[str, Any] | None = None,
-) -> dict[str, Any] | None:
-    """Runs the model's auto_complete_config() in a process of its own. Returns the configuration, None if the model has
-    no such method."""
-    answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    process = Process(
-        *(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None)),
-        rings=python is None and SUPPORTED,
-        environ=environ,
-        limits=limits,
-    )
-    abandonment.add(process.kill)
-    try:
-        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
-        answer = _awaited(process, answers, "completed", limit, "auto_complete_config")
-        found: dict[str, Any] | None = answer["config"]
-        return found
-    finally:
-        process.kill()
-        process.close()
-
-
-def _awaited(
-    process: Process, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str
-) -> dict[str, Any]:
-    """Waits for the process's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds."""
-    end = time.monotonic() + limit
-    while True:
-        try:
-            answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            process.kill()
-            raise Internal(
-                f"{what} of '{process.name}' did not return within {limit:g} s; its process was killed"
-            ) from None
-        if answer is None:
-            raise Internal(f"{what} of '{process.name}' failed: {process.cause}")
-        if answer["t"] == "failed":
-            where = f"finalize of '{process.name}' failed: " if what == "finalize" else ""
-            raise Internal(where + answer["text"], reason=Reason.BACKEND)
-        if answer["t"] == kind:
-            found: dict[str, Any] = answer
-            return found

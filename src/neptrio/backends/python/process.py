@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,7 @@ import triton_python_backend_utils as utils
 from neptrio.backends.python import memory_group, template
 from neptrio.backends.python.environment import variables
 from neptrio.backends.python.output import records
+from neptrio.errors import Internal, Reason
 from triton_python_backend_utils._process.wire import Wire
 
 PACKAGE = Path(utils.__file__).parent
@@ -229,6 +231,26 @@ class Process:
         if self._lines:
             text += "; its last output was:\n" + "\n".join(self._lines)
         return text
+
+    def awaited(self, answers: queue.SimpleQueue[Any], kind: str, limit: float, what: str) -> dict[str, Any]:
+        """Waits for the child's answer of a kind. Raises Internal if it failed, ended, or took over `limit` seconds."""
+        end = time.monotonic() + limit
+        while True:
+            try:
+                answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                self.kill()
+                raise Internal(
+                    f"{what} of '{self.name}' did not return within {limit:g} s; its process was killed"
+                ) from None
+            if answer is None:
+                raise Internal(f"{what} of '{self.name}' failed: {self.cause}")
+            if answer["t"] == "failed":
+                where = f"finalize of '{self.name}' failed: " if what == "finalize" else ""
+                raise Internal(where + answer["text"], reason=Reason.BACKEND)
+            if answer["t"] == kind:
+                found: dict[str, Any] = answer
+                return found
 
     def kill(self) -> None:
         """Kills the child with SIGKILL if it runs."""

@@ -189,11 +189,8 @@ class RingInstance(IsolatedInstance):
 
     deep = True
 
-    def __init__(
-        self, *args: Any, version: int, read_only: bool, execute_seconds: float | None, origin: Template
-    ) -> None:
+    def __init__(self, *args: Any, version: int, read_only: bool, origin: Template) -> None:
         super().__init__(*args)
-        self._execute_seconds = execute_seconds
         self._origin = origin
         self._version = version
         self._read_only = read_only
@@ -268,12 +265,12 @@ class RingInstance(IsolatedInstance):
         batches, requests = life.end.end()
         life.close()
         error = Internal(self._cause, reason=Reason.BACKEND)
-        late, self._late = self._late, None
+        late, self._timeout.late = self._timeout.late, None
         for batch in batches:
             if batch in untouched and not self._bound_to(life, batch):
                 self._waiting.append(batch)
             else:
-                self._fail(batch, self._too_late() if batch is late else error)
+                self._fail(batch, self._timeout.error() if batch is late else error)
         for request in requests:
             self._completions.post(Post(request, InferResponse(None, error), True, None))
         for call in list(life.calls.values()):
@@ -298,7 +295,7 @@ class RingInstance(IsolatedInstance):
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
         else:
             life.end.begin(batch)
-            self._watch_from_now()
+            self._timeout.watch(self.capacity)
 
     def _first(self) -> tuple[Batch, int, Process] | None:
         life = self._life
