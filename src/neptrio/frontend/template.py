@@ -111,8 +111,9 @@ def main(descriptor: int, engine: int) -> None:
                 sock.close()
                 die_with(asked["engine"])
                 # Ctrl-C in the terminal is for the engine only; in its session, so that both are one group for Linux's
-                # scheduler (autogroup, sched(7)).
+                # scheduler (autogroup, sched(7)). A terminal may stop who writes to it from another process group.
                 os.setpgid(0, 0)
+                signal.signal(signal.SIGTTOU, signal.SIG_IGN)
                 entitle(f"neptrio:front{asked['number']}")
                 front.main(settings, list(descriptors))
             answer = {"pid": pid}

@@ -134,7 +134,7 @@ def test_the_default_is_a_process_per_instance(server: ServerProcess) -> None:
     assert found["pid"] != server.process.pid and found["parent"] == server.process.pid
     assert look(server, "here")["pid"] == server.process.pid
     assert found["group"] == found["pid"]  # the terminal's signals are the server's
-    assert found["sid"] == os.getsid(server.process.pid)  # which is one group for the scheduler, where it has such groups
+    assert found["sid"] == os.getsid(server.process.pid)  # for the scheduler they are one group
     assert re.search(r"many .* 1 x CPU, own processes ", server.log())
     assert re.search(r"here .* 2 x CPU +\|", server.log())
 
