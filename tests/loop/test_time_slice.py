@@ -173,7 +173,7 @@ class TritonPythonModel:
         thread.start()
         thread.join()
         (asked,) = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
-        until = time.monotonic_ns() + asked * {LONG_NS}
+        until = time.monotonic_ns() + int(asked) * {LONG_NS}  # not a float32: they are milliseconds apart
         while time.monotonic_ns() < until:
             pass
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([mine, *below]))])]
