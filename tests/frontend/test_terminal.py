@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 
 from tests.backends.python.models import config, isolated
 from tests.support.latch import Latch
+from tests.support.refusing import refuses
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -48,15 +49,6 @@ class TritonPythonModel:
 """
 
 
-def refused(address: str) -> bool:
-    """Whether new connections are turned away."""
-    try:
-        with httpclient.InferenceServerClient(address) as client:
-            return not client.is_server_ready()
-    except Exception:
-        return True
-
-
 @pytest.mark.parametrize("flags", [(), ("--frontends=1", "--log-verbose=2")], ids=["alone", "a front end"])
 def test_ctrl_c_lets_a_request_under_way_finish(tmp_path: Path, flags: tuple[str, ...]) -> None:
     terminal = tmp_path / "terminal"
@@ -78,7 +70,7 @@ def test_ctrl_c_lets_a_request_under_way_finish(tmp_path: Path, flags: tuple[str
         asked.start()
         server.until_logged("executing")
         server.process.send_signal(signal.SIGUSR1)
-        until(lambda: refused(server.http), "the server is stopping")
+        until(lambda: refuses(server.http), "the server is stopping")
         latch.open()
         asked.join()
         assert answers == [[7.0]]

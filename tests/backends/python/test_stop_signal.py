@@ -15,6 +15,7 @@ import tritonclient.http as httpclient
 
 from tests.backends.python.models import config, isolated
 from tests.support.latch import Latch
+from tests.support.refusing import refuses
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -99,21 +100,12 @@ def test_a_request_under_way_is_answered(tmp_path: Path, preloads: bool, flags: 
         with httpclient.InferenceServerClient(server.http) as client:
             assert client.infer("idle", [given()]).as_numpy("OUT").tolist() == [7.0]
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: refused(server.http), "the server is stopping")
+        until(lambda: refuses(server.http), "the server is stopping")
         latch.open()
         asked.join()
         assert answers == [[7.0]]
         assert server.ended() == 0
     assert "finalized" in server.log() and "killed" not in server.log()
-
-
-def refused(address: str) -> bool:
-    """Whether new connections are turned away."""
-    try:
-        with httpclient.InferenceServerClient(address) as client:
-            return not client.is_server_ready()
-    except Exception:
-        return True
 
 
 FORKS = """
