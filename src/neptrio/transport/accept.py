@@ -7,6 +7,7 @@ Rules:
     connections that were not accepted.
  3. When no descriptor is left, one that is kept for this purpose is closed for a moment: connections are accepted and
     closed, so that they do not wait for ever and do not keep the loop busy.
+ 4. Connections that do not leave this machine are not paced (see same_machine).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable
 import trio
 
 from neptrio.loop import open_files
+from neptrio.transport.same_machine import paces, unpace
 
 log = logging.getLogger("neptrio.connections")
 
@@ -37,6 +39,7 @@ class Acceptor:
         self._handle = handle
         self._stopped = False
         self._spare = _spare()
+        self._paces = paces(listener)
         listener.setblocking(False)
 
     async def run(self) -> None:
@@ -86,6 +89,8 @@ class Acceptor:
             sock.setblocking(False)
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._paces and address:
+                unpace(sock, str(address[0]))
             turned_away += not self._handle(sock, str(address[0]) if address else "")
             if turned_away == TURNED_AWAY_AT_ONCE:
                 return taken + 1
