@@ -128,6 +128,8 @@ void open_connection(conn *c, int number) {
     }
     if (connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect %s:%d: %s", opt.host, opt.port, strerror(errno));
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    /* a machine's choice of BBR would pace what we send on loopback by timers, and measure itself */
+    setsockopt(c->fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     c->slots = calloc(opt.streams, sizeof(slot));
     for (int i = 0; i < opt.streams; i++) {

@@ -38,6 +38,12 @@ extern uint64_t unanswered;
 extern int preparing;                               /* idle connections take their one request */
 void record(uint64_t start);                        /* an answer, by when its request started */
 void answer(uint64_t start, const char *data, size_t n);    /* the same, once it is what was expected */
+/* a large answer need not be kept: once it is known where the expected bytes usually are, its parts are compared as
+ * they come (`at`: the bytes before `data`), and rebuilt if one of them differs */
+int usual_is_known(void);
+int same_as_usual(const char *data, ssize_t at, ssize_t n);
+void fill_as_usual(char *data, ssize_t n);          /* n bytes that were the same; zeros where nothing is expected */
+void answer_as_usual(uint64_t start, ssize_t n);    /* all n bytes were the same */
 void failed(const char *what, const char *detail, size_t n);
 void record_late(uint64_t ns);                      /* how long after it was due a request was sent, by our own fault */
 typedef struct { double cpu_s, waited_ms; long preempted; } generator_use;
@@ -54,6 +60,7 @@ typedef struct {                /* one slot: a stream with `depth` requests in f
     int head, flying;
     char *in;
     size_t in_n, in_room;
+    size_t seen;                /* bytes of a large answer that were the same as usual and are not in `in` */
     char *out;
     size_t out_at, out_n, out_room;
     size_t lent_n;              /* of a large message, sent from opt.body[0]: out_at says how far; 0 = none */

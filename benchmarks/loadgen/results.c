@@ -34,10 +34,29 @@ void failed(const char *what, const char *detail, size_t n) {
     if (!failures++) snprintf(first_failure, sizeof first_failure, "%s: %.*s", what, (int)(n > 300 ? 300 : n), detail);
 }
 
+static ssize_t usual = -1;      /* where in an answer the expected bytes were last */
+
+int usual_is_known(void) { return usual >= 0; }
+
+int same_as_usual(const char *data, ssize_t at, ssize_t n) {
+    ssize_t end = usual + (ssize_t)opt.expect_n, from = at > usual ? at : usual, to = at + n < end ? at + n : end;
+    return from >= to || !memcmp(data + (from - at), opt.expect + (from - usual), to - from);
+}
+
+void fill_as_usual(char *data, ssize_t n) {
+    if (n <= 0) return;
+    memset(data, 0, n);
+    if (n > usual) memcpy(data + usual, opt.expect, n - usual < (ssize_t)opt.expect_n ? n - usual : (ssize_t)opt.expect_n);
+}
+
+void answer_as_usual(uint64_t start, ssize_t n) {
+    if (n >= usual + (ssize_t)opt.expect_n) record(start);
+    else if (!mismatches++) fprintf(stderr, "first mismatch: an answer of %zd bytes\n", n);
+}
+
 static int contains(const char *data, size_t n) {
-    static size_t usual;
     if (!opt.expect_n) return 1;
-    if (usual + opt.expect_n <= n && !memcmp(data + usual, opt.expect, opt.expect_n)) return 1;
+    if (usual >= 0 && usual + opt.expect_n <= n && !memcmp(data + usual, opt.expect, opt.expect_n)) return 1;
     char *at = memmem(data, n, opt.expect, opt.expect_n);
     if (!at) return 0;
     usual = at - data;
