@@ -33,7 +33,7 @@ from neptrio.rings.ring cimport (
     ring_must_wake,
     ring_peek,
     ring_push,
-    ring_wait,
+    ring_spin, ring_wait,
 )
 from neptrio.rings.kinds cimport *
 from neptrio.rings.slab cimport Block, Slab, block_of
@@ -53,6 +53,7 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
 
 cdef enum:
+    MOST_IN_VAIN = 63       # see ChildEnd.wait_answer()
     STRINGS = 13
     WITHOUT_GIL = 65536      # bytes; below this, giving the GIL up costs more than the copy
 
@@ -155,7 +156,9 @@ cdef class ChildEnd:
     cdef int bell
     cdef uint64_t outputs_first
     cdef uint64_t number
-    cdef int64_t spin_ns
+    cdef int64_t spin_ns            # how long to ask for a call's answer before falling asleep; 0: not at all
+    cdef int in_vain                # for so many answers it was not asked for, after it had been in vain
+    cdef readonly int not_now       # for so many it will not be
     cdef readonly bint read_only
     cdef str model_name
     cdef int64_t model_version
@@ -185,6 +188,7 @@ cdef class ChildEnd:
         self.output_names = output_names
         self.read_only = read_only
         self.spin_ns = spin_ns
+        self.in_vain = self.not_now = 0
 
     # ------------------------------------------------------------ taking
 
@@ -192,8 +196,24 @@ cdef class ChildEnd:
         """Sleeps until the main thread's ring holds something; False after a signal."""
         cdef int got
         with nogil:
-            got = ring_wait(&self.work, self.spin_ns, -1)
+            got = ring_wait(&self.work, 0, -1)
         return got > 0
+
+    def wait_answer(self) -> bool:
+        """The same for the answer to a call, which often comes sooner than one falls asleep and is woken up. So it asks
+        for a while first; when that was in vain, it does so less and less often, until it is not."""
+        cdef bint came = False
+        if self.spin_ns > 0:
+            if self.not_now > 0:
+                self.not_now -= 1
+            else:
+                with nogil:
+                    came = ring_spin(&self.work, self.spin_ns)
+                if came:
+                    self.in_vain = 0
+                    return True
+                self.in_vain = self.not_now = min(2 * self.in_vain + 1, MOST_IN_VAIN)
+        return self.wait()
 
     def wait_control(self) -> bool:
         """Sleeps until the second thread's ring holds something; False after a signal."""

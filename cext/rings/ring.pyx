@@ -100,20 +100,24 @@ cdef bint ring_sleep(RingEnd* ring) noexcept nogil:
     return True
 
 
+cdef bint ring_spin(RingEnd* ring, int64_t spin_ns) noexcept nogil:
+    cdef int64_t end = shared_now() + spin_ns
+    cdef int i
+    while True:
+        for i in range(64):
+            if SHARED_LOAD64(ring.base) != ring.own:
+                return True
+            RELAX()
+        if shared_now() >= end:
+            return False
+
+
 cdef int ring_wait(RingEnd* ring, int64_t spin_ns, int64_t timeout_ns) noexcept nogil:
-    cdef int64_t end
-    cdef int i, how
+    cdef int how
     if SHARED_LOAD64(ring.base) != ring.own:
         return 1
-    if spin_ns > 0:
-        end = shared_now() + spin_ns
-        while True:
-            for i in range(64):
-                if SHARED_LOAD64(ring.base) != ring.own:
-                    return 1
-                RELAX()
-            if shared_now() >= end:
-                break
+    if spin_ns > 0 and ring_spin(ring, spin_ns):
+        return 1
     if not ring_sleep(ring):
         return 1
     how = shared_sleep(ring.base + 2 * LINE, 1, timeout_ns)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings import child as ring_child
 from tests.support.rings import AREA, Pair
+from tests.support.waiting import until
 from triton_python_backend_utils._process import plain_messages
 
 BIG = 100_000  # bytes: above what is copied anyway
@@ -306,3 +308,34 @@ def test_who_copies_a_large_batch(size: int, by_thread: int) -> None:
     finally:
         tensor = None
         pair.close()
+
+
+def _answered(pair: Pair, due: Callable[[], bool]) -> None:
+    """The model's end waits for an answer, which the server sends once `due()`."""
+    came: list[bool] = []
+    thread = threading.Thread(target=lambda: came.append(pair.child.wait_answer()))
+    thread.start()
+    until(due)
+    pair.server.respond(5, InferResponse([], None, {}), True, True, {})
+    thread.join()
+    assert came == [True]
+    assert pair.child.take()[0] == ring_child.K_ANSWER
+
+
+def test_asking_for_answers_in_vain_becomes_rarer() -> None:
+    """An answer is asked for before the process sleeps; after it was in vain 1, 3, 7 and so on are not."""
+    pair = Pair(spin_ns=1)
+    seen = []
+    for left in (1, 0, 3, 2, 1, 0, 7):
+        _answered(pair, lambda left=left: pair.child.not_now == left)
+        seen.append(pair.child.not_now)
+    assert seen == [1, 0, 3, 2, 1, 0, 7]
+    pair.close()
+
+
+def test_an_answer_that_comes_while_it_is_asked_for_is_not_in_vain() -> None:
+    pair = Pair(spin_ns=3600 * 10**9)
+    for _ in range(3):
+        _answered(pair, lambda: True)
+    assert pair.child.not_now == 0
+    pair.close()

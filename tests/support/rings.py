@@ -64,7 +64,9 @@ class Mailbox:
 class Pair:
     """A ServerEnd with its host, and a ChildEnd with its links; `model` answers batches."""
 
-    def __init__(self, area: int = AREA, decoupled: bool = False, plain: bool = False) -> None:
+    def __init__(
+        self, area: int = AREA, decoupled: bool = False, plain: bool = False, spin_ns: int = 0
+    ) -> None:
         """`plain`: the model's end is that of other interpreters."""
         self.model = Model("m", "1")
         self.model.counters = ModelCounters()
@@ -84,7 +86,7 @@ class Pair:
         self.server = ServerEnd(self.shared, self.layout, self, decoupled)
         common = (os.dup(memory), self.bell, vars(self.layout), self, Back, "m", 1, ["OUT"], False)
         self.child: Any = (
-            plain_end.PlainEnd(PLAIN_LIBRARY, *common) if plain else ring_child.ChildEnd(*common, 0)
+            plain_end.PlainEnd(PLAIN_LIBRARY, *common) if plain else ring_child.ChildEnd(*common, spin_ns)
         )
 
     # the interface of a ServerEnd's host and a ChildEnd's links

@@ -123,6 +123,8 @@ class PlainEnd:
         """Sleeps until the main thread's ring holds something; False after a signal."""
         return self._wait(ctypes.byref(self._work)) > 0
 
+    wait_answer = wait  # this interpreter takes longer to ask than to fall asleep
+
     def wait_control(self) -> bool:
         """Sleeps until the second thread's ring holds something; False after a signal."""
         return self._wait(ctypes.byref(self._control)) > 0

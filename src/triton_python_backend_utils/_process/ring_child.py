@@ -268,7 +268,7 @@ class RingChild(Child):
     def pump(self) -> None:
         """Waits for the answer to a call that the main thread made; keeps batches that come before it for later."""
         while True:
-            self.end.wait()
+            self.end.wait_answer()
             taken = self.end.take()
             if taken is None:
                 continue
@@ -281,7 +281,7 @@ class RingChild(Child):
         """Waits for the first response to a call of the main thread that is in no table; otherwise as pump()."""
         end, answer = self.end, self.ends.K_ANSWER
         while True:
-            end.wait()
+            end.wait_answer()
             taken = end.take()
             if taken is None:
                 continue
