@@ -256,18 +256,19 @@ class Front:
         return True
 
     def _drain(self) -> None:
-        if self._end.drain():
-            if self._looking is not None:
-                self._looking.cancel()
-            self._looking = self._loop.timers.at(monotonic_ns(), self._look)
         # each drain makes the engine wake this process once more at most, so the socket never fills up
         self._unread += 1
         if self._unread >= WAKES_AT_ONCE:
+            # before the drain: a wake that comes behind it must be heard, and a socket that was read empty tells none
             self._unread = 0
             try:
                 self._wake.recv(WAKES_AT_ONCE, socket.MSG_DONTWAIT)
             except OSError:
                 pass  # there are none, or the engine has ended
+        if self._end.drain():
+            if self._looking is not None:
+                self._looking.cancel()
+            self._looking = self._loop.timers.at(monotonic_ns(), self._look)
 
     def _late(self) -> None:
         """Something waits for room."""
