@@ -38,6 +38,8 @@ from neptrio.rings.ring cimport (
     ring_peek,
     ring_push,
     ring_sleep,
+    ring_spin,
+    ring_stay,
 )
 
 from collections import deque
@@ -238,6 +240,15 @@ cdef class Channel(MessageReader):
         return False
 
     # ------------------------------------------------------------ in
+
+    def comes(self, int64_t spin_ns) -> bool:
+        """Whether there is something for drain(), or comes within `spin_ns`; nobody rings for that. When nothing has come,
+        the other side rings again as if one slept. Without the GIL."""
+        cdef bint came
+        with nogil:
+            ring_stay(&self.into)
+            came = ring_spin(&self.into, spin_ns) or not ring_sleep(&self.into)
+        return came
 
     def drain(self, int at_once=AT_ONCE) -> bool:
         """Takes up to `at_once` messages that the other side has pushed; True when there are more, and it is to be called

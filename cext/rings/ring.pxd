@@ -31,6 +31,7 @@ cdef uint64_t ring_head(RingEnd* ring) noexcept nogil                    # the o
 cdef bint ring_must_wake(RingEnd* ring) noexcept nogil                   # after a push: the consumer sleeps
 cdef void ring_wake(RingEnd* ring) noexcept nogil                        # a consumer in ring_wait()
 cdef bint ring_sleep(RingEnd* ring) noexcept nogil                       # False: something came meanwhile
+cdef void ring_stay(RingEnd* ring) noexcept nogil                        # undoes ring_sleep
 cdef bint ring_spin(RingEnd* ring, int64_t spin_ns) noexcept nogil  # whether something came meanwhile
 cdef int ring_wait(RingEnd* ring, int64_t spin_ns, int64_t timeout_ns) noexcept nogil  # 1 something, 0 time, -1 signal
 cdef void ring_set_blocked(RingEnd* ring) noexcept nogil                 # the producer waits for room

@@ -100,6 +100,10 @@ cdef bint ring_sleep(RingEnd* ring) noexcept nogil:
     return True
 
 
+cdef void ring_stay(RingEnd* ring) noexcept nogil:
+    SHARED_STORE32(ring.base + 2 * LINE, 0)
+
+
 cdef bint ring_spin(RingEnd* ring, int64_t spin_ns) noexcept nogil:
     cdef int64_t end = shared_now() + spin_ns
     cdef int i

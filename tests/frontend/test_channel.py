@@ -335,3 +335,22 @@ def test_a_way_that_is_closed_keeps_no_memory(pair: FrontPair) -> None:
     assert pair.front.statistics()["waiting"] > 0
     pair.front.close()
     assert pair.front.statistics()["used"] == 0
+
+
+def test_who_looks_is_not_rung_for(pair: FrontPair) -> None:
+    """The engine looks for requests before it sleeps: the front end rings when it sleeps, and not before."""
+    assert not pair.engine.comes(1000)
+    pair.request(from_numpy("IN", SMALL))
+    assert pair.bells == ["engine"], "nothing came, so it sleeps"
+    assert pair.engine.comes(1000)
+    pair.request(from_numpy("IN", SMALL))
+    assert pair.bells == ["engine"], "it is awake"
+    pair.engine.drain()
+    assert len(pair.directory.scheduler.requests) == 2
+    pair.request(from_numpy("IN", SMALL))
+    assert pair.bells == ["engine", "engine"], "it sleeps again"
+    pair.engine.drain()
+    pair.directory.scheduler.answer()
+    assert pair.front.comes(0)
+    pair.turn()
+    assert len(pair.answers.got) == 3

@@ -33,6 +33,7 @@ from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
 from neptrio.frontend.template import Template
 from neptrio.frontend.verbs import GrpcCall, HttpCall, Verbs
+from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.loop_lag import BOUNDS_NS
 from neptrio.loop.timers import Timer
 from neptrio.observe.front_ends import FrontEndRow
@@ -200,6 +201,7 @@ class Life:
             self._their_wake.close()
             self.fronts.tell(self)
             self.fronts.services.loop.poller.listen(self._bell, self.rung)
+            self.fronts.busy_poll.add(self._bell, self.end)
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
                 try:
@@ -229,6 +231,7 @@ class Life:
         if self.ended:
             return
         self.ended = True
+        self.fronts.busy_poll.remove(self._bell)
         self.fronts.services.loop.poller.unlisten(self._bell)
         os.close(self._bell)
         for sock in (self._wake, self._their_wake, self._control):
@@ -331,6 +334,10 @@ class FrontEnds:
         self.template = Template(services.settings)
         self._lives: list[Life | None] = [None] * services.settings.frontends
         self._restarts = [0] * services.settings.frontends
+        looks_ns = granted_ns(services.settings.frontends_busy_poll_us)
+        self.busy_poll = BusyPoll(looks_ns, self._nothing_under_way)
+        if looks_ns:
+            services.loop.poller.busy_poll = self.busy_poll
         self._draining = False
         self._changed = trio.Event()
         self._table = b""
@@ -338,6 +345,10 @@ class FrontEnds:
         services.connections.on_press = self.press
         self._generation = 0
         self._questions = 0
+
+    def _nothing_under_way(self) -> bool:
+        """Whoever has answered everything expects the next request."""
+        return not any(life.end.under_way for life in self._lives if life is not None)
 
     def listening(self) -> list[int]:
         """The descriptors of the listening sockets."""

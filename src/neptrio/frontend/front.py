@@ -33,6 +33,7 @@ from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Hand
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
 from neptrio.loop import open_files
+from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.poller import Poller
@@ -61,6 +62,7 @@ LATE_NS = 1_000_000  # until it is looked again for room
 LATEST_NS = 50_000_000
 LOOK_SECONDS = 0.1  # between two looks at how many connections there are
 ROW_LOOKS = 10  # of them between two whole rows
+FEW = 2  # requests under way whose answers are worth looking for before this process sleeps
 WAKES_AT_ONCE = 64  # wakes that are read from their socket together: the bytes say nothing
 
 
@@ -231,6 +233,7 @@ class Front:
             core.start_soon(self._listen_to_engine)
             core.start_soon(self._write)
             self._loop.poller.listen(self._wake.fileno(), self._woken)
+            self._look_before_sleeping()
             await self._known.wait()
             async with trio.open_nursery() as fronts:
                 for front in self._fronts:
@@ -246,6 +249,12 @@ class Front:
             core.cancel_scope.cancel()
 
     # ------------------------------------------------------------ the rings
+
+    def _look_before_sleeping(self) -> None:
+        end, looks_ns = self._end, granted_ns(self._settings.frontends_busy_poll_us)
+        if looks_ns:
+            self._loop.poller.busy_poll = busy_poll = BusyPoll(looks_ns, lambda: 0 < end.under_way <= FEW)
+            busy_poll.add(self._wake.fileno(), end)
 
     def _ring(self) -> None:
         os.eventfd_write(self._bell, 1)

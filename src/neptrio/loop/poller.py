@@ -27,7 +27,8 @@ Rules:
     own descriptors is ready, or wake it first, so that its wait ends at once.
  5. While we wait instead of trio, timers are fired here, and passes that soon() asks for are ended here, after
     one more round over the sockets.
- 6. Where there is no epoll, read() waits for its own socket.
+ 6. Before a wait that may last, `busy_poll` looks for what is about to come (loop/busy_poll.py), if there is one.
+ 7. Where there is no epoll, read() waits for its own socket.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from typing import Any
 
 import trio
 
+from neptrio.loop.busy_poll import BusyPoll
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.slices import waiting
@@ -116,6 +118,7 @@ class Poller(trio.abc.Instrument):
         self._give_way_until = 0
         self._inside: _Inside | None = None
         self._token: trio.lowlevel.TrioToken | None = None
+        self.busy_poll: BusyPoll | None = None  # set before run(); used in trio's stead only
         self.way = "not started"  # which of the two ways is active, as the start-up text shows it
 
     async def read(self, sock: socket.socket | int, receive: Callable[[], bool]) -> None:
@@ -213,7 +216,7 @@ class Poller(trio.abc.Instrument):
     def _wait(self, timeout: float) -> None:
         epoll, inside, loop_pass, timers = self._epoll, self._inside, self._loop_pass, self._timers
         assert epoll is not None and inside is not None
-        waits = self.lag.waits
+        waits, busy_poll = self.lag.waits, self.busy_poll
         waits()
         if timeout <= 0:
             self._take(epoll.poll(0, READY_AT_ONCE))
@@ -226,7 +229,10 @@ class Poller(trio.abc.Instrument):
         try:
             while True:
                 wait = min(end, timers.next_ns) - now
-                trios = self._take(epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE))
+                ready = (
+                    busy_poll.look(self._poll, select.EPOLLIN) if busy_poll is not None and wait > 0 else None
+                )
+                trios = self._take(ready or epoll.poll(max(0, wait) / 1e9, READY_AT_ONCE))
                 if loop_pass.asked and not trios and not inside.runnable:
                     waits()
                     trios = self._take(epoll.poll(0, READY_AT_ONCE))
@@ -242,6 +248,10 @@ class Poller(trio.abc.Instrument):
                     return
         finally:
             loop_pass.release()
+
+    def _poll(self) -> list[tuple[int, int]]:
+        assert self._epoll is not None
+        return self._epoll.poll(0, READY_AT_ONCE)
 
     def _wake(self) -> None:
         """Makes trio's next wait end at once."""
