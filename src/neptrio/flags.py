@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from neptrio import storage_uri
+from neptrio.cores import usable_cores
 
 MOST_FRONTENDS = 64
 TRUE = ("true", "1", "on")
@@ -121,7 +122,7 @@ def not_negative(text: str) -> int:
 def frontends(text: str) -> int:
     """A number of front ends: N, or `auto`, one for each core that this process may use but two, at least one."""
     if text == "auto":
-        return max(1, len(os.sched_getaffinity(0)) - 2)
+        return max(1, usable_cores() - 2)
     value = not_negative(text)
     if value > MOST_FRONTENDS:
         raise argparse.ArgumentTypeError(f"expected {MOST_FRONTENDS} or less, got '{text}'")

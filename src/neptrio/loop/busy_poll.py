@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from neptrio.cores import usable_cores
+
 STEP_NS = 10_000
 FEW = 4
 MOST_IN_VAIN = 63
@@ -38,7 +40,7 @@ class Incoming(Protocol):
 
 def granted_ns(microseconds: int) -> int:
     """How long to look: what is asked for, 0 where there is one processor (rule 1)."""
-    return 1000 * microseconds if len(os.sched_getaffinity(0)) > 1 else 0
+    return 1000 * microseconds if usable_cores() > 1 else 0
 
 
 class BusyPoll:

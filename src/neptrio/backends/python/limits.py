@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from neptrio.cores import usable_cores
 from neptrio.errors import InvalidArgument
 
 # variables by which programs find their files, language and devices; none of them holds a secret
@@ -139,7 +140,7 @@ def _threads(config: Any) -> int:
     if wanted is not None:
         return wanted
     instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1
-    return max(1, len(os.sched_getaffinity(0)) // instances)
+    return max(1, usable_cores() // instances)
 
 
 def limits(config: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_sender import Layout
 from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.backends.python.template import Template
+from neptrio.cores import usable_cores
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor, monotonic_ns
@@ -40,7 +41,7 @@ AREA_BYTES = 64 << 20  # for messages in each direction; pages that are never wr
 BODIES_BYTES = 128 << 20  # for bodies of requests that are received straight into it
 # how long a process asks for the answer to its call before it falls asleep: a quick model's comes within that, and both
 # wake-ups that are spared cost more. With one core, asking would keep the answer from being made.
-SPIN_NS = 500_000 if len(os.sched_getaffinity(0)) > 1 else 0
+SPIN_NS = 500_000 if usable_cores() > 1 else 0
 # the file of cext/rings/plain_ring.c, which an interpreter of any version loads; "" where it was not built
 _plain = importlib.util.find_spec("neptrio.rings.plain_ring")
 PLAIN_LIBRARY = "" if _plain is None else str(_plain.origin)
