@@ -33,7 +33,8 @@ from neptrio.rings.ring cimport (
     ring_must_wake,
     ring_peek,
     ring_push,
-    ring_spin, ring_wait,
+    ring_spin,
+    ring_wait,
 )
 from neptrio.rings.kinds cimport *
 from neptrio.rings.slab cimport Block, Slab, block_of

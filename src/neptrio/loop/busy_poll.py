@@ -7,8 +7,8 @@ its rings for a while before it sleeps. Nobody need ring for it then, and the pr
 
 Rules:
  1. It is done for no longer than asked for, and not where there is one processor: who looks would keep what comes from coming.
- 2. After each step the processor is offered to whoever waits for it, and everything that would have ended the sleep is
-    looked at: who looks is late for nobody by more than a step.
+ 2. After each step the processor is offered to whoever waits for it, and every descriptor that would have ended the sleep is
+    looked at: who looks is late for none by more than a step. Only timers may be late by as long as is asked for.
  3. A look that was in vain is followed by 1, 3, 7 and so on up to MOST_IN_VAIN sleeps without one, until one is not.
  4. It is for messages that come one by one. Where more than FEW came since the last sleep, another sleep costs little: the
     next wake-up brings several, too. What a side expects is for its owner to say (`expects`).

@@ -118,7 +118,7 @@ class Poller(trio.abc.Instrument):
         self._give_way_until = 0
         self._inside: _Inside | None = None
         self._token: trio.lowlevel.TrioToken | None = None
-        self.busy_poll: BusyPoll | None = None  # set before run(); used in trio's stead only
+        self.busy_poll: BusyPoll | None = None  # set by its owner; used in trio's stead only
         self.way = "not started"  # which of the two ways is active, as the start-up text shows it
 
     async def read(self, sock: socket.socket | int, receive: Callable[[], bool]) -> None:
