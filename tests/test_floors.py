@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # from the ground up; a package stands for its modules, unless a line names one of them
 FLOORS = """
-errors datatypes
+errors datatypes cores
 request
 rings
 loop
