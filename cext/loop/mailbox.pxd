@@ -49,4 +49,4 @@ cdef class Mailbox:
     cdef readonly int64_t waiting
     cdef Work* take_ahead(self, void (*run)(Work*) noexcept nogil, int most) noexcept nogil
     cdef void nap(self, int64_t nanoseconds) noexcept nogil
-    cdef CompletionQueue completions
+    cdef readonly CompletionQueue completions

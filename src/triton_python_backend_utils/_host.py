@@ -52,6 +52,9 @@ class Host:
         """An array for an output, from where it need not be copied if that is possible."""
         return np.empty(shape, dtype)
 
+    def holds_memory(self, rows: list[tuple[str, int, int]]) -> None:
+        """Tells the server what this process holds besides ordinary memory: (type, id, bytes), see Backend.memory_usage()."""
+
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         """A family of custom metrics: Metric(labels, buckets) makes its metrics."""
         raise NotImplementedError

@@ -92,6 +92,12 @@ cdef class DevicePool:
         if not self.c.broken:
             self.c.broken = code
 
+    def told(self, int code) -> bool:
+        """Another library got this error of the driver; True if the context has ended with it. Any thread."""
+        if not self.c.broken:
+            judged(&self.c, code)
+        return self.c.broken != 0
+
     def free(self):
         """Gives the memory of blocks that are gone back to the pool. On the device's thread."""
         cdef list freed = self.freed

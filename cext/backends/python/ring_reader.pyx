@@ -181,11 +181,11 @@ cdef int check_strings(const char* data, uint64_t nbytes, uint64_t elements) exc
 
 cdef list _CODES = [
     Code.UNKNOWN, Code.INTERNAL, Code.NOT_FOUND, Code.INVALID_ARG, Code.UNAVAILABLE, Code.UNSUPPORTED,
-    Code.ALREADY_EXISTS, Code.CANCELLED,
+    Code.ALREADY_EXISTS, Code.CANCELLED, Code.TIMED_OUT,
 ]
 
 
 cdef object code_of(uint32_t number):
-    if number >= 8:
+    if number >= <uint32_t>len(_CODES):
         raise Violation(f"an error of code {number}")
     return _CODES[number]

@@ -31,6 +31,19 @@ def isolated(config: Any, settings: dict[str, str] | None = None) -> bool:
     return value != "none"
 
 
+def asks_for_process(config: Any, settings: dict[str, str]) -> bool:
+    """True when each instance of a kernel or ONNX model is to run in a process of its own; it is not unless asked for.
+
+    `settings` are those of --backend-config for the model's backend. Raises InvalidArgument.
+    """
+    own = parameter(config, "isolation")
+    value = own or settings.get("isolation", "") or "none"
+    if value not in ("none", "process"):
+        where = "parameter 'isolation'" if own else f"--backend-config={config.backend},isolation"
+        raise InvalidArgument(f"{where} must be 'none' or 'process', got '{value}'")
+    return value == "process"
+
+
 def sees_devices(config: Any) -> bool:
     """True when the model wants inputs that lie in GPU memory passed as they are, not copied to the host."""
     return parameter(config, "FORCE_CPU_ONLY_INPUT_TENSORS").lower() == "no"

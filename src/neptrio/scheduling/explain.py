@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neptrio.config.isolation import isolated, parameter
+from neptrio.config.isolation import asks_for_process, isolated, parameter
 from neptrio.scheduling.policy import BatchingPolicy, QueuePolicy, batching_policy
 
 
@@ -17,7 +17,11 @@ def explain(config: Any) -> list[str]:
 
 
 def _where(config: Any) -> list[str]:
-    """Where instances of a Python model run, and why."""
+    """Where instances run that are or may be processes of their own, and why."""
+    if config.backend in ("kernel", "onnxruntime"):
+        if not asks_for_process(config, {}):
+            return []
+        return ["Each instance is a process of its own behind shared memory (parameter isolation 'process')."]
     if config.backend != "python":
         return []
     if not isolated(config):

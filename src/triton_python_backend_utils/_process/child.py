@@ -521,6 +521,7 @@ class Child:
             tracing.enter(contexts(given))  # of this task; it ends with it
             responses = await self.model.execute(given)
             times.append(time.monotonic_ns())
+            times[:3] = getattr(responses, "times", times[:3])
             answers, rows = self._answer(given, responses)
         except BaseException as error:
             self._batch_failed(message["batch"], given, error, times)

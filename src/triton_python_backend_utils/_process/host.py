@@ -67,6 +67,9 @@ class ChildHost(_host.Host):
     def log(self, level: int, message: str, file: str, line: int) -> None:
         self._child.send({"t": "log", "level": level, "text": message, "file": file, "line": line}, [])
 
+    def holds_memory(self, rows: list[tuple[str, int, int]]) -> None:
+        self._child.send({"t": "memory", "rows": rows}, [])
+
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
         rows: list[dict[str, Any]] = []
         sent = [

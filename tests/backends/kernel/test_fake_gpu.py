@@ -66,12 +66,18 @@ def family_gpu() -> Any:
         yield gpu
 
 
-@pytest.fixture(scope="module")
-def family(family_gpu: FakeGpu, tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(scope="module", params=["none", "process"])
+def family(
+    request: pytest.FixtureRequest, family_gpu: FakeGpu, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     repository = tmp_path_factory.mktemp("family")
     for case in FAMILY:
         case.write(repository, " dynamic_batching { max_queue_delay_microseconds: 2000 }")
-    with ServerProcess(repository, env=family_gpu.env) as process:
+    flags = [
+        f"--backend-config=kernel,{setting}"
+        for setting in (f"isolation={request.param}", "environment=FAKE_CUDA_*")
+    ]
+    with ServerProcess(repository, *flags, env=family_gpu.env) as process:
         yield process
     assert family_gpu.live() == {}
 

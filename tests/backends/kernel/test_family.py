@@ -14,12 +14,14 @@ from tests.support.server import ServerProcess
 BATCHING = "instance_group { kind: KIND_CPU } dynamic_batching { max_queue_delay_microseconds: 2000 }"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["none", "process"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("family")
     for case in FAMILY:
         case.write(repository, " " + BATCHING)
-    with ServerProcess(repository) as process:
+    with ServerProcess(repository, f"--backend-config=kernel,isolation={request.param}") as process:
         yield process
 
 

@@ -68,7 +68,7 @@ ACCUMULATE = onnx_models.model(
 )
 
 
-@pytest.fixture(scope="module", params=["c", "python"])
+@pytest.fixture(scope="module", params=["session_api=c", "session_api=python", "isolation=process"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -107,7 +107,7 @@ def server(
     add("accumulate", ACCUMULATE, 'backend: "onnxruntime" max_batch_size: 4 '
         'input { name: "X" data_type: TYPE_INT32 dims: [1] } output { name: "Y" data_type: TYPE_INT32 dims: [1] } '
         'sequence_batching { max_sequence_idle_microseconds: 60000000 state { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [1] } }')  # fmt: skip
-    with ServerProcess(repository, f"--backend-config=onnxruntime,session_api={request.param}") as process:
+    with ServerProcess(repository, f"--backend-config=onnxruntime,{request.param}") as process:
         yield process
 
 

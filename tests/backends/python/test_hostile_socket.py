@@ -95,6 +95,9 @@ def act(how):
     elif how == "answers":
         for _ in range(1000):
             frame({"t": "whatever"})
+    elif how == "memory that there is not":
+        frame({"t": "memory", "rows": [["GPU", 0, 1 << 20]]})
+        frame({"t": "memory", "rows": [["GPU", 0, -1]]})
     elif how == "a key that cannot be":
         frame({"t": "took", "k": [1]})
 
@@ -126,6 +129,7 @@ CASES = {
     "descriptors": "descriptors without messages",
     "a size that cannot be": "unhashable",
     "answers": "answers to what nobody asked",
+    "memory that there is not": "memory that there is not",
     "a key that cannot be": "unhashable",
 }
 

@@ -40,8 +40,15 @@ def test_explain_says_where_a_python_model_runs(text: str, words: str) -> None:
     assert words in explain(config_of(PYTHON + text))[-1]
 
 
-def test_explain_says_nothing_of_it_for_other_backends() -> None:
-    assert "process" not in " ".join(explain(config_of('backend: "identity"')))
+@pytest.mark.parametrize("backend", ["kernel", "onnxruntime"])
+def test_explain_says_where_a_kernel_or_onnx_model_runs_that_asks(backend: str) -> None:
+    text = f'backend: "{backend}" {parameter("isolation", "process")}'
+    assert "a process of its own behind shared memory (parameter isolation" in explain(config_of(text))[-1]
+
+
+@pytest.mark.parametrize("backend", ["identity", "kernel", "onnxruntime"])
+def test_explain_says_nothing_of_it_for_other_models(backend: str) -> None:
+    assert "process" not in " ".join(explain(config_of(f'backend: "{backend}"')))
 
 
 def test_the_start_up_table() -> None:

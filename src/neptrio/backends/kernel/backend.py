@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from neptrio.backends import own_process
 from neptrio.backends.kernel import config as kernel_config
 from neptrio.backends.kernel import device, host, source
 from neptrio.backends.kernel.device_instance import DeviceInstance
@@ -24,17 +25,7 @@ EXECUTE_SECONDS = 300.0  # how long an execution on a GPU may take where the mod
 
 def execute_seconds(context: LoadContext) -> float:
     """After how many seconds an execution on a GPU counts as hanging. Raises InvalidArgument."""
-    key = "EXECUTE_TIMEOUT_SECONDS"
-    text = context.config.parameters[key].string_value if key in context.config.parameters else ""
-    try:
-        value = float(text) if text else EXECUTE_SECONDS
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise InvalidArgument(
-            f"parameter '{key}' of model '{context.name}' must be a number of seconds > 0, got '{text}'"
-        )
-    return value
+    return own_process.execute_seconds(context) or EXECUTE_SECONDS
 
 
 class KernelBackend(Backend):
@@ -57,9 +48,14 @@ class KernelBackend(Backend):
         """True: KIND_AUTO means the GPU where the driver has one."""
         return device.count() > 0
 
+    @property
+    def own_processes(self) -> bool:  # type: ignore[override]
+        return own_process.wanted(self.context)
+
     @classmethod
     def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
         cls(context).read()
+        own_process.examine(context)
 
     def read(self) -> None:
         """Reads the source and checks the configuration against it."""
@@ -109,11 +105,26 @@ class KernelBackend(Backend):
                 raise InvalidArgument(
                     f"model '{self.context.name}' asks for a GPU and there is none: {device.why_none()}"
                 )
-            self._instances.append(DeviceInstance(self, device_id))
-            return self._instances[-1]
-        if kind != "CPU":
+        elif kind != "CPU":
             raise InvalidArgument(f"kernel models run on KIND_CPU or KIND_GPU, '{name}' asks for KIND_{kind}")
-        return HostInstance(self)
+        made: BackendInstance
+        if self.own_processes:
+            made = self._in_own_process(name, kind, device_id)
+        else:
+            made = DeviceInstance(self, device_id) if kind == "GPU" else HostInstance(self)
+        if kind == "GPU":  # only these hold memory that is listed
+            self._instances.append(made)
+        return made
+
+    def _in_own_process(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        from neptrio.backends.own_process.instance import own_process_instance
+
+        seconds = own_process.execute_seconds(self.context)
+        under_way = 1
+        if kind == "GPU":  # there the process itself ends what hangs; the server does if that can't
+            seconds = self.execute_seconds + own_process.GRACE_SECONDS
+            under_way = DeviceInstance.in_advance
+        return own_process_instance(self, name, kind, device_id, under_way, seconds)
 
     def code_path(self, capability: tuple[int, int]) -> Path:
         """The file for a GPU: the one that cc_model_filenames gives for its compute capability, else the model's."""
@@ -126,6 +137,8 @@ class KernelBackend(Backend):
         for instance in self._instances:
             if isinstance(instance, DeviceInstance):
                 rows += instance.memory_usage()
+            else:
+                rows += getattr(instance, "memory_rows", ())
         return rows
 
 

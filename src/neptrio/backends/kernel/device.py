@@ -125,6 +125,7 @@ class Device:
 
     _open: dict[int, Device] = {}  # noqa: RUF012
     _lock = threading.RLock()
+    remedy = "the server must be started anew"
 
     def __init__(self, ordinal: int) -> None:
         from cuda.bindings import driver
@@ -302,7 +303,7 @@ class Device:
     def failure(self) -> str:
         """Why the device cannot be used any more."""
         why = self.broken or self.pool.broken
-        return f"GPU {self.ordinal} cannot be used any more after {why}; the server must be started anew"
+        return f"GPU {self.ordinal} cannot be used any more after {why}; {self.remedy}"
 
     def break_(self, name: str, model: str) -> bool:
         """A batch of `model` met an error that ends the context. False if that was known. On the trio thread."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from neptrio.backends import own_process
 from neptrio.backends.onnx import model as onnx_model
 from neptrio.backends.onnx import options as onnx_options
 from neptrio.backends.onnx import providers as onnx_providers
@@ -72,6 +73,7 @@ class OnnxBackend(Backend):
 
     @classmethod
     def examine(cls, context: LoadContext, report: Callable[[str], None]) -> None:
+        own_process.examine(context)
         try:
             signature = onnx_signature.read(onnx_options.model_path(context))
         except InvalidArgument:
@@ -91,7 +93,16 @@ class OnnxBackend(Backend):
         # loads the library here, so that it is not loaded on the trio thread
         onnx_options.is_native(self.context, "CPU")
 
+    @property
+    def own_processes(self) -> bool:  # type: ignore[override]
+        return own_process.wanted(self.context)
+
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        if self.own_processes:
+            from neptrio.backends.own_process.instance import own_process_instance
+
+            seconds = own_process.execute_seconds(self.context)
+            return own_process_instance(self, name, kind, device_id, 1, seconds)
         if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
             return NativeInstance(self.context, name, kind, device_id)
         if kind == "GPU":

@@ -11,19 +11,23 @@ Rules:
     other requests are copied out afterwards.
  3. ONNX Runtime waits for the device before a run returns, so whoever reads an output next need not wait.
  4. An instance without our own CUDA part, with strings, or with a layout of its own takes tensors on the host only.
+ 5. ONNX Runtime shares the device's context with everybody else there. When it says that the context has ended, all of
+    them leave service, as after such an error of a kernel model.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import neptrio.request.device_memory as device_memory
 from neptrio.backends import device_outputs
 from neptrio.backends.kernel import device as devices
 from neptrio.backends.onnx.instance import OnnxInstance
-from neptrio.errors import Unavailable
+from neptrio.errors import TritonError, Unavailable
 from neptrio.execution.batch import Batch
 from neptrio.execution.gather import gather
+from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor, tensor_at
 
 if TYPE_CHECKING:
@@ -33,6 +37,21 @@ GPU = device_outputs.GPU
 ALIGNMENT = 256  # bytes, that of cudaMalloc, on which kernels may rely
 
 
+# how ONNX Runtime words an error of the driver: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..."
+FAILURE = re.compile(r"CUDA failure (\d+)\b")
+
+
+class Broke(WorkItem):
+    """Carries the news that a device cannot be used any more to the trio thread."""
+
+    def __init__(self, instance: DeviceInstance, name: str) -> None:
+        self._instance = instance
+        self._name = name
+
+    def deliver(self) -> None:
+        self._instance.broke(self._name)
+
+
 class DeviceInstance(OnnxInstance):
     """One session on one."""
 
@@ -40,10 +59,10 @@ class DeviceInstance(OnnxInstance):
 
     def initialize(self) -> None:
         super().initialize()
-        if self._layout is not None or self._session.strings or not devices.count():
+        if not devices.count():
             return
         device = self._device = devices.Device.get(self._device_id)
-        self.takes_device_memory = True
+        self.takes_device_memory = self._layout is None and not self._session.strings
         device.occupants.append(self)
         if device.pool.broken:  # another model broke it meanwhile
             failure = device.failure
@@ -64,8 +83,25 @@ class DeviceInstance(OnnxInstance):
         self.reason = f"Unavailable: {device.failure}"
         self.on_health()
 
+    def broke(self, name: str) -> None:
+        """ONNX Runtime met an error that ends the context. On the trio thread."""
+        device, host = self._device, self._context.host
+        if device is not None and device.break_(name, self._context.name) and host is not None:
+            host.device_failed(device.failure)
+
+    def _call(
+        self, names: list[str], tensors: list[Tensor], batch: Batch, kept: set[str] | None = None
+    ) -> list[Tensor]:
+        try:
+            return super()._call(names, tensors, batch, kept)
+        except TritonError as error:
+            found = FAILURE.search(str(error))
+            if found is not None and self._device is not None and self._device.pool.told(int(found[1])):
+                batch.instance.mailbox.completions.post(Broke(self, self._device.pool.broken))
+            raise
+
     def _run(self, requests: list[InferRequest], batch: Batch) -> list[InferResponse]:
-        if self._device is None:
+        if not self.takes_device_memory:
             return super()._run(requests, batch)
         names = self._wanted(requests)
         kept = {name for name in names if any(device_outputs.stays(r, name) for r in requests)}

@@ -37,9 +37,12 @@ def apart(context: LoadContext) -> bool:
     return isolated(context.config, context.settings.backend_settings("python"))
 
 
-def resources(context: LoadContext) -> tuple[dict[str, str], dict[str, Any]]:
-    """The environment variables and the limits of the model's processes. Raises InvalidArgument."""
-    settings = context.settings.backend_settings("python")
+def resources(context: LoadContext, backend: str = "python") -> tuple[dict[str, str], dict[str, Any]]:
+    """The environment variables and the limits of the model's processes. Raises InvalidArgument.
+
+    `backend` is whose --backend-config decides where the model does not.
+    """
+    settings = context.settings.backend_settings(backend)
     return limits.environment(context.config, settings), limits.limits(context.config)
 
 
@@ -52,13 +55,12 @@ def python_of(context: LoadContext) -> str | None:
     return environment_python(path, context.model_dir, cache)
 
 
-def initialize_seconds(context: LoadContext) -> float:
-    """How long a model may take to import, complete its configuration and initialize, in seconds.
-
-    Raises InvalidArgument.
+def initialize_seconds(context: LoadContext, backend: str = "python") -> float:
+    """How long a model may take to import, complete its configuration and initialize, in seconds; `backend` as for
+    resources(). Raises InvalidArgument.
     """
     key = "INITIALIZE_TIMEOUT_SECONDS"
-    text = parameter(context.config, key) or context.settings.backend_settings("python").get(
+    text = parameter(context.config, key) or context.settings.backend_settings(backend).get(
         "initialize-timeout-seconds", "300"
     )
     try:

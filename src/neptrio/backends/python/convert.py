@@ -15,6 +15,8 @@ from neptrio.backends.python.tensors import copied, outputs, private, readonly, 
 from neptrio.errors import Code, Reason, TritonError
 from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind, Tensor
 
+# no constant of TritonError: what a kernel or ONNX model's own process answers a batch that took too long with
+TIMED_OUT = 8
 CODES = {
     utils.TritonError.UNKNOWN: Code.UNKNOWN,
     utils.TritonError.INTERNAL: Code.INTERNAL,
@@ -24,7 +26,9 @@ CODES = {
     utils.TritonError.UNSUPPORTED: Code.UNSUPPORTED,
     utils.TritonError.ALREADY_EXISTS: Code.ALREADY_EXISTS,
     utils.TritonError.CANCELLED: Code.CANCELLED,
+    TIMED_OUT: Code.TIMED_OUT,
 }
+# what models are told; their TritonError knows no more
 NUMBERS = {code: number for number, code in CODES.items()} | {
     Code.TIMED_OUT: utils.TritonError.UNAVAILABLE,
     Code.DEADLINE: utils.TritonError.UNAVAILABLE,
@@ -34,6 +38,7 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
     Code.UNAUTHENTICATED: utils.TritonError.UNAVAILABLE,
     Code.DENIED: utils.TritonError.UNAVAILABLE,
 }
+FOR_SERVER = NUMBERS | {Code.TIMED_OUT: TIMED_OUT}  # what the server is told
 GPU = int(MemoryKind.GPU_MEMORY)
 log = logging.getLogger("neptrio.python")
 _telling = threading.Lock()  # so that a model's instances together log a warning once

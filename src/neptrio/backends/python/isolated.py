@@ -51,12 +51,18 @@ MAX_PAUSE = 30.0
 STEADY_SECONDS = 60.0  # after a child lived this long, the next pause is the first again
 MOST_ANSWERS = 64  # that may wait unread; a correct process gives one per question
 FINALIZE_SECONDS = 30.0
+MEMORY_TYPES = ("GPU", "CPU_PINNED")
+MOST_MEMORY_ROWS = 64
 
 
 class IsolatedInstance(BackendInstance):
     """A backend instance whose model runs in a child process; requests cross on a socket."""
 
     overlapping = True
+    in_order = (
+        False  # it executes batches in the order in which they were sent, however many may be under way
+    )
+    under_way = 1  # how many may be, unless the model is asynchronous
 
     def __init__(
         self,
@@ -96,6 +102,8 @@ class IsolatedInstance(BackendInstance):
         self._batches: dict[int, tuple[Batch, list[int]]] = {}
         self._requests: dict[int, InferRequest] = {}
         self._asked: dict[int, Callable[[bool], None]] = {}
+        # what the process holds besides ordinary memory: (type, id, bytes)
+        self.memory_rows: list[tuple[str, int, int]] = []
         self._stopping = threading.Event()
         self._supervisor: threading.Thread | None = None
         self._started_at = 0.0
@@ -137,7 +145,7 @@ class IsolatedInstance(BackendInstance):
             self._process = process
             self._started_at = time.monotonic()
         self._started(process)
-        self.capacity = ASYNC_CAPACITY if answer["async"] else 1
+        self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.under_way
         self.wants_sequence_end = answer["sequence_end"]
         self.healthy = not process.ended.is_set()
         self.reason = ""
@@ -193,6 +201,9 @@ class IsolatedInstance(BackendInstance):
             asked, self._asked = self._asked, {}
         self.healthy = False
         self.reason = self._cause
+        if self.memory_rows:
+            self.memory_rows = []
+            self._completions.post(OnLoop(self.on_memory))
         if not self._stopping.is_set():
             self._completions.post(OnLoop(self.on_health))
             log.error("%s", self._cause)
@@ -282,6 +293,9 @@ class IsolatedInstance(BackendInstance):
         else:
             process.post(lambda: self._send_batch(process, batch))
 
+    def _watch(self) -> None:
+        self._timeout.watch(1 if self.in_order else self.capacity)
+
     def _first(self) -> tuple[Batch, int, Process] | None:
         """The running batch that began first, when it began (monotonic ns), and its process; None if none runs."""
         with self._lock:
@@ -320,7 +334,7 @@ class IsolatedInstance(BackendInstance):
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
             return
         if self._timeout.limited:
-            self._completions.post(OnLoop(lambda: self._timeout.watch(self.capacity)))
+            self._completions.post(OnLoop(self._watch))
         cancelled = []
         for id, request in zip(ids, batch.requests, strict=True):
             on_cancel = self._on_cancel(process, id, request)
@@ -377,12 +391,25 @@ class IsolatedInstance(BackendInstance):
             answer = self._asked.pop(message["k"], None)
             if answer is not None:
                 answer(bool(message["ready"]))
+        elif kind == "memory":
+            self._memory_told(process, message["rows"])
         elif not self._host.message(process, message):
             for descriptor in message.pop("descriptors", ()):  # no expected answer has any
                 os.close(descriptor)
             if self._answers.qsize() >= MOST_ANSWERS:
                 raise Violation("answers to what nobody asked")
             self._answers.put(message)
+
+    def _memory_told(self, process: Process, rows: Any) -> None:
+        if not isinstance(rows, list) or len(rows) > MOST_MEMORY_ROWS:
+            raise Violation("memory that is no list")
+        told = [(str(kind), int(number), int(size)) for kind, number, size in rows]
+        if any(
+            kind not in MEMORY_TYPES or not (0 <= n < 1024 and 0 <= size < 1 << 62) for kind, n, size in told
+        ):
+            raise Violation("memory that there is not")
+        self.memory_rows = told
+        self._completions.post(OnLoop(self.on_memory))
 
     def _response(
         self, process: Process, request: InferRequest, row: dict[str, Any], blob: bytearray

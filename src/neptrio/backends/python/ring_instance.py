@@ -298,7 +298,7 @@ class RingInstance(IsolatedInstance):
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
         else:
             life.end.begin(batch)
-            self._timeout.watch(self.capacity)
+            self._watch()
 
     def _first(self) -> tuple[Batch, int, Process] | None:
         life = self._life

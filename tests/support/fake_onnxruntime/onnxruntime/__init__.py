@@ -2,7 +2,7 @@
 
 It computes Y = X + 1, or for models with an input BEFORE, Y = AFTER = BEFORE + X. What it is asked to do is written as
 lines of JSON to the file FAKE_ORT_LOG. FAKE_ORT_LACKS names a provider whose library is to fail; as the real one it then
-runs without.
+runs without. An element -N of X up to -100 makes it answer as if CUDA's error N had come.
 """
 
 from __future__ import annotations
@@ -187,6 +187,11 @@ class InferenceSession:
         return Binding(self)
 
     def _computed(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        least = int(inputs["X"].min(initial=0))
+        if least <= -100:
+            raise RuntimeError(
+                f"CUDA failure {-least}: an error ; GPU={self.device.number} ; hostname=here ; file=f ; line=1"
+            )
         return inputs["X"] + (inputs["BEFORE"] if "BEFORE" in inputs else np.int32(1))
 
     def run_with_iobinding(self, binding: Binding, options: Any) -> None:
