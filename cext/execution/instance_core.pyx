@@ -8,7 +8,7 @@ execution.
 from libc.stdint cimport int64_t
 
 from neptrio.execution.batch cimport Batch, Executor
-from neptrio.request.device_memory cimport fetch_inputs, in_use
+from neptrio.request.device_memory cimport any_on_device, in_use
 from neptrio.loop.mailbox cimport CompletionQueue, Mailbox
 from neptrio.execution.inline_policy cimport INLINE_NS, mean_after
 from neptrio.request.infer_request cimport InferRequest, ModelCore, Tensor, now_ns
@@ -161,7 +161,11 @@ cdef class InstanceCore(Executor):
 
     cpdef begin(self, Batch batch):
         """Starts a batch: on the trio thread, on the instance's thread, or in the backend's own way."""
-        if batch.error is not None:
+        if self.line is not None:
+            self.line.append(batch)
+        elif batch.fetching:
+            self.fetch(batch)
+        elif batch.error is not None:
             batch.deliver()
         elif self.outstanding == 1 and self.mean_ns < INLINE_NS and not batch.off_loop:
             self.inline_executions += 1
@@ -172,8 +176,14 @@ cdef class InstanceCore(Executor):
         else:
             self.mailbox.submit(batch)
 
+    def fetch(self, batch):
+        """Has the batch's inputs copied to the host; begins it and those behind it when they are there."""
+        raise NotImplementedError(f"{type(self).__name__}.fetch")
+
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns):
-        """A batch made and prepared from `requests`; when that fails, the batch's error says why."""
+        """A batch made and prepared from `requests`; when that fails, the batch's error says why. One whose inputs lie on
+        a device that its instance can't read is prepared later (fetch); those of instances that execute in Python are
+        copied in Batch.execute(), on their thread."""
         cdef InferRequest request
         cdef Batch batch
         if self.plain_batch:
@@ -183,10 +193,11 @@ cdef class InstanceCore(Executor):
             batch = self.batch_type(self.model, requests, close_reason, oldest_wait_ns)
         batch.instance = self
         try:
-            if in_use() and (self.native or self.backend.overlapping) and not self.backend.takes_device_memory:
-                # other instances' inputs are copied to the host in Batch.execute(), on their thread
-                fetch_inputs(requests)
-            batch = self.backend.prepare(batch)
+            if (in_use() and (self.native or self.backend.overlapping) and not self.backend.takes_device_memory
+                    and any_on_device(requests)):
+                batch.fetching = True
+            else:
+                batch = self.backend.prepare(batch)
         except TritonError as error:
             batch.error = error
         except Exception as error:

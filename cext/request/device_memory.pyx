@@ -8,7 +8,7 @@ on_host(). While no GPU is open all of this costs one comparison.
 Rules:
  1. The address of a tensor with GPU_MEMORY is used only in cext/backends/kernel/cuda_*.pyx.
  2. An instance without `takes_device_memory` gets host tensors. Batch.execute() copies them on the instance's
-    thread, or InstanceCore.make_batch() for instances whose batches do not pass through there.
+    thread; for instances whose batches do not pass through there the device's thread does (execution/input_fetch.py).
  3. A copy has host memory of its own. The request then holds the copy, not the original.
 """
 from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, Tensor
@@ -41,6 +41,17 @@ cpdef Tensor on_host(Tensor tensor):
         return tensor
     block = pool_of(tensor.memory_id).fetch(tensor.address, tensor.nbytes)
     return tensor_at(tensor.name, tensor.dtype, tensor.shape, block.address, tensor.nbytes, block)
+
+
+cpdef bint any_on_device(list requests):
+    """True when an input of any of the requests is in device memory."""
+    cdef InferRequest request
+    cdef Tensor tensor
+    for request in requests:
+        for tensor in request.inputs:
+            if tensor.memory_kind == GPU_MEMORY:
+                return True
+    return False
 
 
 cpdef object fetch_inputs(list requests):

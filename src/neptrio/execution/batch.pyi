@@ -21,6 +21,7 @@ class Batch(WorkItem):
     close_reason: str
     oldest_wait_ns: int
     count_execution: bool
+    fetching: bool
     off_loop: bool
     compute_start: int
     input_end: int

@@ -20,6 +20,7 @@ import trio
 from neptrio.config.groups import Place
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
+from neptrio.execution.input_fetch import InputFetch
 from neptrio.execution.instance_core import InstanceCore, PoolCore
 from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.loop.loop_pass import LoopPass
@@ -97,6 +98,9 @@ class Instance(InstanceCore):
         else:
             self.pool.on_free()
 
+    def fetch(self, batch: Batch) -> None:
+        InputFetch(self, batch).start()
+
     def withdraw(self, request: InferRequest) -> bool:
         """Takes a request out of a batch that has not begun; the rest of the batch keeps its place in line.
 
@@ -142,7 +146,7 @@ class Instance(InstanceCore):
     def statistics(self) -> InstanceStatistics:
         """The current numbers."""
         # batches begin in the order they were submitted, so the ones that wait are the last ones
-        waiting = self.mailbox.waiting + len(self.awaiting_grant) + self.backend.ahead
+        waiting = self.mailbox.waiting + len(self.awaiting_grant) + self.backend.ahead + len(self.line or ())
         taken = max(0, len(self.under_way) - waiting)
         # A decoupled request may have its final response before its batch is back, and null requests of the
         # sequence batcher are not counted as requests.

@@ -408,6 +408,53 @@ def test_the_loop_does_not_wait_for_a_copy_into_a_region(region_server: Any, mod
     assert device.read(address + 1024, 16) == (values + 1).tobytes()
 
 
+SAME = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+@pytest.mark.parametrize("model", ["identity", "python"])
+def test_the_loop_does_not_wait_for_a_copy_out_of_a_region(tmp_path: Path, model: str) -> None:
+    """The device's thread waits for it: others are answered, and what comes for the same instance waits behind it."""
+    import base64
+
+    config = identity_config(dims="-1", pairs=1)
+    write_model(tmp_path, "identity", config)
+    write_model(tmp_path, "python", config.replace('"identity"', '"python"', 1), {"1/model.py": SAME})
+    with (
+        FakeGpu() as gpu,
+        ServerProcess(tmp_path, SHM, env=gpu.env) as server,
+        GpuClient(gpu) as device,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        address, handle = device.region(0, 4096)
+        device.write(address, np.arange(1, 9, dtype=np.int32).tobytes())
+        client.register_cuda_shared_memory("r", base64.b64encode(handle), 0, 4096)
+        values = np.array([[9, 10, 11, 12]], np.int32)
+        plain = [grpcclient.InferInput("INPUT0", [1, 4], "INT32").set_data_from_numpy(values)]
+        before = gpu["dtoh"]
+        gpu["hold"] = 2
+        waiting = [pool.submit(client.infer, model, **request(0, 1024, names="01"))]
+        until(lambda: gpu["dtoh"] > before, "the copy is queued")
+        waiting.append(pool.submit(client.infer, model, plain))
+        waiting.append(pool.submit(client.infer, model, **request(16, 2048, names="01")))
+        accepted = f'neptrio_accepted_requests{{model="{model}",version="1"}} 3'
+        until(lambda: accepted in get(server.metrics, "/metrics"), "all three have come")
+        assert get(server.http, "/v2/health/ready") == ""
+        assert not any(one.done() for one in waiting)
+        gpu["hold"] = 0
+        assert waiting[1].result(60).as_numpy("OUTPUT0").tolist() == values.tolist()
+        for one, place, found in ((waiting[0], 1024, [1, 2, 3, 4]), (waiting[2], 2048, [5, 6, 7, 8])):
+            one.result(60)
+            assert np.frombuffer(device.read(address + place, 16), np.int32).tolist() == found
+        client.unregister_cuda_shared_memory("r")
+
+
 def test_a_region_of_a_foreign_handle_is_refused(region_server: Any) -> None:
     server, gpu, device = region_server
     _, handle = device.region(0, 4096)
