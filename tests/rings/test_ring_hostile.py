@@ -186,8 +186,8 @@ ONE = struct.pack("<I", 1)
         (HEAD + struct.pack("<I", 0) + text(b"["), "Expecting value"),
         (HEAD + struct.pack("<I", 0) + text(b"[" * 100000), "recursion"),
         (
-            HEAD + struct.pack("<I", 1) + text(b"") + text(b"told") + struct.pack("<I", 8),
-            "an error of code 8",
+            HEAD + struct.pack("<I", 1) + text(b"") + text(b"told") + struct.pack("<I", 9),
+            "an error of code 9",
         ),
         (HEAD + struct.pack("<I", 1) + text(b"") + struct.pack("<I", 2**31), "ends too early"),
     ],

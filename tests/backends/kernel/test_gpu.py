@@ -16,6 +16,7 @@ from neptrio.backends.kernel import device
 from tests.backends.kernel.family import FAMILY, NARROW, Case, kernel_config, parameter, tensors
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -188,6 +189,33 @@ def test_an_illegal_address_takes_the_model_out_of_service_until_the_server_star
         print("after an illegal address:", body["error"])
     with ServerProcess(tmp_path, *flags) as server:
         assert infer(6)[1]["outputs"][0]["data"] == [6] * 32
+
+
+def test_in_a_process_of_its_own_only_the_process_ends(tmp_path: Path) -> None:
+    """The next process serves, on the same device; a model in the server's process has not noticed anything."""
+    config = kernel_config(
+        0,
+        tensors("input", ("X", "INT32", "32")),
+        tensors("output", ("Y", "INT32", "32")),
+        parameter("kernels", "run<<<1, 32>>>(X, Y)"),
+    )
+    # on the fake driver: without its counters, which a process that ends like this leaves as they are
+    apart = parameter("isolation", "process") + parameter("ENVIRONMENT", "FAKE_CUDA_DEVICES")
+    write_model(tmp_path, "apart", config + apart, {"1/model.cu": BREAKING})
+    write_model(tmp_path, "here", config, {"1/model.cu": BREAKING})
+
+    def infer(model: str, value: int) -> tuple[int, Any]:
+        tensor = {"name": "X", "datatype": "INT32", "shape": [32], "data": [value] * 32}
+        status, body = post(server, f"/v2/models/{model}/infer", {"inputs": [tensor]})
+        return status, body["outputs"][0]["data"] if status == 200 else body["error"]
+
+    with ServerProcess(tmp_path) as server:
+        assert "1 x GPU 0, own processes" in server.log()
+        for value in (5, 6):
+            until(lambda value=value: infer("apart", value) == (200, [value] * 32), "its process serves")  # type: ignore[misc]
+            status, answer = infer("apart", -1)
+            assert status == 500 and "CUDA_ERROR_ILLEGAL_ADDRESS" in answer
+            assert infer("here", value) == (200, [value] * 32)
 
 
 def test_a_request_larger_than_the_memory_fails_alone(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ class DriverThread:
         self.name = name
         # a SimpleQueue, because its put() can interrupt itself: destructors run anywhere
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._awaited: set[threading.Event] = set()  # who waits for a call; set when the thread ends without making it
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -37,6 +40,22 @@ class DriverThread:
             except Exception:
                 log.exception("%s: a call of the driver failed", self.name)
             del call  # what it refers to should die now, not with the next call
+        with self._lock:
+            self._ended = True
+            for done in self._awaited:
+                done.set()
+
+    def _wait(self, call: Callable[[], object], done: threading.Event, seconds: float) -> bool:
+        """Has a function called that sets `done`, and waits for that or the thread's end; False if both take longer."""
+        with self._lock:
+            if self._ended:
+                return True
+            self._awaited.add(done)
+        self._calls.put(call)
+        came = done.wait(seconds)
+        with self._lock:
+            self._awaited.discard(done)
+        return came
 
     def post(self, call: Callable[[], object]) -> None:
         """Has a function called; what it raises is logged."""
@@ -57,9 +76,10 @@ class DriverThread:
             finally:
                 done.set()
 
-        self._calls.put(answer)
-        if not done.wait(seconds):
+        if not self._wait(answer, done, seconds):
             raise Internal(f"{self.name} did not answer within {seconds:g} s", reason=Reason.BACKEND)
+        if not found:
+            raise Internal(f"{self.name} has ended: nothing uses that GPU any more", reason=Reason.BACKEND)
         result, error = found
         if error is not None:
             raise error
@@ -68,8 +88,7 @@ class DriverThread:
     def settle(self, seconds: float) -> bool:
         """Waits until all that was posted before is done; False if that takes longer."""
         done = threading.Event()
-        self._calls.put(done.set)
-        return done.wait(seconds) or not self._thread.is_alive()
+        return self._wait(done.set, done, seconds)
 
     def end(self) -> None:
         """Ends the thread after what was posted before. Later calls are never made."""
