@@ -48,10 +48,13 @@ run: $(VENV)/.built ## Serve examples/model_repository on 8000 (REST), 8001 (gRP
 # a test that hangs is shown with every thread's stack, and ends the run: loadfile would start it again
 BOUND := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 
+# one more than cores: many tests wait for a server to start or for a time limit
+WORKERS := from neptrio.cores import usable_cores; print(min(usable_cores() + 1, 4))
+
 test: build lint ## Set up, lint, type-check and run every test
 	@sh tools/test_browser.sh
 	@$(BIN)/python examples/prepare.py
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(BOUND) $(ARGS)
+	@$(BIN)/python -m pytest -n $$($(BIN)/python -c "$(WORKERS)") --dist loadfile $(BOUND) $(ARGS)
 
 test-console: build ## Draw the console and trace pages in a real browser (chromium is installed where that is possible) and run what belongs to them
 	@sh tools/test_browser.sh

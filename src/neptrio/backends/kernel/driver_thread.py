@@ -28,7 +28,9 @@ class DriverThread:
         # a SimpleQueue, because its put() can interrupt itself: destructors run anywhere
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._awaited: set[threading.Event] = set()  # who waits for a call; set when the thread ends without making it
+        self._awaited: set[threading.Event] = (
+            set()
+        )  # who waits for a call; set when the thread ends without making it
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
