@@ -5,18 +5,23 @@ That they answer as in the server's process, tests/backends/kernel and tests/bac
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
 from tests.backends.kernel.family import parameter
+from tests.backends.kernel.test_device_tensors import SHM, SUM, ensemble, request, step, sum_config
 from tests.backends.onnx.test_device_instance import ONNX, PLUS_ONE, OnnxGpu
 from tests.support import onnx_models
 from tests.support.gpu import FakeGpu, needs_fake_gpu
+from tests.support.gpu_client import GpuClient
 from tests.support.gpu_models import ADD, add, add_config, get, held, reason
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -246,3 +251,32 @@ def test_a_load_that_fails_in_the_process_has_its_reason(tmp_path: Path) -> None
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:
         assert "no_such_thing" in reason(server, "apart")[1]
         assert "'Z'" in reason(server, "onnx")[1]
+
+
+# ---------------------------------------------------------------- tensors that others keep on the device
+
+
+@needs_fake_gpu
+def test_states_and_regions_pass_through_the_host(tmp_path: Path) -> None:
+    write_model(tmp_path, "sum", sum_config("oldest { }") + APART, {"1/model.cu": SUM})
+    write_model(tmp_path, "apart", add_config(GPU + APART), {"1/model.cu": ADD})
+    write_model(tmp_path, "here", add_config(GPU), {"1/model.cu": ADD})
+    write_model(tmp_path, "both", ensemble(("here", "X", "t"), ("apart", "t", "u"), ("here", "u", "Y")))
+    with (
+        FakeGpu() as gpu,
+        ServerProcess(tmp_path, SHM, env=gpu.env) as server,
+        GpuClient(gpu) as device,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        assert step(client, "sum", 1, 5, start=True) == [5] * 4
+        assert step(client, "sum", 2, 7, start=True) == [7] * 4
+        assert step(client, "sum", 1, 1, end=True) == [6] * 4
+        assert step(client, "sum", 2, 1, end=True) == [8] * 4
+        assert add(server, "both", 1, 2) == (200, [4, 5])
+        address, handle = device.region(0, 4096)
+        values = np.array([1, 2, 3, 2**30], np.int32)
+        device.write(address, values.tobytes())
+        client.register_cuda_shared_memory("r", base64.b64encode(handle), 0, 4096)
+        client.infer("apart", **request())
+        assert device.read(address + 1024, 16) == (values + 1).tobytes()
+        client.unregister_cuda_shared_memory("r")
