@@ -5,7 +5,9 @@ from posix.time cimport nanosleep, timespec
 
 from neptrio.execution.batch cimport Batch
 from neptrio.loop.mailbox cimport Work
-from neptrio.request.infer_request cimport InferRequest, InferResponse, Tensor, alias, now_ns
+from neptrio.request.infer_request cimport InferRequest, InferResponse, Tensor, alias, now_ns, same_name
+
+from sys import intern
 
 
 cdef struct Delay:
@@ -35,8 +37,8 @@ cdef class IdentityBuilder:
     cdef int64_t delay_ns
 
     def __init__(self, list pairs not None, int64_t delay_ns):
-        self.inputs = [name for name, _ in pairs]
-        self.outputs = [name for _, name in pairs]
+        self.inputs = [intern(name) for name, _ in pairs]
+        self.outputs = [intern(name) for _, name in pairs]
         self.delay_ns = delay_ns
 
     def prepare(self, DelayBatch batch not None) -> Batch:
@@ -56,11 +58,11 @@ cdef class IdentityBuilder:
                 name = self.inputs[k]
                 if k < len(request.inputs):  # most clients send them in the order of the configuration
                     tensor = request.inputs[k]
-                    if tensor.name is name or tensor.name == name:
+                    if same_name(tensor.name, name):
                         outputs.append(alias(tensor, self.outputs[k], tensor.shape))
                         continue
                 for tensor in request.inputs:
-                    if tensor.name == name:
+                    if same_name(tensor.name, name):
                         outputs.append(alias(tensor, self.outputs[k], tensor.shape))
                         break
             response = InferResponse.__new__(InferResponse)

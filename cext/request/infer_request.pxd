@@ -88,6 +88,12 @@ cdef extern from *:
     int64_t times "neptrio_times"(int64_t count, int64_t d) noexcept nogil
 
 cdef int64_t now_ns() noexcept nogil
+
+cdef inline bint same_name(str one, str other):
+    """Whether two names are equal, which mostly their addresses tell: those of configurations are interned."""
+    return one is other or one == other
+
+
 cdef int element_size(int dtype) noexcept nogil   # bytes per element; 0 for BYTES and INVALID
 
 cdef struct Strings:                   # the elements of a BYTES tensor

@@ -15,6 +15,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
+from sys import intern
+
 from neptrio.errors import InvalidArgument
 
 cdef extern from *:
@@ -270,7 +272,7 @@ cdef class InputSpec:
 
     def __init__(self, str name, int dtype, tuple dims, bint optional=False, bint ragged=False):
         cdef int64_t n = 1
-        self.name = name
+        self.name = intern(name)  # so are names elsewhere, which makes most comparisons one of addresses
         self.dtype = dtype
         self.dims = dims
         self.optional = optional

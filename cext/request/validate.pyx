@@ -17,6 +17,7 @@ from neptrio.request.infer_request cimport (
     Strings,
     Tensor,
     element_size,
+    same_name,
     times,
 )
 
@@ -203,10 +204,14 @@ cpdef validate(InferRequest r, ModelCore m):
         r.batch_size = batch if not first else 1
     else:
         r.batch_size = 1
-    for t in r.inputs:
-        spec = m.input_index.get(t.name)
+    for i in range(n):
+        t = r.inputs[i]
+        spec = m.input_specs[i]  # most clients send them in the order of the configuration
+        if not same_name(t.name, spec.name):
+            spec = m.input_index.get(t.name)
         if spec is None:
             raise InvalidArgument(f"unexpected inference input '{t.name}' for model '{m.name}'")
+        t.name = spec.name  # the same object, which later comparisons find at once
         if t.dtype != spec.dtype:
             raise InvalidArgument(
                 f"{_prefix(r)}inference input '{t.name}' data-type is '{NAME.get(t.dtype, '<invalid>')}', but "

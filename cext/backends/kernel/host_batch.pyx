@@ -15,6 +15,7 @@ Rules:
 import os
 import shutil
 import tempfile
+from sys import intern
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
@@ -36,7 +37,7 @@ from neptrio.backends.kernel.plan cimport (
 )
 from neptrio.loop.mailbox cimport Work
 from neptrio.execution.inline_policy cimport CLIP_NS, INLINE_NS, mean_after
-from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferResponse, Tensor, now_ns
+from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferResponse, Tensor, now_ns, same_name
 
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 
@@ -222,7 +223,7 @@ cdef class KernelBuilder:
     cdef dict plans
 
     def __init__(self, list names, list optional, bint batching, plan):
-        self.names = names
+        self.names = [intern(name) for name in names]
         self.optional = optional
         self.batching = batching
         self.plan = plan
@@ -241,7 +242,7 @@ cdef class KernelBuilder:
         cdef list inputs = r.inputs
         for i in range(n):
             found = None
-            if i < len(inputs) and (<Tensor>inputs[i]).name == self.names[i]:
+            if i < len(inputs) and same_name((<Tensor>inputs[i]).name, <str>self.names[i]):
                 found = inputs[i]
             else:
                 for t in inputs:

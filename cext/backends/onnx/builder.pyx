@@ -16,7 +16,10 @@ from neptrio.request.infer_request cimport (
     RequestedOutput,
     Tensor,
     element_size,
+    same_name,
 )
+
+from sys import intern
 
 from neptrio.errors import InvalidArgument, TritonError
 
@@ -54,7 +57,7 @@ cdef class OnnxBuilder:
         if session is None:
             return
         known = session.output_names
-        self.names = session.feed_names
+        self.names = [intern(name) for name in session.feed_names]
         self.output_index = {n: known.index(n) for n in served}
         self.served_names = served
         self.served = tuple([known.index(n) for n in served])
@@ -102,7 +105,7 @@ cdef class OnnxBuilder:
         for i in range(n):
             name = self.names[i]
             found = None
-            if i < len(inputs) and (<Tensor>inputs[i]).name == name:
+            if i < len(inputs) and same_name((<Tensor>inputs[i]).name, name):
                 found = inputs[i]
             else:
                 for t in inputs:

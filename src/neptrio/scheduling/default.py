@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from neptrio.errors import Cancelled
 from neptrio.execution.batch import complete
 from neptrio.execution.instance import InstancePool
@@ -21,7 +19,6 @@ class DefaultScheduler(DefaultQueue, Scheduler):
     removed when they are more than half of the queue.
     """
 
-    queue: deque[InferRequest]
     gaps: int
 
     def __init__(self, pool: InstancePool, loop: LoopServices) -> None:
@@ -34,12 +31,11 @@ class DefaultScheduler(DefaultQueue, Scheduler):
         elif not withdraw(request):
             return
         complete(request, InferResponse(None, Cancelled()), True)
-        if self.gaps * 2 > len(self.queue):
-            self.queue = deque(waiting for waiting in self.queue if waiting.state == QUEUED)
-            self.gaps = 0
+        if self.gaps * 2 > self.size:
+            self.close_gaps()
         if self.pool.limited:
             self.loop_pass.mark(self)
         self.loop_pass.soon()
 
     def statistics(self) -> SchedulerStatistics:
-        return SchedulerStatistics(queued=len(self.queue) - self.gaps, executing=self.pool.executing)
+        return SchedulerStatistics(queued=self.size - self.gaps, executing=self.pool.executing)
