@@ -4,6 +4,9 @@ from libc.stdint cimport int64_t
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport InferRequest, ModelCore
 
+cdef class RequestQueue:
+    cpdef enqueue(self, InferRequest request)
+
 cdef class Admission:
     cdef object directory          # finds the models that serve
     cdef dict latest               # name -> the version that serves requests without one

@@ -31,6 +31,14 @@ HTTP_ONE_RESPONSE = "HTTP end point doesn't support models with decoupled transa
 GRPC_ONE_RESPONSE = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
+cdef class RequestQueue:
+    """A scheduler whose enqueue() is compiled: it is called without looking the method up."""
+
+    cpdef enqueue(self, InferRequest request):
+        """Queues a validated request."""
+        raise NotImplementedError(f"{type(self).__name__}.enqueue")
+
+
 cdef class Admission:
     """Finds models and accepts requests. `directory` looks models up (repository.catalog.Catalog)."""
 
@@ -105,7 +113,10 @@ cdef class Admission:
             self.tracer.begin(request)
         accept(request)
         try:
-            model.scheduler.enqueue(request)
+            if isinstance(model.scheduler, RequestQueue):
+                (<RequestQueue>model.scheduler).enqueue(request)
+            else:
+                model.scheduler.enqueue(request)
         except BaseException as error:
             refuse(request)
             if request.trace is not None:

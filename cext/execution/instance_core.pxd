@@ -34,6 +34,7 @@ cdef class InstanceCore(Executor):
     cdef bint native
     cdef int64_t in_advance          # so many batches more than the one that executes (execution/backend.py)
     cdef object batch_type
+    cdef object prepare              # the backend's, None where it returns the batch as it is
     cdef bint plain_batch            # batch_type has no __init__ of its own
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns)
     cpdef begin(self, Batch batch)

@@ -127,6 +127,12 @@ cdef class PoolCore:
             self.on_free()
 
 
+cdef bint _prepares_nothing(backend):
+    from neptrio.execution.backend import BackendInstance  # which needs batches, which need this
+
+    return getattr(backend.prepare, "__func__", None) is BackendInstance.prepare
+
+
 cdef class InstanceCore(Executor):
     """One instance, as schedulers and batches see it."""
 
@@ -143,6 +149,7 @@ cdef class InstanceCore(Executor):
         self.mean_ns = backend.expected_ns if self.native else float("inf")
         self.busy_ns = float("inf") if self.native else 2 * BRISK_NS
         self.mailbox = Mailbox(completions)
+        self.prepare = None if _prepares_nothing(backend) else backend.prepare
 
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns):
         """Makes a batch of `requests` and executes it."""
@@ -196,8 +203,8 @@ cdef class InstanceCore(Executor):
             if (in_use() and (self.native or self.backend.overlapping) and not self.backend.takes_device_memory
                     and any_on_device(requests)):
                 batch.fetching = True
-            else:
-                batch = self.backend.prepare(batch)
+            elif self.prepare is not None:
+                batch = self.prepare(batch)
         except TritonError as error:
             batch.error = error
         except Exception as error:

@@ -1,6 +1,7 @@
 """The compiled part of the default scheduler (neptrio/scheduling/default.py): enqueue() and dispatch()."""
 from libc.stdint cimport int64_t
 
+from neptrio.execution.admission cimport RequestQueue
 from neptrio.execution.instance_core cimport InstanceCore, PoolCore
 from neptrio.request.infer_request cimport QUEUE_START, QUEUED, TAKEN, InferRequest, now_ns
 
@@ -9,7 +10,7 @@ cdef enum:
     KEPT = 1024      # an empty queue keeps as many places
 
 
-cdef class DefaultQueue:
+cdef class DefaultQueue(RequestQueue):
     """Requests in order of arrival. A cancelled request leaves a gap, which dispatch() skips.
 
     They lie in `places[head:tail]`; what is before and behind holds None. An empty queue begins anew at its first place,

@@ -9,6 +9,9 @@ from neptrio.request.infer_request import InferRequest, ModelCore
 HTTP_ONE_RESPONSE: str
 GRPC_ONE_RESPONSE: str
 
+class RequestQueue:
+    def enqueue(self, request: InferRequest) -> None: ...
+
 class Admission:
     @property
     def tracer(self) -> Sampler: ...

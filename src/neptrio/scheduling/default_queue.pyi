@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from neptrio.execution.admission import RequestQueue
 from neptrio.execution.instance_core import PoolCore
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.request.infer_request import InferRequest
 
-class DefaultQueue:
+class DefaultQueue(RequestQueue):
     @property
     def pool(self) -> Any: ...
     @property

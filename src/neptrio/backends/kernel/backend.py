@@ -158,6 +158,7 @@ class HostInstance(BackendInstance):
             spec.batching,
             self._plan,
         )
+        self.prepare = self._builder.prepare  # type: ignore[method-assign]  # see IdentityInstance
 
     def initialize(self) -> None:
         names = [n for n, s in self._backend.signatures.items() if not s.template]
@@ -178,9 +179,6 @@ class HostInstance(BackendInstance):
                     f"grid {grid} of blocks {block}: the host runs fewer than 2^31 threads per axis"
                 )
         return plan
-
-    def prepare(self, batch: Batch) -> Batch:
-        return self._builder.prepare(batch)
 
     def execute(self, batch: Batch) -> None:
         raise AssertionError("native instances do not execute in Python")
