@@ -12,6 +12,7 @@ Rules:
     sending side behind a request, and reads on, gets what is computed on the loop, as it does without front ends.
  6. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
 """
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.frontend.channel cimport Channel
@@ -61,6 +62,7 @@ cdef object _dumps = json.dumps
 cdef list _NOTHING = []
 
 
+@cython.freelist(64)
 cdef class Open:
     """See engine_end.pxd."""
 
@@ -312,12 +314,13 @@ cdef class EngineEnd(Channel):
         cdef uint32_t flags = FINAL if final else 0
         cdef Py_ssize_t size = OF_RESPONSE
         cdef tuple headers = ()
+        cdef list outputs = response.outputs if response.outputs is not None else _NOTHING
         error = response.error
-        if response.outputs is not None and error is None:
-            for tensor in response.outputs:
+        if error is None:
+            for tensor in outputs:
                 size += tensor.nbytes
                 if tensor.memory_kind == GPU_MEMORY:
-                    response.outputs = [on_host(each) for each in response.outputs]
+                    outputs = response.outputs = [on_host(each) for each in outputs]
                     break
         if request.trace is not None:
             headers = (<Trace>request.trace).headers
@@ -350,8 +353,8 @@ cdef class EngineEnd(Channel):
                 _dumps([(a.decode("latin-1"), b.decode("latin-1")) for a, b in error.headers])
                 if error.headers else "")
         else:
-            packer.u32(<uint32_t>len(response.outputs or ()))
-            for tensor in response.outputs or ():
+            packer.u32(<uint32_t>len(outputs))
+            for tensor in outputs:
                 self.pack_tensor(tensor)
         if final:
             self.open.pop(open_.key, None)
@@ -361,7 +364,7 @@ cdef class EngineEnd(Channel):
         else:
             open_.unread += size
         try:
-            self.send(RESPONSE, open_.id, response.outputs or _NOTHING)
+            self.send(RESPONSE, open_.id, outputs)
         except TritonError as refused:
             if response.error is None:
                 made = InferResponse(None, refused)

@@ -89,9 +89,21 @@ cdef extern from *:
 
 cdef int64_t now_ns() noexcept nogil
 
+cdef extern from *:
+    """
+    #include <string.h>
+    /* of two str objects; telling whether they are equal, not which comes first, takes a fraction of the instructions */
+    static inline int neptrio_same_text(PyObject *one, PyObject *other) {
+        Py_ssize_t length = PyUnicode_GET_LENGTH(one);
+        return length == PyUnicode_GET_LENGTH(other) && PyUnicode_KIND(one) == PyUnicode_KIND(other)
+            && memcmp(PyUnicode_DATA(one), PyUnicode_DATA(other), (size_t)length * PyUnicode_KIND(one)) == 0;
+    }
+    """
+    bint same_text "neptrio_same_text"(object one, object other)
+
 cdef inline bint same_name(str one, str other):
     """Whether two names are equal, which mostly their addresses tell: those of configurations are interned."""
-    return one is other or one == other
+    return one is other or (one is not None and other is not None and same_text(one, other))
 
 
 cdef int element_size(int dtype) noexcept nogil   # bytes per element; 0 for BYTES and INVALID
@@ -103,6 +115,10 @@ cdef struct Strings:                   # the elements of a BYTES tensor
     int64_t left                       # bytes behind the last of them; with `cut` and length -1 those of half a length
     int64_t length                     # what the last of them says, where it is cut
 
+# What an object has exported to a tensor: its memory stays where it is until this is gone.
+cdef class Export:
+    cdef Py_buffer view
+
 cdef class Tensor:
     cdef public str name
     cdef public int dtype
@@ -113,8 +129,7 @@ cdef class Tensor:
     cdef public int memory_kind        # a MemoryKind
     cdef public int64_t memory_id
     cdef Strings strings               # of BYTES, once somebody walked over them (request/validate)
-    cdef Py_buffer view
-    cdef bint has_view
+    cdef Export export                 # of `owner`, None where that cannot move its memory
     cdef int hold(self, object buffer, bint writable) except -1
     cpdef Py_ssize_t count(self) except -1
 

@@ -59,8 +59,17 @@ def jump_clock(int64_t ns) -> int:
     return ADD_AHEAD(ns)
 
 
-@cython.freelist(256)
 @cython.no_gc_clear  # clearing would drop view.obj without releasing the buffer it exported
+cdef class Export:
+    """See infer_request.pxd. A class of its own, since most tensors have none, and one that does something at its end takes
+    longer to go."""
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
+@cython.freelist(256)
+@cython.no_gc_clear  # whoever looks at its memory may be in the same cycle and go later
 cdef class Tensor:
     """A named, typed, row-major tensor over memory that it keeps alive.
 
@@ -68,11 +77,6 @@ cdef class Tensor:
     followed by as many bytes. The buffer protocol gives the raw bytes, read-only unless the tensor was made with
     `writable`; numpy arrays are made by neptrio.request.numpy_tensor.
     """
-
-    def __cinit__(self):
-        self.memory_kind = CPU_MEMORY
-        self.memory_id = 0
-        self.has_view = False
 
     def __init__(self, str name, int dtype, tuple shape, buffer=None, bint writable=False):
         self.name = name
@@ -87,21 +91,18 @@ cdef class Tensor:
             self.ptr = PyBytes_AS_STRING(buffer)
             self.nbytes = PyBytes_GET_SIZE(buffer)
             return 0
-        PyObject_GetBuffer(buffer, &self.view, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
-        self.has_view = True
+        cdef Export export = Export.__new__(Export)
+        PyObject_GetBuffer(buffer, &export.view, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+        self.export = export
         self.owner = buffer
-        self.ptr = <const char*>self.view.buf
-        self.nbytes = self.view.len
+        self.ptr = <const char*>export.view.buf
+        self.nbytes = export.view.len
         if type(buffer) is memoryview:
-            export_below(self, buffer)
+            export_below(export, buffer)
         return 0
 
-    def __dealloc__(self):
-        if self.has_view:
-            PyBuffer_Release(&self.view)
-
     def __getbuffer__(self, Py_buffer* buffer, int flags):
-        cdef bint readonly = not (self.has_view and not self.view.readonly)
+        cdef bint readonly = self.export is None or self.export.view.readonly
         if self.memory_kind == GPU_MEMORY:
             raise BufferError(f"tensor '{self.name}' lies in GPU memory, copy it to the host first")
         PyBuffer_FillInfo(buffer, self, <void*>self.ptr, self.nbytes, readonly, flags)
@@ -138,8 +139,8 @@ cdef class Tensor:
         return f"Tensor({self.name!r}, dtype={self.dtype}, shape={self.shape}, nbytes={self.nbytes})"
 
 
-cdef int export_below(Tensor tensor, object view) except -1:
-    """Exports a tensor's buffer from the object below a memoryview instead of the memoryview.
+cdef int export_below(Export export, object view) except -1:
+    """Exports a buffer from the object below a memoryview instead of the memoryview.
 
     A memoryview must not export to something that may outlive it: when the garbage collector finds it in a cycle it
     clears it although it exports, and releasing the export later reads freed memory. Bytes and bytearrays are in
@@ -150,9 +151,9 @@ cdef int export_below(Tensor tensor, object view) except -1:
     if type(owner) is not bytes and type(owner) is not bytearray:
         return 0
     PyObject_GetBuffer(owner, &below, PyBUF_SIMPLE)
-    below.readonly = tensor.view.readonly
-    PyBuffer_Release(&tensor.view)
-    tensor.view = below
+    below.readonly = export.view.readonly
+    PyBuffer_Release(&export.view)
+    export.view = below
     return 0
 
 

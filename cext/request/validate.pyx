@@ -181,7 +181,7 @@ cpdef validate(InferRequest r, ModelCore m):
         t = r.inputs[i]
         for j in range(i):
             other = r.inputs[j]
-            if other.name == t.name:
+            if same_name(other.name, t.name):
                 raise InvalidArgument(f"{_prefix(r)}input '{t.name}' already exists in request")
     if n > len(m.input_specs) or n < m.required_inputs:
         raise _wrong_count(r, m)

@@ -26,6 +26,8 @@ cdef class Packer:
     cdef int u64(self, uint64_t value) except -1
     cdef int raw(self, const char* data, size_t size) except -1
     cdef int text(self, str value) except -1
+    cdef int any_text(self, str value) except -1
+    cdef int counted(self, const char* data, Py_ssize_t size) except -1
     cdef int patch_u32(self, size_t at, uint32_t value) except -1
     cdef uint64_t piece(self, const char* data, uint64_t size) except? 0xFFFFFFFFFFFFFFFF
     cdef void truncate(self, size_t used, Py_ssize_t count, uint64_t data)

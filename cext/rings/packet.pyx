@@ -10,6 +10,12 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 
+cdef extern from "Python.h":
+    bint is_ascii "PyUnicode_IS_COMPACT_ASCII"(object)
+    void* ascii_data "PyUnicode_DATA"(object)
+    Py_ssize_t ascii_length "PyUnicode_GET_LENGTH"(object)
+
+
 cdef class Packer:
     """Collects one message after the other."""
 
@@ -68,18 +74,26 @@ cdef class Packer:
         return 0
 
     cdef int text(self, str value) except -1:
+        if value is not None and is_ascii(value):  # most are, and a `try` costs more than all the rest
+            return self.counted(<const char*>ascii_data(value), ascii_length(value))
+        return self.any_text(value)
+
+    cdef int any_text(self, str value) except -1:
         cdef Py_ssize_t size
         cdef const char* data
         cdef bytes lone
-        cdef uint32_t n
         try:
             data = PyUnicode_AsUTF8AndSize(value, &size)
         except UnicodeEncodeError:  # half of a surrogate pair: who sends it on says what is wrong with it
             lone = value.encode("utf-8", "surrogatepass")
             data, size = PyBytes_AS_STRING(lone), PyBytes_GET_SIZE(lone)
+        return self.counted(data, size)
+
+    cdef int counted(self, const char* data, Py_ssize_t size) except -1:
+        """Writes how many bytes there are, and these."""
+        cdef uint32_t n = <uint32_t>size
         if self.room - self.used < <size_t>size + 4:
             self.grow(<size_t>size + 4)
-        n = <uint32_t>size
         memcpy(self.buffer + self.used, &n, 4)
         memcpy(self.buffer + self.used + 4, data, size)
         self.used += 4 + <size_t>size
