@@ -41,30 +41,38 @@ cdef class IdentityBuilder:
         self.outputs = [intern(name) for _, name in pairs]
         self.delay_ns = delay_ns
 
+    @cython.boundscheck(False)  # every index is below a length that was asked for
+    @cython.wraparound(False)
     def prepare(self, DelayBatch batch not None) -> Batch:
         """BackendInstance.prepare()."""
         cdef InferRequest request
         cdef InferResponse response
         cdef Tensor tensor
-        cdef Py_ssize_t i, k
+        cdef Py_ssize_t i, k, found, n = len(self.inputs)
         cdef str name
-        cdef list outputs
+        cdef list outputs, inputs
         batch.delay.ns = self.delay_ns
         batch.work.run = run_delay
         for i in range(len(batch.requests)):
-            request = batch.requests[i]
-            outputs = []
-            for k in range(len(self.inputs)):
-                name = self.inputs[k]
-                if k < len(request.inputs):  # most clients send them in the order of the configuration
-                    tensor = request.inputs[k]
+            request = <InferRequest>batch.requests[i]
+            inputs = request.inputs
+            outputs = [None] * n
+            found = 0
+            for k in range(n):
+                name = <str>self.inputs[k]
+                if k < len(inputs):  # most clients send them in the order of the configuration
+                    tensor = <Tensor>inputs[k]
                     if same_name(tensor.name, name):
-                        outputs.append(alias(tensor, self.outputs[k], tensor.shape))
+                        outputs[found] = alias(tensor, <str>self.outputs[k], tensor.shape)
+                        found += 1
                         continue
-                for tensor in request.inputs:
+                for tensor in inputs:
                     if same_name(tensor.name, name):
-                        outputs.append(alias(tensor, self.outputs[k], tensor.shape))
+                        outputs[found] = alias(tensor, <str>self.outputs[k], tensor.shape)
+                        found += 1
                         break
+            if found < n:
+                del outputs[found:]
             response = InferResponse.__new__(InferResponse)
             response.outputs = outputs
             batch.responses[i] = response

@@ -53,6 +53,7 @@ cdef enum:
     MOST_OPEN = 1 << 20      # requests of one front end
     ROOM_BYTES = 4194304     # of responses to one request that a client has not taken, before its model waits
     OF_RESPONSE = 1024       # counted for a response in addition to its outputs
+    FEW_INPUTS = 16          # a list for so many is made at once
 
 CODES = list(Code)
 REASONS = list(Reason)
@@ -205,6 +206,7 @@ cdef class EngineEnd(Channel):
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1:
         """Reads a request's message. Raises TritonError where it names what the engine does not have, Violation."""
         cdef uint32_t i, count
+        cdef list inputs
         cdef int64_t began, ended, now
         cdef RequestedOutput output
         cdef uint64_t number
@@ -259,11 +261,15 @@ cdef class EngineEnd(Channel):
         if not flags & GRPC and not self.reader.bad:
             self.admission.find(request, HTTP_ONE_RESPONSE if flags & ONE_RESPONSE else None)
         count = read_u32(&self.reader)
-        request.inputs = []
+        inputs = [None] * count if count <= FEW_INPUTS else []  # as it says, which need not be so
         for i in range(count):
             if self.reader.bad:
                 break
-            request.inputs.append(self.tensor())
+            if count <= FEW_INPUTS:
+                inputs[i] = self.tensor()
+            else:
+                inputs.append(self.tensor())
+        request.inputs = inputs
         return 0
 
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape):

@@ -3,6 +3,7 @@
 The order is: requested outputs, number of inputs, batch sizes, then for each input name, datatype, shape and byte
 size. The first error is raised.
 """
+cimport cython
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
@@ -154,6 +155,8 @@ cdef int _check_many_names(InferRequest r) except -1:
     return 0
 
 
+@cython.boundscheck(False)  # every index is below a length that was asked for
+@cython.wraparound(False)
 cpdef validate(InferRequest r, ModelCore m):
     """Raises InvalidArgument, or sets `r.batch_size`. Reads the data of BYTES tensors only."""
     cdef RequestedOutput out
@@ -163,7 +166,9 @@ cpdef validate(InferRequest r, ModelCore m):
     cdef InputSpec spec
     cdef Py_ssize_t i, j, n, first
     cdef int64_t batch = 0, have, want, room, size
-    cdef tuple shape
+    cdef tuple shape, dims
+    cdef list inputs = r.inputs, specs = m.input_specs
+    cdef bint batching = m.max_batch_size > 0
     if r.outputs is not None:
         n = len(r.outputs)
         for i in range(n):  # no more than the model's outputs: of more, one is unknown or repeated
@@ -174,24 +179,26 @@ cpdef validate(InferRequest r, ModelCore m):
                 before = r.outputs[j]
                 if before.name == out.name:
                     raise InvalidArgument(f"Duplicate output name '{out.name}' is not allowed in a request")
-    n = len(r.inputs)
+    n = len(inputs)
     if n > FEW:
         _check_many_names(r)
     for i in range(1, n if n <= FEW else 0):
-        t = r.inputs[i]
+        t = <Tensor>inputs[i]
         for j in range(i):
-            other = r.inputs[j]
+            other = <Tensor>inputs[j]
             if same_name(other.name, t.name):
                 raise InvalidArgument(f"{_prefix(r)}input '{t.name}' already exists in request")
-    if n > len(m.input_specs) or n < m.required_inputs:
+    if n > len(specs) or n < m.required_inputs:
         raise _wrong_count(r, m)
-    if m.max_batch_size > 0:
+    if batching:
         first = True
-        for t in r.inputs:
+        for i in range(n):
+            t = <Tensor>inputs[i]
             if not t.shape:
                 raise InvalidArgument(
                     f"{_prefix(r)}input '{t.name}' has no shape but model requires batch dimension for '{m.name}'")
-            have = t.shape[0]
+            shape = t.shape
+            have = shape[0]
             if first:
                 batch = have
                 first = False
@@ -205,8 +212,8 @@ cpdef validate(InferRequest r, ModelCore m):
     else:
         r.batch_size = 1
     for i in range(n):
-        t = r.inputs[i]
-        spec = m.input_specs[i]  # most clients send them in the order of the configuration
+        t = <Tensor>inputs[i]
+        spec = <InputSpec>specs[i]  # most clients send them in the order of the configuration
         if not same_name(t.name, spec.name):
             spec = m.input_index.get(t.name)
         if spec is None:
@@ -216,17 +223,17 @@ cpdef validate(InferRequest r, ModelCore m):
             raise InvalidArgument(
                 f"{_prefix(r)}inference input '{t.name}' data-type is '{NAME.get(t.dtype, '<invalid>')}', but "
                 f"model '{m.name}' expects '{NAME[spec.dtype]}'")
-        shape = t.shape
-        first = 1 if m.max_batch_size > 0 else 0
-        if len(shape) - first != len(spec.dims):
+        shape, dims = t.shape, spec.dims
+        first = 1 if batching else 0
+        if len(shape) - first != len(dims):
             raise _wrong_shape(r, m, spec, t)
         want = room = 1
         if first:
             want = times(1, shape[0])
             room = want if want else 1
-        for i in range(first, len(shape)):
-            have = shape[i]
-            size = spec.dims[i - first]
+        for j in range(first, len(shape)):
+            have = shape[j]
+            size = dims[j - first]
             if have < 0 or (size >= 0 and have != size):
                 raise _wrong_shape(r, m, spec, t)
             want = times(want, have)

@@ -106,7 +106,7 @@ cdef class MessageReader:
         cdef const char* begin = reader.at
         cdef uint32_t i, dtype, dimensions
         cdef uint64_t n, size, place = 0
-        cdef list shape = []
+        cdef list shape
         size = head_size(begin, <uint64_t>(reader.end - begin))
         if size and not reader.bad:
             place = slot_of(begin, size)
@@ -123,6 +123,7 @@ cdef class MessageReader:
         dimensions = read_u32(&self.reader)
         if dtype > LAST_DATATYPE or dimensions > MOST_DIMENSIONS:
             raise Violation(f"a tensor of datatype {dtype} with {dimensions} dimensions")
+        shape = []
         for i in range(dimensions):
             n = read_u64(&self.reader)
             if n > <uint64_t>1 << 62:

@@ -3,6 +3,7 @@
 #   borrows those until copy() has run, so `held` keeps their owners.
 #   A Reader borrows what it reads, which is always a private copy: see rule 3 of cext/rings/ring.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 cdef enum:
     ALIGN = 64           # where a tensor's bytes begin
@@ -40,7 +41,33 @@ cdef struct Reader:
     const char* end
     bint bad             # something was read past the end; what was returned is 0
 
-cdef uint32_t read_u32(Reader* reader) noexcept nogil
-cdef uint64_t read_u64(Reader* reader) noexcept nogil
-cdef const char* read_raw(Reader* reader, size_t size) noexcept nogil
+
+cdef inline uint32_t read_u32(Reader* reader) noexcept nogil:
+    cdef uint32_t value = 0
+    if reader.bad or reader.end - reader.at < 4:
+        reader.bad = True
+        return 0
+    memcpy(&value, reader.at, 4)
+    reader.at += 4
+    return value
+
+
+cdef inline uint64_t read_u64(Reader* reader) noexcept nogil:
+    cdef uint64_t value = 0
+    if reader.bad or reader.end - reader.at < 8:
+        reader.bad = True
+        return 0
+    memcpy(&value, reader.at, 8)
+    reader.at += 8
+    return value
+
+
+cdef inline const char* read_raw(Reader* reader, size_t size) noexcept nogil:
+    cdef const char* found = reader.at
+    if reader.bad or <size_t>(reader.end - reader.at) < size:
+        reader.bad = True
+        return NULL
+    reader.at += size
+    return found
+
 cdef str read_text(Reader* reader)   # "" once it is bad; raises UnicodeDecodeError

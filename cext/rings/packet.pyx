@@ -140,35 +140,6 @@ cdef class Packer:
             target += (self.pieces[i].size + ALIGN - 1) // ALIGN * ALIGN
 
 
-cdef uint32_t read_u32(Reader* reader) noexcept nogil:
-    cdef uint32_t value = 0
-    if reader.bad or reader.end - reader.at < 4:
-        reader.bad = True
-        return 0
-    memcpy(&value, reader.at, 4)
-    reader.at += 4
-    return value
-
-
-cdef uint64_t read_u64(Reader* reader) noexcept nogil:
-    cdef uint64_t value = 0
-    if reader.bad or reader.end - reader.at < 8:
-        reader.bad = True
-        return 0
-    memcpy(&value, reader.at, 8)
-    reader.at += 8
-    return value
-
-
-cdef const char* read_raw(Reader* reader, size_t size) noexcept nogil:
-    cdef const char* found = reader.at
-    if reader.bad or <size_t>(reader.end - reader.at) < size:
-        reader.bad = True
-        return NULL
-    reader.at += size
-    return found
-
-
 cdef str read_text(Reader* reader):
     cdef uint32_t size = read_u32(reader)
     cdef const char* data = read_raw(reader, size)

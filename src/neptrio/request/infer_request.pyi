@@ -59,6 +59,8 @@ class Protocol(IntEnum):
     HTTP_PROTOCOL = 1
     GRPC_PROTOCOL = 2
 
+class Export: ...
+
 class Tensor:
     name: str
     dtype: int
