@@ -72,8 +72,9 @@ def test_an_error_that_ends_the_context_ends_one_process_and_the_next_one_serves
     with FakeGpu(fault_kernel_with=code) as gpu, ServerProcess(tmp_path, env=gpu.env) as server:
         assert "1 x GPU 0, own processes" in server.log()
         assert add(server, "apart", 1) == add(server, "here", 1) == (200, [2])
-        usage = held(server, "apart")
-        assert usage["GPU", 0] > 0 and usage["CPU_PINNED", 0] > 0
+        until(
+            lambda: held(server, "apart").keys() >= {("GPU", 0), ("CPU_PINNED", 0)}, "what its process holds"
+        )
         for _ in range(2):
             gpu["fault_kernel"] = 1
             status, answer = add(server, "apart", 1)
@@ -84,7 +85,7 @@ def test_an_error_that_ends_the_context_ends_one_process_and_the_next_one_serves
             assert "its process ends and is started anew" in why
             assert add(server, "here", 4) == (200, [5]), "it has a context of its own"
             works_again(server, "apart")
-            assert held(server, "apart")["GPU", 0] > 0
+            until(lambda: ("GPU", 0) in held(server, "apart"), "what the next process holds")
         assert gpu["resets"] == 0
 
 
