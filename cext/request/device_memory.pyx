@@ -43,26 +43,30 @@ cpdef Tensor on_host(Tensor tensor):
     return tensor_at(tensor.name, tensor.dtype, tensor.shape, block.address, tensor.nbytes, block)
 
 
+cdef bint on_device(InferRequest request):
+    """True when an input of the request is in device memory."""
+    cdef Tensor tensor
+    for tensor in request.inputs:
+        if tensor.memory_kind == GPU_MEMORY:
+            return True
+    return False
+
+
 cpdef bint any_on_device(list requests):
     """True when an input of any of the requests is in device memory."""
     cdef InferRequest request
-    cdef Tensor tensor
     for request in requests:
-        for tensor in request.inputs:
-            if tensor.memory_kind == GPU_MEMORY:
-                return True
+        if on_device(request):
+            return True
     return False
 
 
 cpdef object fetch_inputs(list requests):
     """Replaces the requests' inputs that are in device memory by copies on the host (rule 2)."""
     cdef InferRequest request
-    cdef Tensor tensor
     for request in requests:
-        for tensor in request.inputs:
-            if tensor.memory_kind == GPU_MEMORY:
-                request.inputs = [on_host(t) for t in request.inputs]
-                break
+        if on_device(request):
+            request.inputs = [on_host(tensor) for tensor in request.inputs]
 
 
 cpdef bint copied_out(Tensor tensor, str region, offset):

@@ -16,6 +16,7 @@ from neptrio.backends.kernel import device, host, source
 from neptrio.backends.kernel.device_instance import DeviceInstance
 from neptrio.backends.kernel.host_batch import HostImage, KernelBuilder
 from neptrio.backends.kernel.signature import Signature
+from neptrio.config import time_limits
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.batch import Batch
@@ -25,7 +26,7 @@ EXECUTE_SECONDS = 300.0  # how long an execution on a GPU may take where the mod
 
 def execute_seconds(context: LoadContext) -> float:
     """After how many seconds an execution on a GPU counts as hanging. Raises InvalidArgument."""
-    return own_process.execute_seconds(context) or EXECUTE_SECONDS
+    return time_limits.execute_seconds(context.config, context.name) or EXECUTE_SECONDS
 
 
 class KernelBackend(Backend):
@@ -119,7 +120,7 @@ class KernelBackend(Backend):
     def _in_own_process(self, name: str, kind: str, device_id: int) -> BackendInstance:
         from neptrio.backends.own_process.instance import own_process_instance
 
-        seconds = own_process.execute_seconds(self.context)
+        seconds = time_limits.execute_seconds(self.context.config, self.context.name)
         under_way = 1
         if kind == "GPU":  # there the process itself ends what hangs; the server does if that can't
             seconds = self.execute_seconds + own_process.GRACE_SECONDS

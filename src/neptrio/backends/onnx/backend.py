@@ -32,7 +32,7 @@ from neptrio.backends.onnx import options as onnx_options
 from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import signature as onnx_signature
 from neptrio.backends.onnx.instance import NativeInstance, OnnxInstance, needs_python
-from neptrio.config import accelerators
+from neptrio.config import accelerators, time_limits
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.layout import Layout
@@ -101,7 +101,7 @@ class OnnxBackend(Backend):
         if self.own_processes:
             from neptrio.backends.own_process.instance import own_process_instance
 
-            seconds = own_process.execute_seconds(self.context)
+            seconds = time_limits.execute_seconds(self.context.config, self.context.name)
             return own_process_instance(self, name, kind, device_id, 1, seconds)
         if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
             return NativeInstance(self.context, name, kind, device_id)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from neptrio.config.isolation import asks_for_process, parameter
-from neptrio.errors import InvalidArgument
+from neptrio.config.isolation import asks_for_process
+from neptrio.config.time_limits import execute_seconds
 from neptrio.execution.backend import LoadContext
 
 GRACE_SECONDS = 5.0  # that a process has to notice by itself that its device hangs
@@ -14,26 +14,9 @@ def wanted(context: LoadContext) -> bool:
     return asks_for_process(context.config, context.settings.backend_settings(context.config.backend))
 
 
-def execute_seconds(context: LoadContext) -> float | None:
-    """EXECUTE_TIMEOUT_SECONDS of the model, None where it has none. Raises InvalidArgument."""
-    key = "EXECUTE_TIMEOUT_SECONDS"
-    text = parameter(context.config, key)
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise InvalidArgument(
-            f"parameter '{key}' of model '{context.name}' must be a number of seconds > 0, got '{text}'"
-        )
-    return value
-
-
 def examine(context: LoadContext) -> None:
     """Checks the parameters of a model with processes of its own. Raises InvalidArgument."""
-    execute_seconds(context)
+    execute_seconds(context.config, context.name)
     if wanted(context):
         from neptrio.backends.python.backend import initialize_seconds, resources
 

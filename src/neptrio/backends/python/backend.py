@@ -23,6 +23,7 @@ from neptrio.backends.python.ring_instance import PLAIN_LIBRARY, SUPPORTED, Ring
 from neptrio.backends.python.source import ModelSource
 from neptrio.backends.python.template import ModelTemplate, Template
 from neptrio.config import model_config as model_config
+from neptrio.config import time_limits
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import isolated, parameter, sees_devices
 from neptrio.errors import Internal, InvalidArgument, TritonError
@@ -63,35 +64,16 @@ def initialize_seconds(context: LoadContext, backend: str = "python") -> float:
     text = parameter(context.config, key) or context.settings.backend_settings(backend).get(
         "initialize-timeout-seconds", "300"
     )
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise InvalidArgument(
-            f"{key} of model '{context.name}' must be a number of seconds > 0, got '{text}'"
-        )
-    return value
+    return time_limits.seconds(text, f"{key} of model '{context.name}'")
 
 
 def execute_seconds(context: LoadContext) -> float | None:
     """After how many seconds an execute() is late and its process is killed; None for no limit. Raises InvalidArgument."""
-    key = "EXECUTE_TIMEOUT_SECONDS"
-    text = parameter(context.config, key)
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
+    value = time_limits.execute_seconds(context.config, context.name)
+    if value is not None and not apart(context):
         raise InvalidArgument(
-            f"parameter '{key}' of model '{context.name}' must be a number of seconds > 0, got '{text}'"
-        )
-    if not apart(context):
-        raise InvalidArgument(
-            f"parameter '{key}' of model '{context.name}' needs a process of the model's own: leave out the parameters "
-            "isolation 'none' and FORCE_CPU_ONLY_INPUT_TENSORS"
+            f"parameter 'EXECUTE_TIMEOUT_SECONDS' of model '{context.name}' needs a process of the model's own: leave out "
+            "the parameters isolation 'none' and FORCE_CPU_ONLY_INPUT_TENSORS"
         )
     return value
 
@@ -99,15 +81,7 @@ def execute_seconds(context: LoadContext) -> float | None:
 def ready_seconds(context: LoadContext) -> float:
     """How many seconds a model's is_ready() may take. Raises InvalidArgument."""
     text = context.settings.backend_settings("python").get("is-ready-timeout-seconds", str(READY_SECONDS))
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise InvalidArgument(
-            f"--backend-config=python,is-ready-timeout-seconds must be a number of seconds > 0, got '{text}'"
-        )
-    return value
+    return time_limits.seconds(text, "--backend-config=python,is-ready-timeout-seconds")
 
 
 class PythonBackend(Backend):
