@@ -121,11 +121,11 @@ class KernelBackend(Backend):
         from neptrio.backends.own_process.instance import own_process_instance
 
         seconds = time_limits.execute_seconds(self.context.config, self.context.name)
-        under_way = 1
+        most_under_way = 1
         if kind == "GPU":  # there the process itself ends what hangs; the server does if that can't
             seconds = self.execute_seconds + own_process.GRACE_SECONDS
-            under_way = DeviceInstance.in_advance
-        return own_process_instance(self, name, kind, device_id, under_way, seconds)
+            most_under_way = DeviceInstance.in_advance
+        return own_process_instance(self, name, kind, device_id, most_under_way, seconds)
 
     def code_path(self, capability: tuple[int, int]) -> Path:
         """The file for a GPU: the one that cc_model_filenames gives for its compute capability, else the model's."""

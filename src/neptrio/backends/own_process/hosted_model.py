@@ -26,7 +26,7 @@ from google.protobuf import json_format
 
 import triton_python_backend_utils as utils
 from neptrio.backends.kernel.device import Device
-from neptrio.backends.python.convert import FOR_SERVER
+from neptrio.backends.python.convert import NUMBERS_FOR_SERVER
 from neptrio.backends.python.tensors import readonly
 from neptrio.config.model_config import new_config
 from neptrio.errors import TritonError
@@ -238,7 +238,7 @@ def _response(response: InferResponse | None) -> utils.InferenceResponse:
     made._tensors = []
     if response.error is not None:
         made._error = utils.TritonError(str(response.error))
-        made._error._code = FOR_SERVER[response.error.code]
+        made._error._code = NUMBERS_FOR_SERVER[response.error.code]
     else:
         made._tensors = [
             utils.Tensor._over(t.name, t.dtype, t.shape, t, readonly, False) for t in response.outputs or ()

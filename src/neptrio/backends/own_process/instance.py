@@ -29,12 +29,12 @@ HOSTED_MODEL = Path(__file__).with_name("hosted_model.py")
 
 
 def own_process_instance(
-    backend: Backend, name: str, kind: str, device_id: int, under_way: int, execute_seconds: float | None
+    backend: Backend, name: str, kind: str, device_id: int, most_under_way: int, execute_seconds: float | None
 ) -> IsolatedInstance:
     """An instance of `backend` in a process of its own; `name`, `kind` and `device_id` as for create_instance().
 
-    `under_way` batches are executed at once; `execute_seconds` is after how long a batch's process is killed, None for
-    never. Raises InvalidArgument for parameters that cannot be followed.
+    `most_under_way` batches are sent to it at once; `execute_seconds` is after how long a batch's process is killed, None
+    for never. Raises InvalidArgument for parameters that cannot be followed.
     """
     context = backend.context
     kind_of = type(backend)
@@ -67,5 +67,5 @@ def own_process_instance(
         made = RingInstance(*common, version=context.version, read_only=True, origin=template.template)
     else:
         made = IsolatedInstance(*common)
-    made.in_order, made.under_way, made.deep = True, under_way, False
+    made.in_order, made.most_under_way, made.deep = True, most_under_way, False
     return made

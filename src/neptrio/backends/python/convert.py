@@ -38,7 +38,7 @@ NUMBERS = {code: number for number, code in CODES.items()} | {
     Code.UNAUTHENTICATED: utils.TritonError.UNAVAILABLE,
     Code.DENIED: utils.TritonError.UNAVAILABLE,
 }
-FOR_SERVER = NUMBERS | {Code.TIMED_OUT: TIMED_OUT}  # what the server is told
+NUMBERS_FOR_SERVER = NUMBERS | {Code.TIMED_OUT: TIMED_OUT}  # what the server is told
 GPU = int(MemoryKind.GPU_MEMORY)
 log = logging.getLogger("neptrio.python")
 _telling = threading.Lock()  # so that a model's instances together log a warning once

@@ -62,7 +62,7 @@ class IsolatedInstance(BackendInstance):
     in_order = (
         False  # it executes batches in the order in which they were sent, however many may be under way
     )
-    under_way = 1  # how many may be, unless the model is asynchronous
+    most_under_way = 1  # how many may be, unless the model is asynchronous
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class IsolatedInstance(BackendInstance):
             self._process = process
             self._started_at = time.monotonic()
         self._started(process)
-        self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.under_way
+        self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.most_under_way
         self.wants_sequence_end = answer["sequence_end"]
         self.healthy = not process.ended.is_set()
         self.reason = ""
