@@ -33,6 +33,7 @@ cdef class Channel(MessageReader):
     cdef object late                 # called when something waits in the outbox: look() is to be called before long
     cdef readonly bint closed
     cdef readonly uint64_t wakes     # how often the other side had to be woken
+    cdef readonly uint64_t sleeps    # how often this side has said that it sleeps
     cdef readonly uint64_t received
     cdef readonly uint64_t sent
     # the message that is read

@@ -17,6 +17,8 @@ Rules:
  4. Nothing is given up for want of room: what does not fit into the ring or the area waits in the outbox, in order, and
     look() is called again; returns alone pass it by. Only a message that is larger than the area is refused.
  5. The other side is woken by `bell` only where it sleeps. A RETURN wakes nobody: who waits for room looks by itself.
+ 6. Each time that a side says that it sleeps, it is rung for once at most, even where it finds something at once and stays
+    awake. So `sleeps` bounds how many rings it may not have read; drain() adds no more than SLEEPS_AT_ONCE to it.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -52,6 +54,7 @@ cdef enum:
     SMALL = 8192             # more than ENTRIES
     REAP_ABOVE = 32          # messages that the other side may have taken before their memory is looked after
     AT_ONCE = 256            # descriptors taken before other events have their turn
+    SLEEPS_AT_ONCE = 16      # attempts to sleep that something came into, before other events have theirs
 
 class Layout:
     """Where things lie in the shared memory: the ring to the engine, the ring to the front end, the front end's area,
@@ -107,6 +110,7 @@ cdef class Channel(MessageReader):
         self.returns = deque()
         self.bell = bell
         self.late = late
+        self.sleeps = 1
         ring_sleep(&self.into)   # the first push rings the bell
 
     # ------------------------------------------------------------ out
@@ -247,19 +251,26 @@ cdef class Channel(MessageReader):
         cdef bint came
         with nogil:
             ring_stay(&self.into)
-            came = ring_spin(&self.into, spin_ns) or not ring_sleep(&self.into)
+            came = ring_spin(&self.into, spin_ns)
+            if not came:
+                self.sleeps += 1
+                came = not ring_sleep(&self.into)
         return came
 
     def drain(self, int at_once=AT_ONCE) -> bool:
         """Takes up to `at_once` messages that the other side has pushed; True when there are more, and it is to be called
         again. Raises Violation."""
         cdef Entry entry
-        cdef int got, count = 0
+        cdef int got, count = 0, slept = 0
         while not self.closed:
             got = ring_peek(&self.into, &entry)
             if got < 0:
                 raise Violation("its index of a ring cannot be")
             if got == 0:
+                if slept == SLEEPS_AT_ONCE:
+                    return True
+                slept += 1
+                self.sleeps += 1
                 if ring_sleep(&self.into):
                     break
                 continue

@@ -64,6 +64,7 @@ LOOK_SECONDS = 0.1  # between two looks at how many connections there are
 ROW_LOOKS = 10  # of them between two whole rows
 FEW = 2  # requests under way whose answers are worth looking for before this process sleeps
 WAKES_AT_ONCE = 64  # wakes that are read from their socket together: the bytes say nothing
+WAKES_ROOM = 1 << 16  # bytes, more than the socket holds: it has to be read empty
 
 
 def let_in(
@@ -180,7 +181,7 @@ class Front:
         self._admission = RemoteAdmission(self._end)
         self._engine = Engine(self._frames)
         self._looking: Timer | None = None
-        self._unread = 0  # wakes, at most, that were not read from their socket
+        self._heard = 0  # how often this process had said that it sleeps when it last read the socket empty
         self._look_ns = LATE_NS
         self._draining = trio.Event()
         self._known = trio.Event()  # the first table of models has come
@@ -265,13 +266,13 @@ class Front:
         return True
 
     def _drain(self) -> None:
-        # each drain makes the engine wake this process once more at most, so the socket never fills up
-        self._unread += 1
-        if self._unread >= WAKES_AT_ONCE:
+        # the engine wakes this process once at most for each time that it said it sleeps, so the socket never fills up; if it
+        # did, no wake would be heard any more
+        if self._end.sleeps - self._heard >= WAKES_AT_ONCE:
             # before the drain: a wake that comes behind it must be heard, and a socket that was read empty tells none
-            self._unread = 0
+            self._heard = self._end.sleeps
             try:
-                self._wake.recv(WAKES_AT_ONCE, socket.MSG_DONTWAIT)
+                self._wake.recv(WAKES_ROOM, socket.MSG_DONTWAIT)
             except OSError:
                 pass  # there are none, or the engine has ended
         if self._end.drain():
