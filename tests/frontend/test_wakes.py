@@ -10,7 +10,6 @@ import pytest
 
 from neptrio.frontend.front import WAKES_AT_ONCE, Front
 
-
 MOST_OF_ONE_DRAIN = 16  # SLEEPS_AT_ONCE of cext/frontend/channel.pyx
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from neptrio.errors import TooManyRequests
+from neptrio.frontend.turns import OwnTurn
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service.auth_config import AuthConfig
 from neptrio.service.connections import Connections
@@ -39,31 +40,46 @@ class FrontClients(Clients):
 class FrontConnections(Connections):
     """The connections of a front end. Whether there are too many in all, the engine decides."""
 
-    def __init__(self, ask: bool, left: Callable[[str], None], descriptors: int) -> None:
-        """`ask`: there are limits, so answer() is called before each enter(). `left`: tells the engine of an end."""
+    turn: OwnTurn
+
+    def __init__(self, ask: bool, left: Callable[[str], None], descriptors: int, turn: OwnTurn) -> None:
+        """`ask`: there are limits, so ask_for_one() and answer() are called before each enter(). `left`: tells the engine of
+        an end. `turn` is told how many there are."""
         super().__init__(descriptors=descriptors)
         self.ask = ask
         self._left = left
         self._answer = ""
+        self._asked = 0
+        self.turn = turn
+
+    def ask_for_one(self) -> None:
+        """The engine is asked to let one in that was accepted."""
+        self._asked += 1
+        self._tell()
 
     def answer(self, why: str) -> None:
         """What the engine says of the connection that enters next: "" lets it in."""
+        self._asked -= 1
         self._answer = why
 
     def enter(self, descriptor: int, address: str) -> str:
         """See service.connections."""
         why, self._answer = self._answer, ""
-        if why:
-            return why
-        why = super().enter(descriptor, address)
-        if why and self.ask:
-            self._left(address)
+        if not why:
+            why = super().enter(descriptor, address)
+            if why and self.ask:
+                self._left(address)
+        self._tell()
         return why
 
     def leave(self, address: str) -> None:
         super().leave(address)
         if self.ask:
             self._left(address)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.turn.has(self._asked + self.open)
 
 
 class ClientsOfFront:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import socket
 import time
@@ -22,6 +23,7 @@ from neptrio.errors import Internal, Unsupported
 from neptrio.frontend.frames import Kind
 from neptrio.frontend.life import Life
 from neptrio.frontend.template import Template
+from neptrio.frontend.turns import Counts
 from neptrio.frontend.verbs import Verbs
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.observe.front_ends import FrontEndRow
@@ -57,6 +59,7 @@ class FrontEnds:
         address = str(http.getsockname()[0]) if http is not None else ""
         self.verbs = Verbs(services, address, self.announce)
         self.template = Template(services.settings)
+        self.counts, self._counts_descriptor = Counts.create(services.settings.frontends)
         self._lives: list[Life | None] = [None] * services.settings.frontends
         self._restarts = [0] * services.settings.frontends
         looks_ns = granted_ns(services.settings.frontends_busy_poll_us)
@@ -75,9 +78,9 @@ class FrontEnds:
         """Whoever has answered everything expects the next request."""
         return not any(life.end.under_way for life in self._lives if life is not None)
 
-    def listening(self) -> list[int]:
-        """The descriptors of the listening sockets."""
-        return [listener.fileno() for listener in self._listeners]
+    def passed(self) -> list[int]:
+        """What every front end is given: the table of connections and the listening sockets, as descriptors."""
+        return [self._counts_descriptor, *(listener.fileno() for listener in self._listeners)]
 
     def changed(self) -> None:
         """Somebody's state has changed: those who wait look again."""
@@ -186,8 +189,11 @@ class FrontEnds:
             self.close()
 
     def close(self) -> None:
-        """Ends the template and closes the listening sockets, if that has not been done."""
+        """Ends the template and closes what was kept for new front ends, if that has not been done."""
         self.template.close()
+        if self._counts_descriptor >= 0:
+            os.close(self._counts_descriptor)
+            self._counts_descriptor = -1
         for listener in self._listeners:
             listener.close()
 

@@ -32,6 +32,7 @@ from neptrio.frontend.clients import FrontClients, FrontConnections
 from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Handlers
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
+from neptrio.frontend.turns import Counts, OwnTurn
 from neptrio.loop import open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.loop_lag import LoopLag
@@ -90,6 +91,7 @@ def let_in(
         except RuntimeError:  # this process is ending, and its tasks have ended already
             sock.close()
 
+    connections.ask_for_one()
     engine.ask(Kind.ENTER, address.encode(), answered)
     return True
 
@@ -162,11 +164,13 @@ class RemoteAudit:
 class Front:
     """One front end."""
 
-    def __init__(self, settings: Settings, descriptors: list[int]) -> None:
+    def __init__(self, settings: Settings, number: int, descriptors: list[int]) -> None:
         """`descriptors`: the socket for frames, the socket that wakes this side, the eventfd that wakes the engine, the
-        shared memory, and a listener for each of the ports that are served."""
+        shared memory, the table of connections (turns), and a listener for each of the ports that are served."""
         self._settings = settings
-        control, wake, bell, shared, *listeners = descriptors
+        control, wake, bell, shared, counts, *listeners = descriptors
+        self._turn = OwnTurn(Counts(counts, settings.frontends), number)
+        os.close(counts)
         self._frames = Frames(socket.socket(fileno=control))
         self._wake = socket.socket(fileno=wake)
         self._bell = bell
@@ -208,6 +212,7 @@ class Front:
                 bool(settings.max_connections or settings.max_connections_per_address),
                 lambda address: self._frames.send(Kind.LEAVE, 0, address.encode()),
                 open_files.limit(),
+                self._turn,
             ),
             completions=nothing,
             shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
@@ -237,6 +242,7 @@ class Front:
             self._look_before_sleeping()
             await self._known.wait()
             async with trio.open_nursery() as fronts:
+                self._turn.has(0)
                 for front in self._fronts:
                     await fronts.start(front.run)
                 self._loop.lag.warning_ns = int(self._settings.loop_lag_warning_ms * 1e6)
@@ -365,17 +371,17 @@ def leave(status: int = 0) -> NoReturn:
     os._exit(status)
 
 
-def main(settings: Settings, descriptors: list[int]) -> NoReturn:
+def main(settings: Settings, number: int, descriptors: list[int]) -> NoReturn:
     """Runs a front end in this process, which was forked from the template."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the engine says when to end
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # the engine says when to end
     status = 1
     try:
         memory.keep_one_arena()
         logs.start_logging(settings)
         open_files.raise_limit()
         serve_soon()
-        trio.run(Front(dataclasses.replace(settings), descriptors).run)
+        trio.run(Front(dataclasses.replace(settings), number, descriptors).run)
         status = 0
     except BaseException:
         log.exception("a front end failed")

@@ -180,7 +180,7 @@ class Life:
         """Starts the process and serves it until it has ended."""
         try:
             self.pid = await self.fronts.template.fork(
-                self.number, [*self._descriptors, *self.fronts.listening()]
+                self.number, [*self._descriptors, *self.fronts.passed()]
             )
             self._pidfd = os.pidfd_open(self.pid)
             self._control.close()
@@ -217,6 +217,7 @@ class Life:
         if self.ended:
             return
         self.ended = True
+        self.fronts.counts.absent(self.number)
         self.fronts.busy_poll.remove(self._bell)
         self.fronts.services.loop.poller.unlisten(self._bell)
         os.close(self._bell)

@@ -115,7 +115,7 @@ def main(descriptor: int, engine: int) -> None:
                 os.setpgid(0, 0)
                 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
                 entitle(f"neptrio:front{asked['number']}")
-                front.main(settings, list(descriptors))
+                front.main(settings, asked["number"], list(descriptors))
             answer = {"pid": pid}
         for each in descriptors:
             os.close(each)

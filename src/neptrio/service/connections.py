@@ -22,6 +22,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from neptrio.request.infer_request import monotonic_ns
 
@@ -92,8 +93,16 @@ class ConnectionsStatistics:
     turned_away: int
 
 
+class Turn(Protocol):
+    """Where several processes accept from one listener: says whether this one is to accept the next connection."""
+
+    def mine(self) -> bool: ...
+
+
 class Connections:
     """Counts the connections of all listeners together. Trio thread only."""
+
+    turn: Turn | None = None  # None: nobody else accepts from these listeners
 
     def __init__(self, most: int = 0, of_one_client: int = 0, descriptors: int = 1 << 20) -> None:
         """`most`, `of_one_client`: 0 = as many as `descriptors`, which is how many this process may open."""
@@ -144,6 +153,11 @@ class Connections:
         self._clients[client] -= 1
         if not self._clients[client]:
             del self._clients[client]
+
+    @property
+    def open(self) -> int:
+        """How many were let in and have not ended."""
+        return self._open
 
     @property
     def pressed(self) -> bool:

@@ -8,6 +8,8 @@ Rules:
  3. When no descriptor is left, one that is kept for this purpose is closed for a moment: connections are accepted and
     closed, so that they do not wait for ever and do not keep the loop busy.
  4. Connections that do not leave this machine are not paced (see same_machine).
+ 5. Where other processes accept from the same listener, a Turn says whose turn it is. Who has not stands back for
+    PASSES passes of the loop, then for STAND_BACK_SECONDS, and accepts what is still there then.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from collections.abc import Callable
 import trio
 
 from neptrio.loop import open_files
+from neptrio.service.connections import Turn
 from neptrio.transport.same_machine import paces, unpace
 
 log = logging.getLogger("neptrio.connections")
 
 AT_ONCE = 64  # connections accepted before other tasks run
 TURNED_AWAY_AT_ONCE = 4
+PASSES = 20  # of the loop: others that are awake have had their turn by then
+STAND_BACK_SECONDS = 0.001
 PAUSE_SECONDS = 0.1  # between attempts while there are no descriptors
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -34,9 +39,16 @@ NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Acceptor:
     """Accepts connections until it is stopped."""
 
-    def __init__(self, listener: socket.socket, handle: Callable[[socket.socket, str], bool]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        handle: Callable[[socket.socket, str], bool],
+        turn: Turn | None = None,
+    ) -> None:
+        """`turn`: None where nobody else accepts from this listener."""
         self._listener = listener
         self._handle = handle
+        self._turn = turn
         self._stopped = False
         self._spare = _spare()
         self._paces = paces(listener)
@@ -47,6 +59,7 @@ class Acceptor:
         try:
             while not self._stopped:
                 await trio.lowlevel.wait_readable(self._listener)
+                await self._stand_back()
                 try:
                     self._take()
                 except OSError as error:
@@ -62,6 +75,17 @@ class Acceptor:
             self._stopped = True
             self._listener.close()
             self._give_up_spare()
+
+    async def _stand_back(self) -> None:
+        """Gives those whose turn it is the time to accept what waits."""
+        turn = self._turn
+        if turn is None or turn.mine():
+            return
+        for _ in range(PASSES):
+            await trio.lowlevel.checkpoint()
+            if self._stopped or turn.mine():
+                return
+        await trio.sleep(STAND_BACK_SECONDS)
 
     def stop(self) -> None:
         """Accepts everybody who has already connected, and nobody after that."""
@@ -79,7 +103,10 @@ class Acceptor:
     def _take(self) -> int:
         """Accepts some of the waiting connections; returns how many. Raises OSError when no descriptors are left."""
         turned_away = 0
+        turn = None if self._stopped else self._turn
         for taken in range(AT_ONCE):
+            if taken and turn is not None and not turn.mine():
+                return taken
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):

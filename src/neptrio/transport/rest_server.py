@@ -57,7 +57,7 @@ class RestServer:
     def __init__(self, services: Services, listener: socket.socket) -> None:
         settings = services.settings
         self._services = services
-        self._acceptor = Acceptor(listener, self._start)
+        self._acceptor = Acceptor(listener, self._start, services.connections.turn)
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
         self._policy = http_policy(settings, services.tokens)

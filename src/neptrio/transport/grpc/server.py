@@ -122,7 +122,8 @@ class GrpcServer:
             min_interval_ns=settings.grpc_http2_min_recv_ping_interval_without_data_ms * 10**6,
             max_strikes=settings.grpc_http2_max_ping_strikes,
         )
-        self._acceptor = None if listener is None else Acceptor(listener, self._start)
+        turn = services.connections.turn
+        self._acceptor = None if listener is None else Acceptor(listener, self._start, turn)
         if (
             not self.admin or not settings.allow_grpc
         ):  # the count is of the process: one source of it is enough

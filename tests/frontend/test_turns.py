@@ -1,0 +1,112 @@
+"""Which front end accepts the next connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from neptrio.frontend.turns import ABSENT, Counts, OwnTurn
+from tests.frontend.test_front_ends import pids
+from tests.frontend.test_rows import told
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+ALIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def counts() -> Counts:
+    counts, descriptor = Counts.create(3)
+    os.close(descriptor)
+    return counts
+
+
+def test_who_has_clearly_more_than_another_stands_back(counts: Counts) -> None:
+    first, second = OwnTurn(counts, 0), OwnTurn(counts, 2)
+    first.has(0)
+    assert first.mine()  # the others do not accept
+    first.has(1000)
+    assert first.mine()
+    second.has(0)
+    assert second.mine()
+    assert not first.mine()
+    first.has(2)
+    assert not first.mine()
+    first.has(1)
+    assert first.mine()  # a few at a time, so that nobody waits for each single one
+    second.has(1)
+    first.has(2)
+    assert first.mine() and second.mine()
+
+
+def test_more_may_be_ahead_where_there_are_many(counts: Counts) -> None:
+    first, second = OwnTurn(counts, 0), OwnTurn(counts, 1)
+    second.has(400)
+    first.has(499)
+    assert first.mine()
+    first.has(500)
+    assert not first.mine()
+    counts.absent(1)
+    assert first.mine()
+
+
+def test_nobody_accepts_at_first(counts: Counts) -> None:
+    assert counts.fewest() == ABSENT
+
+
+def connect(server: ServerProcess, number: int) -> list[socket.socket]:
+    host, _, port = server.http.rpartition(":")
+    return [socket.create_connection((host, int(port)), timeout=30) for _ in range(number)]
+
+
+def answer(clients: list[socket.socket]) -> None:
+    for client in clients:
+        client.sendall(ALIVE)
+    for client in clients:
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_made_at_once_are_shared_out(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
+    with ServerProcess(tmp_path, "--frontends=3") as server:
+        clients = connect(server, 30)
+        answer(clients)
+        until(lambda: sum(row["connections"] for row in told(server).values()) >= 30, "they have told of it")
+        each = [row["connections"] for row in told(server).values()]
+        assert min(each) >= 6, each
+        for client in clients:
+            client.close()
+
+
+def test_one_that_is_stopped_holds_nobody_up(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
+    with ServerProcess(tmp_path, "--frontends=2") as server:
+        stopped, _ = pids(server)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            clients = connect(server, 20)  # all beyond its turn are the other's
+            answer(clients)
+            for client in clients:
+                client.close()
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+
+def test_one_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", identity_config(dims="-1", pairs=1))
+    with ServerProcess(tmp_path, "--frontends=2") as server:
+        victim, other = pids(server)
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: len(set(pids(server)) - {victim}) == 2, "another has started")
+        new = (set(pids(server)) - {victim, other}).pop()
+        until(lambda: told(server)[new]["loop_lag"]["count"], "it accepts")
+        clients = connect(server, 20)
+        answer(clients)
+        until(lambda: told(server).get(new, {}).get("connections", 0) >= 5, "it has its share")
+        for client in clients:
+            client.close()
