@@ -9,13 +9,15 @@ Rules:
     Errors may be slow, requests may not.
  2. Binary tensors are views into the body; nothing is copied. Where their bytes lie apart from the text, others may
     write to them (cext/rings/body_area), so strings, which have a structure, are copied from there.
- 3. A large text is decoded on a worker thread (loop/workers): elements and skipped parts are read without the GIL, which
+ 3. The short text of a request with binary tensors may be one that came before (cext/codec/known_texts).
+ 4. A large text is decoded on a worker thread (loop/workers): elements and skipped parts are read without the GIL, which
     is also released between inputs. A Stop ends the decoding; nobody uses the request then.
 Source: docs/protocol/observed.md 3 and 4, docs/protocol/features.md B2.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.codec.json_reader cimport Reader, Stop
+from neptrio.codec.known_texts cimport LONGEST, Known, KnownTexts
 from neptrio.codec.json_tensor cimport tensor_at
 from neptrio.request.infer_request cimport (
     DT_BYTES,
@@ -35,6 +37,8 @@ from neptrio.errors import Cancelled, InvalidArgument, Overloaded, TritonError, 
 
 cdef dict _NUMBER = NUMBER
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
+known_texts = KnownTexts()
+cdef KnownTexts _known_texts = known_texts
 
 
 cdef class _Decoder:
@@ -458,6 +462,8 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
     cdef Tensor holder = Tensor.__new__(Tensor)
     cdef Tensor rest = holder
     cdef Py_ssize_t n, begin
+    cdef Known known
+    cdef bint short
     cdef _Decoder d
     holder.hold(body, False)
     n = holder.nbytes if header_length is None else header_length
@@ -473,6 +479,12 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
         if stop is not None:
             walk_strings(r.inputs, &stop.asked)
         return True
+    short = n <= LONGEST and stop is None and header_length is not None
+    if short:
+        known = _known_texts.find(<const unsigned char*>holder.ptr, n)
+        if known is not None and known.nbytes == rest.nbytes - begin and not (known.strings and binary is not None):
+            known.fill(r, rest, begin)
+            return known.binary_default
     d = _Decoder.__new__(_Decoder)
     d.r = r
     d.body = rest
@@ -492,6 +504,8 @@ def decode_request(InferRequest r, body, header_length=None, shared_memory=None,
         d.document()
         if stop is not None:
             walk_strings(r.inputs, &stop.asked)
+        elif short:
+            _known_texts.offer(<const unsigned char*>holder.ptr, n, r, rest, d.binary_default)
         return d.binary_default
     except (Cancelled, Overloaded):
         raise

@@ -6,9 +6,12 @@ from typing import Any
 from typing_extensions import Buffer
 
 from neptrio.codec.json_reader import Stop
+from neptrio.codec.known_texts import KnownTexts
 from neptrio.codec.shared_memory import SharedMemory
 from neptrio.errors import InvalidArgument
 from neptrio.request.infer_request import InferRequest
+
+known_texts: KnownTexts
 
 def no_shared_memory() -> InvalidArgument: ...
 def add_parameter(r: InferRequest, key: str, value: Any) -> None: ...
