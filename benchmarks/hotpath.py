@@ -2,7 +2,8 @@
 
 A connection object is fed request bytes over and over; what it answers is read from the other end
 of a socket pair. Prints microseconds of CPU per request; benchmarks/instructions.py counts
-instructions of the same. A form that ends in `+trace` has every request traced (level TIMESTAMPS).
+instructions of the same. A form that ends in `+trace` has every request traced (level TIMESTAMPS), one that ends in
+`+front` goes through a front end, whose two sides share the process here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import dataclasses
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,57 @@ class Meter:
             self._marks.end()
 
 
+Pass = Callable[[], None]
+
+
+def ends(server: Server) -> tuple[Any, Any]:
+    """Both sides of the way between the engine and a front end."""
+    from neptrio.frontend.channel import Layout
+    from neptrio.frontend.engine_end import EngineEnd
+    from neptrio.frontend.front_end import FrontEnd
+    from neptrio.rings.ring import Segment, sealed_memory
+
+    layout = Layout(1 << 26)
+    memory = sealed_memory("hotpath", layout.size)
+    ours = Segment(memory, layout.size)
+    end = EngineEnd(ours, layout, lambda: None, lambda: None, server.services, None)
+    return end, FrontEnd(ours, layout, lambda: None, lambda: None)
+
+
+def behind(server: Server) -> tuple[Any, Pass]:
+    """The services of a front end, and a pass of both loops."""
+    from neptrio.frontend.front_end import RemoteAdmission, RemoteSharedMemory
+
+    end, front = ends(server)
+    loop_pass = server.loop.loop_pass
+
+    def both() -> None:
+        loop_pass.end()
+        end.drain()
+        loop_pass.end()
+        front.drain()
+        loop_pass.end()
+
+    admission = RemoteAdmission(front)
+    inputs = [(name, 8, (16,), False, False) for name, _ in WORK.inputs]
+    model = {"name": "identity", "version": "1", "latest": True, "decoupled": False, "max_batch_size": 8}
+    admission.renew([{**model, "inputs": inputs}], False, False)
+    services: Any = dataclasses.replace(
+        server.services,
+        admission=admission,
+        shared_memory=RemoteSharedMemory(),  # type: ignore[arg-type]
+    )
+    return services, both
+
+
 async def http(
-    server: Server, nursery: trio.Nursery, request: bytes, count: int, meter: Meter, token: str = ""
+    server: Server,
+    nursery: trio.Nursery,
+    request: bytes,
+    count: int,
+    meter: Meter,
+    token: str = "",
+    front: bool = False,
 ) -> None:
     """`count` requests over a lean HTTP/1.1 connection, which asks for `token` if there is one."""
     from neptrio.transport.http1.connection import Http1Connection
@@ -75,12 +127,12 @@ async def http(
     if token:
         request = request.replace(b"\r\n", f"\r\nAuthorization: Bearer {token}\r\n".encode(), 1)
         policy = _policy(server, token)
-    connection = Http1Connection(ours, server.services, app, nursery, policy)
-    loop_pass = server.loop.loop_pass
+    services, turn = behind(server) if front else (server.services, server.loop.loop_pass.end)
+    connection = Http1Connection(ours, services, app, nursery, policy)
     with meter:
         for _ in range(count):
             connection.pass_on(request)
-            loop_pass.end()
+            turn()
             if not (await _receive(theirs)).startswith(b"HTTP/1.1 200"):
                 raise AssertionError("a request failed")
     theirs.close()
@@ -160,12 +212,15 @@ class _Client:
         return made
 
 
-async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: int, meter: Meter) -> None:
+async def unary(
+    server: Server, nursery: trio.Nursery, message: bytes, count: int, meter: Meter, front: bool = False
+) -> None:
     """`count` ModelInfer calls on one connection, 32 at a time."""
     from neptrio.transport.grpc.connection import GrpcConnection
     from neptrio.transport.grpc.server import GrpcServer
 
-    front = GrpcServer(server.services, socket.socket())
+    services, turn = behind(server) if front else (server.services, server.loop.loop_pass.end)
+    grpc = GrpcServer(services, socket.socket())
     client = _Client(b"/inference.GRPCInferenceService/ModelInfer", message)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -173,7 +228,7 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         theirs.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
         ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-    connection = GrpcConnection(ours, front, nursery)
+    connection = GrpcConnection(ours, grpc, nursery)
     loop_pass = server.loop.loop_pass
     connection.session.receive(client.h2.data_to_send())
     chunks = client.calls(count)
@@ -184,7 +239,7 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
                 answered += (await _receive(theirs)).count(b"OUTPUT1")
             connection.session.receive(b"".join(chunks[i : i + 32]))
             loop_pass.want_flush(connection)
-            loop_pass.end()
+            turn()
             answered += (await _receive(theirs)).count(b"OUTPUT1")
     if server.services.admission.lookup("identity", "").counters.snapshot()["inference_stats"]["fail"][
         "count"
@@ -197,12 +252,9 @@ async def unary(server: Server, nursery: trio.Nursery, message: bytes, count: in
 
 async def engine(server: Server, count: int, meter: Meter) -> None:
     """`count` requests that a front end has decoded, 32 at a time: what is measured is the engine's part alone."""
-    from neptrio.frontend.channel import Layout
-    from neptrio.frontend.engine_end import EngineEnd
-    from neptrio.frontend.front_end import FrontEnd, RemoteAdmission
+    from neptrio.frontend.front_end import RemoteAdmission
     from neptrio.request.infer_request import InferRequest, InferResponse, Responder
     from neptrio.request.numpy_tensor import from_numpy
-    from neptrio.rings.ring import Segment, sealed_memory
 
     class Answers(Responder):
         """Counts answers."""
@@ -212,11 +264,7 @@ async def engine(server: Server, count: int, meter: Meter) -> None:
         def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
             self.good += response.error is None and len(response.outputs or ()) == 2
 
-    layout = Layout(1 << 26)
-    memory = sealed_memory("hotpath", layout.size)
-    ours = Segment(memory, layout.size)
-    end = EngineEnd(ours, layout, lambda: None, lambda: None, server.services, None)
-    front = FrontEnd(ours, layout, lambda: None, lambda: None)
+    end, front = ends(server)
     admission = RemoteAdmission(front)
     answers = Answers()
     loop_pass = server.loop.loop_pass
@@ -250,11 +298,11 @@ async def measure(server: Server, form: str, count: int, meter: Meter) -> float:
         if form == "engine":
             await engine(server, count, meter)
         elif form == "unary":
-            await unary(server, nursery, grpc_message(WORK), count, meter)
+            await unary(server, nursery, grpc_message(WORK), count, meter, more == "front")
         else:
             body, length, _ = http_binary(WORK) if form == "binary" else http_json(WORK)
             token = "npt_" + "0" * 43 if more == "token" else ""
-            await http(server, nursery, http_request(body, length), count, meter, token)
+            await http(server, nursery, http_request(body, length), count, meter, token, more == "front")
         nursery.cancel_scope.cancel()
     return meter.seconds / count * 1e6
 
