@@ -91,7 +91,7 @@ class Loader:
         """The current state of the model's folder; None when no folder or several have that name."""
 
         def look() -> scan.Fingerprint | None:
-            folders = self._places.model_dirs().get(name, [])
+            folders = self._places.folders(name)
             try:
                 return self._places.state(folders[0]) if len(folders) == 1 else None
             except (OSError, Unavailable):
@@ -110,11 +110,11 @@ class Loader:
         files = override.decode(parameters.files)
         folders: list[Path] = []
         try:
-            folders = self._places.model_dirs().get(name, [])
+            folders = self._places.folders(name)
             # unreachable storage does not delay models that are known not to be there
             if not folders and not files:
                 self._places.refresh()
-                folders = self._places.model_dirs().get(name, [])
+                folders = self._places.folders(name)
             if files:
                 folder = override.write(files)
                 model_dir = folder.path

@@ -46,6 +46,11 @@ class Places:
                 found.setdefault(name, []).append(folder)
         return dict(sorted(found.items()))
 
+    def folders(self, name: str) -> list[Path]:
+        """The folders of one name, over all repositories: model_dirs() of it, without a listing of all the others."""
+        found = scan.folders_of(name, self._local)
+        return [*found, *(r.model_dirs()[name] for r in self.cloud if name in r.model_dirs())]
+
     def no_model(self, name: str) -> str:
         """Why nothing can be loaded under a name that model_dirs() does not have."""
         where = ", ".join(f"'{place}'" for place in self._named)

@@ -20,21 +20,53 @@ DUPLICATE = "model appears in two or more repositories"
 DEEPEST = 32  # levels of folders below a model's; links may lead in circles
 
 
-def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
-    """Model name -> the folders of that name, over all repositories, sorted by name."""
+def model_places(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
+    """Model name -> the repositories that have a folder of that name, sorted by name. Raises InvalidArgument."""
     found: dict[str, list[Path]] = {}
     for repository in dict.fromkeys(repositories):
         try:
-            entries = list(repository.iterdir())
+            with os.scandir(repository) as entries:
+                names = [entry.name for entry in entries if entry.name[0] != "." and _folder(entry)]
         except OSError as error:
-            raise InvalidArgument(
-                f"failed to open model repository '{repository}': "
-                f"{'no such folder' if not repository.is_dir() else error}"
-            ) from None
-        for entry in entries:
-            if not entry.name.startswith(".") and entry.is_dir():
-                found.setdefault(entry.name, []).append(entry)
+            raise _unreadable(repository, error) from None
+        for name in names:
+            found.setdefault(name, []).append(repository)
     return dict(sorted(found.items()))
+
+
+def folders_of(name: str, repositories: tuple[Path, ...]) -> list[Path]:
+    """The folders of one model, over all repositories, without listing what else they have. Raises InvalidArgument."""
+    found = []
+    for repository in dict.fromkeys(repositories):
+        folder = repository / name
+        if _may_be_model(name) and os.path.isdir(folder):  # False for a name that no file can have, too
+            found.append(folder)
+        elif not repository.is_dir():
+            raise _unreadable(repository, None)
+    return found
+
+
+def _may_be_model(name: str) -> bool:
+    """Whether a folder of a repository may have that name, which may be anything that a client sent."""
+    return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name
+
+
+def _unreadable(repository: Path, error: OSError | None) -> InvalidArgument:
+    why = "no such folder" if error is None or not repository.is_dir() else error
+    return InvalidArgument(f"failed to open model repository '{repository}': {why}")
+
+
+def _folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one; what a folder's own listing says is asked nobody else."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or to where the server may not look
+        return False
+
+
+def model_dirs(repositories: tuple[Path, ...]) -> dict[str, list[Path]]:
+    """Model name -> the folders of that name, over all repositories, sorted by name. Raises InvalidArgument."""
+    return {name: [place / name for place in places] for name, places in model_places(repositories).items()}
 
 
 def versions(model_dir: Path) -> list[int]:
