@@ -17,6 +17,8 @@ Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md
  6. A cache miss adds the time of lookup and insertion to success.ns, and nothing to success.count.
  7. Microseconds (for the metrics) are rounded down for each event.
  8. Negative durations count as zero.
+ 9. Whatever changes what the statistics extension shows adds to `changes`, so a text with the same number of changes is
+    still true. Most of a server's models are idle, and their texts are asked for again and again.
 """
 from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
@@ -43,7 +45,8 @@ from bisect import bisect_left
 from neptrio.errors import Cancelled, Reason
 
 cdef enum:
-    FEW = 64     # as long as CloseCounters.few
+    FEW = 64               # as long as CloseCounters.few
+    LONGEST_TEXT = 8192    # bytes of a text that is kept
 
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 # Responses of one request with a higher index share the last key: a model that streams without end must not make its
@@ -121,7 +124,8 @@ cdef class ModelCounters:
         self.batches = {}
         self.responses = []
         self.closings = {}
-        self.memory_usage = []
+        self.usage = []
+        self.texts = {}
         self.failures = {"CANCELED": 0, "REJECTED": 0, "BACKEND": 0, "OTHER": 0}
         self.request_histogram = Histogram()
         self.queue_histogram = Histogram()
@@ -138,12 +142,34 @@ cdef class ModelCounters:
         """Counts times to the first response in milliseconds, in buckets with the ascending `bounds`."""
         self.first_response = BoundedHistogram(bounds)
 
+    @property
+    def memory_usage(self) -> list:
+        """The $memory_usage objects. Not to be changed but by setting another list."""
+        return self.usage
+
+    @memory_usage.setter
+    def memory_usage(self, list value):
+        self.usage = value
+        self.changes += 1
+
+    def text_in(self, form, make):
+        """`make()`, bytes that must follow from what snapshot() shows, the model's name and version alone; or what it
+        returned for the same `form` when nothing had changed since."""
+        kept = self.texts.get(form)
+        if kept is not None and <uint64_t>kept[0] == self.changes:
+            return kept[1]
+        text = make()
+        if len(text) <= LONGEST_TEXT:
+            self.texts[form] = (self.changes, text)
+        return text
+
     cdef int answered(self, InferRequest r, InferResponse response) except -1:
         cdef int64_t[16] s = r.timestamps
         cdef int64_t end = s[<int>REQUEST_END]
         cdef int64_t total = end - s[<int>REQUEST_START]
         cdef int64_t waited, c_in, c_infer, c_out
         cdef uint64_t size = <uint64_t>r.batch_size if r.batch_size > 1 else 1
+        self.changes += 1
         error = response.error
         if error is None and response.null:
             error = r.failure
@@ -216,6 +242,7 @@ cdef class ModelCounters:
         cdef ResponseCounters c
         cdef int64_t start, produced
         cdef Py_ssize_t index = min(r.responses, MAX_RESPONSE_KEYS - 1)
+        self.changes += 1
         # the computation of a response starts at the end of the previous one, or of the inputs
         start = r.previous_response_ns
         if not start:
@@ -258,6 +285,7 @@ cdef class ModelCounters:
                       int64_t output_start, int64_t end) except -1:
         cdef BatchCounters b = self.last_size
         cdef timespec ts
+        self.changes += 1
         if b is None or b.batch_size != batch_size:
             b = self.batches.get(batch_size)
             if b is None:
@@ -275,6 +303,7 @@ cdef class ModelCounters:
 
     cdef int closed(self, str reason, uint64_t batch_size, int64_t oldest_wait_ns) except -1:
         cdef CloseCounters c = self.last_closing
+        self.changes += 1
         if c is None or reason is not self.last_reason:
             c = self.closings.get(reason)
             if c is None:
@@ -299,6 +328,7 @@ cdef class ModelCounters:
         cdef int64_t[16] s = request.timestamps
         cdef int64_t ns = (s[<int>CACHE_LOOKUP_END] - s[<int>CACHE_LOOKUP_START]
                            + s[<int>CACHE_INSERT_END] - s[<int>CACHE_INSERT_START])
+        self.changes += 1
         add(&self.cache_miss, ns)
         more(&self.success, ns)
         if self.summaries is not None:
@@ -370,5 +400,5 @@ cdef class ModelCounters:
                 str(i): (<ResponseCounters>c).snapshot() for i, c in enumerate(self.responses)
             },
             "batch_stats": batches,
-            "memory_usage": [dict(usage) for usage in self.memory_usage],
+            "memory_usage": [dict(usage) for usage in self.usage],
         }

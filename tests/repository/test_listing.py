@@ -12,6 +12,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from neptrio.errors import InvalidArgument
+from neptrio.repository import scan
 from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 
@@ -23,19 +25,19 @@ def held(tmp_path: Path) -> Iterator[tuple[EmbeddedServer, threading.Event, thre
     begun, go_on = threading.Event(), threading.Event()
     with EmbeddedServer(tmp_path) as server:
         places = server.server.repository.places
-        listing = places.model_dirs
+        listing = places.names
 
         def slow() -> Any:
             begun.set()
             assert go_on.wait(60)
             return listing()
 
-        places.model_dirs = slow  # type: ignore[method-assign]
+        places.names = slow  # type: ignore[method-assign]
         try:
             yield server, begun, go_on
         finally:
             go_on.set()
-            del places.model_dirs
+            del places.names
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -71,14 +73,18 @@ def test_failed_loads_list_nothing_on_the_trio_thread(tmp_path: Path) -> None:
     write_model(tmp_path, "broken", 'backend: "nonesuch"')
     with EmbeddedServer(tmp_path, exit_on_error=False, model_control_mode="explicit") as server:
         places = server.server.repository.places
-        listing = places.model_dirs
+        listing, looking = places.names, places.folders
         threads: list[int] = []
 
-        def seen() -> Any:
+        def listed() -> Any:
             threads.append(threading.get_ident())
             return listing()
 
-        places.model_dirs = seen  # type: ignore[method-assign]
+        def looked(name: str) -> Any:
+            threads.append(threading.get_ident())
+            return looking(name)
+
+        places.names, places.folders = listed, looked  # type: ignore[method-assign]
         with httpclient.InferenceServerClient(server.http) as client:
             for name in ("stranger", "typing", "broken"):
                 with pytest.raises(InferenceServerException):
@@ -97,3 +103,44 @@ def test_failed_loads_list_nothing_on_the_trio_thread(tmp_path: Path) -> None:
         assert "nonesuch" in rows["broken"]["reason"] and "config.pbtxt:1" in rows["typing"]["reason"]
         assert "load parameter 'config'" in rows["m"]["reason"]
         assert server.ask(lambda: set(server.server.repository.records)) == {"m", "broken", "typing"}
+
+
+def test_one_model_is_found_as_in_the_listing_of_all(tmp_path: Path) -> None:
+    """Names that no folder can have, hidden folders, files and links are answered alike."""
+    first, second, elsewhere = (tmp_path / name for name in ("first", "second", "elsewhere"))
+    for folder in (first / "both", second / "both", first / "one", second / ".hidden", elsewhere):
+        folder.mkdir(parents=True)
+    (first / "file").touch()
+    (first / "link").symlink_to(elsewhere)
+    (first / "circle").symlink_to(first / "circle")
+    (second / "nowhere").symlink_to(tmp_path / "nothing")
+    places = (first, second, first)
+    listed = scan.model_dirs(places)
+    assert listed == {
+        "both": [first / "both", second / "both"],
+        "link": [first / "link"],
+        "one": [first / "one"],
+    }
+    names = (
+        "file",
+        "circle",
+        "nowhere",
+        ".hidden",
+        "",
+        ".",
+        "..",
+        "one/..",
+        "a\0b",
+        "x" * 300,
+        "\udc80",
+        "\ud800",
+    )
+    for name in (*listed, *names):
+        assert scan.folders_of(name, places) == listed.get(name, []), name
+    missing = (first, tmp_path / "missing")
+    with pytest.raises(InvalidArgument) as of_all:
+        scan.model_dirs(missing)
+    with pytest.raises(InvalidArgument) as of_one:
+        scan.folders_of("one", missing)
+    assert str(of_one.value) == str(of_all.value)
+    assert "failed to open model repository" in str(of_one.value) and "no such folder" in str(of_one.value)

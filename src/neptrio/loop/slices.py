@@ -68,9 +68,15 @@ class Slices:
 
 async def in_slices(rows: Iterable[T], text: Callable[[T], bytes]) -> list[bytes]:
     """`text(row)` of each row. `rows` may be a generator, whose work is cut as well."""
+    return await gathered(map(text, rows))
+
+
+async def gathered(texts: Iterable[bytes]) -> list[bytes]:
+    """The texts of a generator whose work is cut."""
     slices = Slices()
     made = []
-    for row in rows:
-        made.append(text(row))
-        await slices.rest()
+    for text in texts:
+        made.append(text)
+        if slices.used_up:
+            await slices.pause()
     return made

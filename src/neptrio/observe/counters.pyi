@@ -1,6 +1,6 @@
 # The types of cext/observe/counters.pyx, which says what everything does.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from neptrio.errors import Cancelled, Reason
@@ -36,7 +36,10 @@ class ModelCounters:
     @property
     def last_inference_ms(self) -> int: ...
     inflight_bytes: int
+    @property
+    def changes(self) -> int: ...
     memory_usage: list[dict[str, Any]]
+    def text_in(self, form: str, make: Callable[[], bytes]) -> bytes: ...
     @property
     def failures(self) -> dict[str, int]: ...
     @property

@@ -5,8 +5,7 @@ Nothing here changes what is served: repository.loading brings models in, reposi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import trio
@@ -105,12 +104,14 @@ class Catalog:
 
     def ready_models(self) -> list[Model]:
         """Every ready version, sorted by name and version number."""
-        return [
-            row.model
-            for name in sorted(self.records)
-            for _, row in sorted(self.records[name].rows.items())
-            if row.model is not None and row.model.ready
-        ]
+        return list(self.each_ready(sorted(self.records)))
+
+    def each_ready(self, names: Iterable[str]) -> Iterator[Model]:
+        """The ready versions of these models, each looked for when it is asked for: models may come and go in between."""
+        for name in names:
+            for _, row in sorted(self._rows(name).items()):
+                if row.model is not None and row.model.ready:
+                    yield row.model
 
     def all_ready(self) -> bool:
         """Strict readiness: True when no version is loading, unloading or failed."""
@@ -121,29 +122,49 @@ class Catalog:
         )
 
     def index(
-        self, ready: bool, timings: bool = False, model_dirs: Mapping[str, list[Path]] | None = None
+        self, ready: bool, timings: bool = False, names: Mapping[str, int] | None = None
     ) -> list[dict[str, Any]]:
         """The rows of the repository index, sorted by name and version, only of models with a folder in a repository.
 
-        `model_dirs` is what places.model_dirs() returned on another thread just before.
+        `names` is what places.names() returned on another thread just before.
         """
-        return list(self.index_rows(ready, timings, model_dirs))
+        return list(self.index_rows(ready, timings, names))
 
     def index_rows(
-        self, ready: bool, timings: bool = False, model_dirs: Mapping[str, list[Path]] | None = None
+        self, ready: bool, timings: bool = False, names: Mapping[str, int] | None = None
     ) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for."""
-        for name, folders in (self.places.model_dirs() if model_dirs is None else model_dirs).items():
-            record = self.records.get(name)
-            if len(folders) > 1 and not (record is not None and record.rows):
-                found: list[dict[str, Any]] = [
-                    {"name": name, "state": "UNAVAILABLE", "reason": scan.DUPLICATE}
-                ]
-            else:
-                found = list(record.index(timings)) if record is not None else []
-            for row in found or [{"name": name}]:
-                if not ready or row.get("state") == "READY":
-                    yield row
+        for name, folders in (self.places.names() if names is None else names).items():
+            record, row = self._with_folders(name, folders)
+            for entry in [row] if record is None else record.index(timings):
+                if not ready or entry.get("state") == "READY":
+                    yield entry
+
+    def index_texts(
+        self, ready: bool, form: str, text: Callable[[dict[str, Any]], bytes], names: Mapping[str, int]
+    ) -> Iterator[bytes]:
+        """`text(row)` of each row of index() without timings; `form` names what `text` makes (Record.index_texts)."""
+        for name, folders in names.items():
+            record, row = self._with_folders(name, folders)
+            if record is None:
+                if not ready:
+                    yield text(row)
+                continue
+            for state, made in record.index_texts(form, text):
+                if not ready or state == "READY":
+                    yield made
+
+    def _with_folders(self, name: str, folders: int) -> tuple[Record | None, dict[str, Any]]:
+        """The record that has rows of the index for a name with so many folders, or None and the one row of a name without
+        such a record."""
+        record = self.records.get(name)
+        if record is not None and record.rows:
+            return record, {}
+        if folders > 1:
+            return None, {"name": name, "state": "UNAVAILABLE", "reason": scan.DUPLICATE}
+        if record is not None and record.problem:
+            return record, {}
+        return None, {"name": name}
 
     async def progress(self, name: str) -> dict[str, Any]:
         """Versions, the load under way and the last error of a model. Raises NotFound."""

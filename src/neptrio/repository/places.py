@@ -51,15 +51,25 @@ class Places:
         found = scan.folders_of(name, self._local)
         return [*found, *(r.model_dirs()[name] for r in self.cloud if name in r.model_dirs())]
 
+    def names(self) -> dict[str, int]:
+        """Model name -> how many repositories have a folder of that name, sorted by name."""
+        found = {name: len(places) for name, places in scan.model_places(self._local).items()}
+        if self.cloud:
+            for repository in self.cloud:
+                for name in repository.model_dirs():
+                    found[name] = found.get(name, 0) + 1
+            found = dict(sorted(found.items()))
+        return found
+
     def no_model(self, name: str) -> str:
         """Why nothing can be loaded under a name that model_dirs() does not have."""
         where = ", ".join(f"'{place}'" for place in self._named)
         return f"there is no folder '{name[:LONGEST_SHOWN]}' in the model repositories {where}"
 
-    async def listed(self) -> dict[str, list[Path]]:
-        """model_dirs() of a worker thread, since the folder may be on a slow network. A cancelled caller leaves the
+    async def listed(self) -> dict[str, int]:
+        """names() of a worker thread, since the folder may be on a slow network. A cancelled caller leaves the
         thread behind."""
-        return await trio.to_thread.run_sync(self.model_dirs, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(self.names, abandon_on_cancel=True)
 
     def refresh(self) -> None:
         """Lists the repositories in cloud storage; the reason of a failure is the repository's `problem`.

@@ -22,6 +22,10 @@ from neptrio.repository.scan import Fingerprint
 log = logging.getLogger("neptrio.repository")
 
 
+# what a row of the index is made from: version, state, reason, why the model that serves is not ready
+Shown = tuple[int, State, str, str | None]
+
+
 @dataclass
 class Row:
     """One version of a model, as the repository index shows it."""
@@ -111,6 +115,8 @@ class Record:
     polled: Fingerprint | None = None  # the folder's state at the last load, successful or not
     last_error: str = ""
     last_seconds: float = 0.0
+    # of the index: form -> what its rows were made from, and (state, text) of each
+    texts: dict[str, tuple[list[Shown], list[tuple[str, bytes]]]] = field(default_factory=dict)
 
     @property
     def serving(self) -> dict[int, Model]:
@@ -138,6 +144,23 @@ class Record:
             yield entry
         if not self.rows and self.problem:
             yield {"name": self.name, "state": "UNAVAILABLE", "reason": self.problem}
+
+    def index_texts(self, form: str, text: Callable[[dict[str, Any]], bytes]) -> list[tuple[str, bytes]]:
+        """State and `text(row)` of each row of index(). `form` names what `text` makes: rows that show the same as when
+        they were last asked for in that form are not made again."""
+        shown_from: list[Shown] = [
+            (
+                version,
+                row.state,
+                row.reason,
+                None if row.model is None or row.model.ready else row.model.reason,
+            )
+            for version, row in self.rows.items()
+        ] or [(0, State.NEW, self.problem, None)]
+        kept = self.texts.get(form)
+        if kept is None or kept[0] != shown_from:
+            kept = self.texts[form] = (shown_from, [(row["state"], text(row)) for row in self.index()])
+        return kept[1]
 
     def progress(self) -> dict[str, Any]:
         """The answer of GET v2/repository/models/M (our extension)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import trio
@@ -59,6 +59,13 @@ class RepositoryService:
     async def index_rows(self, ready: bool, timings: bool = False) -> Iterator[dict[str, Any]]:
         """The rows of index(), each made when it is asked for: there may be thousands."""
         return self._repository.index_rows(ready, timings, await self._repository.places.listed())
+
+    async def index_texts(
+        self, ready: bool, form: str, text: Callable[[dict[str, Any]], bytes]
+    ) -> Iterator[bytes]:
+        """`text(row)` of each of the rows without timings. `form` names what `text` makes: of a model whose rows show the
+        same as when they were last asked for in that form, it is not made again."""
+        return self._repository.index_texts(ready, form, text, await self._repository.places.listed())
 
     async def progress(self, name: str) -> dict[str, Any]:
         """The model's versions, its load under way and the last error (our extension). Raises NotFound."""

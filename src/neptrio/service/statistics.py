@@ -92,19 +92,34 @@ class StatisticsService:
     def rows(self, name: str, version: str, detail: Detail = NOTHING) -> Iterator[dict[str, Any]]:
         """The "model_stats" of model_statistics(), each made when it is asked for: there may be thousands. Raises what
         that raises, at once."""
+        return (self._one(model, detail) for model in self._models(name, version))
+
+    def texts(
+        self, name: str, version: str, form: str, text: Callable[[dict[str, Any]], bytes]
+    ) -> Iterator[bytes]:
+        """`text(row)` of each of the rows() without additions. `form` names what `text` makes: a row that has not changed
+        since it was last asked for in that form is not made again. Raises what rows() raises, at once."""
+
+        def of(model: Any) -> bytes:
+            return bytes(model.counters.text_in(form, lambda: text(self._one(model, NOTHING))))
+
+        return (of(model) for model in self._models(name, version))
+
+    def _models(self, name: str, version: str) -> Iterator[Any]:
         number = version_number(version) if version else 0
         if number < 0:
             raise not_above_zero(version)
-        models = self._repository.ready_models()
-        if name:
-            models = [m for m in models if m.name == name]
+        repository = self._repository
+        if not name:
+            return repository.each_ready(sorted(repository.records))
+        models = list(repository.each_ready([name]))
+        if not models:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        if version:
+            models = [m for m in models if int(m.version) == number]
             if not models:
-                raise InvalidArgument(f"requested model '{name}' is not available")
-            if version:
-                models = [m for m in models if int(m.version) == number]
-                if not models:
-                    raise InvalidArgument(f"requested model version is not available for model '{name}'")
-        return (self._one(model, detail) for model in models)
+                raise InvalidArgument(f"requested model version is not available for model '{name}'")
+        return iter(models)
 
     def others(self, detail: Detail) -> dict[str, Any]:
         """What model_statistics() has beside "model_stats"."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from neptrio._proto.inference import (
@@ -31,7 +31,7 @@ from neptrio._proto.inference import (
     TraceSettingResponseSettingValue,
 )
 from neptrio.errors import InvalidArgument, Unsupported
-from neptrio.loop.slices import in_slices
+from neptrio.loop.slices import gathered
 from neptrio.service import Services
 from neptrio.transport.grpc.health import HealthHandlers
 from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
@@ -60,10 +60,10 @@ class Encoded:
         return self._text
 
 
-async def encoded(rows: Iterable[dict[str, Any]], message: Callable[[dict[str, Any]], Any]) -> Encoded:
-    """The message with all rows of a repeated field, made of messages with one row each: the bytes of protobuf messages
-    that follow each other are those of both together."""
-    return Encoded(b"".join(await in_slices(rows, lambda row: bytes(message(row)))))
+async def encoded(texts: Iterable[bytes]) -> Encoded:
+    """The message with all rows of a repeated field, of the texts of messages with one row each: the bytes of protobuf
+    messages that follow each other are those of both together."""
+    return Encoded(b"".join(await gathered(texts)))
 
 
 class InferenceHandlers(SharedMemoryHandlers):
@@ -97,8 +97,8 @@ class InferenceHandlers(SharedMemoryHandlers):
         return ModelConfigResponse(config=ModelConfig.parse(config.SerializeToString()))
 
     async def model_statistics(self, message: Any) -> Encoded:
-        rows = self._services.statistics.rows(message.name, message.version)
-        return await encoded(rows, lambda row: ModelStatisticsResponse(model_stats=[_model_statistics(row)]))
+        texts = self._services.statistics.texts(message.name, message.version, "protobuf", _statistics_text)
+        return await encoded(texts)
 
     async def log_settings(self, message: Any) -> LogSettingsResponse:
         changes: dict[str, Any] = {}
@@ -121,9 +121,8 @@ class InferenceHandlers(SharedMemoryHandlers):
     async def repository_index(self, message: Any) -> Encoded:
         if message.repository_name:
             raise Unsupported("'repository_name' specification is not supported")
-        rows = await self._services.repository.index_rows(message.ready)
         return await encoded(
-            rows, lambda row: RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row)])
+            await self._services.repository.index_texts(message.ready, "protobuf", _index_text)
         )
 
     async def repository_model_load(self, message: Any) -> RepositoryModelLoadResponse:
@@ -163,6 +162,14 @@ class InferenceHandlers(SharedMemoryHandlers):
                 dependents = value.bool_param
         await self._services.repository.unload(message.model_name, dependents, message.repository_name)
         return RepositoryModelUnloadResponse()
+
+
+def _index_text(row: dict[str, Any]) -> bytes:
+    return bytes(RepositoryIndexResponse(models=[RepositoryIndexResponseModelIndex(**row)]))
+
+
+def _statistics_text(plain: dict[str, Any]) -> bytes:
+    return bytes(ModelStatisticsResponse(model_stats=[_model_statistics(plain)]))
 
 
 def _model_statistics(plain: dict[str, Any]) -> ModelStatistics:

@@ -13,12 +13,12 @@ from neptrio.codec.openai import error_object
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
 from neptrio.errors import Internal, InvalidArgument, TritonError
-from neptrio.loop.slices import in_slices
+from neptrio.loop.slices import gathered, in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.service.audit import AuditLog
 from neptrio.service.sequences import parse_id, parse_owner
-from neptrio.service.statistics import Detail
+from neptrio.service.statistics import NOTHING, Detail
 from neptrio.transport import admin_only
 from neptrio.transport.header_policy import CERTIFICATE, OPENAI, RAW_HEADERS, Forwarded, HeaderPolicy
 from neptrio.transport.origin_policy import OriginPolicy
@@ -318,8 +318,10 @@ class RestApp:
     async def _statistics(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))
         statistics = self._services.statistics
-        rows = statistics.rows(route.model, route.version, detail)
-        texts = await in_slices(rows, dump_json)
+        if detail == NOTHING:
+            texts = await gathered(statistics.texts(route.model, route.version, "json", dump_json))
+        else:
+            texts = await in_slices(statistics.rows(route.model, route.version, detail), dump_json)
         others = dump_json(statistics.others(detail))[1:]
         return 200, JSON, [b'{"model_stats":', *listed(texts), b"," if len(others) > 1 else b"", others]
 
@@ -389,7 +391,7 @@ class RestApp:
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         traces = self._services.trace.recent(scope["query_string"].decode("latin-1"))
-        return 200, JSON, listed(await in_slices(traces, bytes))
+        return 200, JSON, listed(await gathered(map(bytes, traces)))
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
@@ -401,8 +403,15 @@ class RestApp:
                     f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean"
                 )
             asked[name] = document.get(name, asked[name])
-        rows = await self._services.repository.index_rows(asked["ready"], asked["timings"])
-        return 200, JSON, listed(await in_slices(rows, dump_json))
+        repository = self._services.repository
+        if asked["timings"]:
+            rows = await repository.index_rows(asked["ready"], timings=True)
+            return 200, JSON, listed(await in_slices(rows, dump_json))
+        return (
+            200,
+            JSON,
+            listed(await gathered(await repository.index_texts(asked["ready"], "json", dump_json))),
+        )
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of a load, and the whole document they are in."""
