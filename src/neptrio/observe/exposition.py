@@ -54,18 +54,18 @@ class Family:
         self.name = name
         self.kind = kind
         self._help = help
-        self._lines: list[str] = []
+        self.lines: list[str] = []  # not packed yet; an element may be several lines
         self._packed: list[bytes] = []
 
     def sample(self, labels: str, value: float) -> None:
         """Adds one line."""
         shown = value if type(value) is int else number(value)
-        self._lines.append(f"{self.name}{{{labels}}} {shown}" if labels else f"{self.name} {shown}")
+        self.lines.append(f"{self.name}{{{labels}}} {shown}" if labels else f"{self.name} {shown}")
 
     def _totals(self, labels: str, count: int, total: float) -> None:
         where = f"{{{labels}}}" if labels else ""
-        self._lines.append(f"{self.name}_count{where} {count}")
-        self._lines.append(f"{self.name}_sum{where} {number(total)}")
+        self.lines.append(f"{self.name}_count{where} {count}")
+        self.lines.append(f"{self.name}_sum{where} {number(total)}")
 
     def histogram(
         self, labels: str, bounds: Sequence[float], cumulative: Sequence[int], count: int, total: float
@@ -74,8 +74,8 @@ class Family:
         self._totals(labels, count, total)
         head = f"{self.name}_bucket{{{labels}" + (',le="' if labels else 'le="')
         for bound, below in zip(_texts(tuple(bounds)), cumulative, strict=True):
-            self._lines.append(f'{head}{bound}"}} {below}')
-        self._lines.append(f'{head}+Inf"}} {count}')
+            self.lines.append(f'{head}{bound}"}} {below}')
+        self.lines.append(f'{head}+Inf"}} {count}')
 
     def summary(
         self, labels: str, quantiles: Sequence[tuple[float, float]], count: int, total: float
@@ -84,13 +84,13 @@ class Family:
         self._totals(labels, count, total)
         head = f"{self.name}{{{labels}" + (',quantile="' if labels else 'quantile="')
         for quantile, value in quantiles:
-            self._lines.append(f'{head}{number(quantile)}"}} {number(value)}')
+            self.lines.append(f'{head}{number(quantile)}"}} {number(value)}')
 
     def pack(self, least: int = PACKED_LINES) -> None:
         """Joins the lines so far if there are at least `least` of them, so that less is left to do in render()."""
-        if len(self._lines) >= least:
-            self._packed.append(("\n".join(self._lines) + "\n").encode())
-            self._lines.clear()
+        if len(self.lines) >= least:
+            self._packed.append(("\n".join(self.lines) + "\n").encode())
+            self.lines.clear()
 
     def render(self) -> list[bytes]:
         """The family's part of the document, in pieces; [] when it has no samples."""

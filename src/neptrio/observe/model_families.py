@@ -2,7 +2,8 @@
 
 The problem: a server may have thousands of versions, most of them idle, and every family has lines for each. The
 choice: the document is made one version at a time, in all families at once, so that its maker can pause between
-two versions; and metrics that Triton does not have are shown only for versions that were used.
+two versions; metrics that Triton does not have are shown only for versions that were used; and the lines that follow
+from a version's counters are kept with its labels until the counters change, so that of idle versions nothing is made.
 
 Names, labels and kinds of the nv_* families are those of a Triton server (docs/protocol/features.md A7,
 docs/protocol/observed.md 15), and they exist for idle models too. Labels are sorted by name, as scripts expect.
@@ -11,6 +12,7 @@ docs/protocol/observed.md 15), and they exist for idle models too. Labels are so
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -55,6 +57,8 @@ class LabelTexts:
         self._made: dict[tuple[tuple[str, str], ...], str] = {}
         self._reasons: dict[str, str] = {}
         self.plain = self()
+        # block -> what its lines were made from, and (number of the family, lines) of each family that has some
+        self.kept: dict[str, tuple[Any, list[tuple[int, str]]]] = {}
 
     def __call__(self, *more: tuple[str, str]) -> str:
         """The labels together with others. The text is kept, since the next document has the same lines."""
@@ -216,13 +220,15 @@ class ModelFamilies:
     def add(self, model: Any) -> None:
         """Adds the current samples of one version (a Model). Trio thread only."""
         texts = label_texts(model)
-        now = live(model)
-        self._add_nv(model, texts, now)
+        counters = model.counters
+        pending = live(model).pending if model.inflight else 0
+        of = (counters.changes, pending, model.load_duration_secs, self._config, self._detail)
+        if counters.summaries is not None:  # what they show changes with time alone
+            self._add_nv(model, texts, pending)
+        else:
+            self._keep("nv", texts, of, lambda: self._add_nv(model, texts, pending))
         if self._detail is Detail.TRITON:
             return
-        for usage in model.counters.memory_usage:
-            where = texts(("type", usage["type"]), ("id", str(usage["id"])))
-            self._memory.sample(where, usage["byte_size"])
         for process in processes(model):
             where = texts(("instance", process.instance))
             self._pid.sample(where, process.pid)
@@ -230,12 +236,28 @@ class ModelFamilies:
             self._cpu.sample(where, process.cpu_seconds)
             self._restarts.sample(where, process.restarts)
             self._ring.sample(where, process.ring)
-        accounts = model.counters.accounts()
+        accounts = counters.accounts()
         if self._detail is Detail.FULL or accounts["accepted"] or accounts["refused"]:
-            self._add_live(model, texts, now)
-            self._add_histograms(model, texts)
+            self._add_live(model, texts, live(model))
+            self._keep("histograms", texts, of, lambda: self._add_histograms(model, texts))
 
-    def _add_nv(self, model: Any, texts: LabelTexts, now: Live) -> None:
+    def _keep(self, block: str, texts: LabelTexts, of: Any, add: Callable[[], None]) -> None:
+        """Adds the lines that `add` adds, which must follow from `of` and the model alone."""
+        kept = texts.kept.get(block)
+        if kept is not None and kept[0] == of:
+            for number, lines in kept[1]:
+                self.families[number].lines.append(lines)
+            return
+        before = [len(family.lines) for family in self.families]
+        add()
+        made = [
+            (number, "\n".join(family.lines[count:]))
+            for number, (family, count) in enumerate(zip(self.families, before, strict=True))
+            if len(family.lines) > count
+        ]
+        texts.kept[block] = (of, made)
+
+    def _add_nv(self, model: Any, texts: LabelTexts, pending: int) -> None:
         counters, labels = model.counters, texts.plain
         us = counters.microseconds()
         self._success.sample(labels, us["success"][0])
@@ -243,7 +265,7 @@ class ModelFamilies:
             self._failure.sample(texts.reason(reason), failures)
         self._count.sample(labels, counters.inference_count)
         self._executions.sample(labels, counters.execution_count)
-        self._pending.sample(labels, now.pending)
+        self._pending.sample(labels, pending)
         for name, key, counter, summary in self._durations:
             if self._config.counter_latencies:
                 counter.sample(labels, us[key][1])
@@ -265,6 +287,10 @@ class ModelFamilies:
             self._summarize(self._hit_summary, counters, labels, "cache_hit")
             self._summarize(self._miss_summary, counters, labels, "cache_miss")
         self._load.sample(labels, model.load_duration_secs)
+        if self._detail is not Detail.TRITON:
+            for usage in counters.memory_usage:
+                where = texts(("type", usage["type"]), ("id", str(usage["id"])))
+                self._memory.sample(where, usage["byte_size"])
 
     def _summarize(self, family: Family, counters: Any, labels: str, stage: str) -> None:
         """A summary of the last minute of a stage. The counts in that window are exact, so the rank error is 0 and a
