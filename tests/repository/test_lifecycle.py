@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
 from neptrio.repository import lifecycle
-from neptrio.repository.lifecycle import TABLE, UNLOADED, Event, Standing, State, after, reason_after
+from neptrio.repository.lifecycle import TABLE, UNLOADED, Event, State, after, reason_after
 
 LOADS = (Event.SUCCEED, Event.FAIL, Event.ABANDON)
 
@@ -71,6 +73,24 @@ def test_readiness_and_names() -> None:
         State.READY, State.RELOADING, State.UNLOADED]  # fmt: skip
 
 
+@dataclass
+class Standing:
+    """A model."""
+
+    children: tuple[str, ...] = ()
+    wanted: bool = False
+    explicit: bool = False
+
+
+def users(models: Mapping[str, Standing]) -> dict[str, set[str]]:
+    """Model -> the ensembles that have it as a child."""
+    found: dict[str, set[str]] = {}
+    for name, standing in models.items():
+        for child in standing.children:
+            found.setdefault(child, set()).add(name)
+    return found
+
+
 MODELS = {
     "a": Standing(wanted=True),
     "b": Standing(wanted=True, explicit=True),
@@ -80,17 +100,18 @@ MODELS = {
 
 
 def test_ensembles_go_before_the_models_of_their_steps() -> None:
-    assert lifecycle.above(MODELS, "a") == ("outer", "inner")
-    assert lifecycle.above(MODELS, "inner") == ("outer",)
-    assert lifecycle.above(MODELS, "outer") == ()
-    assert lifecycle.above({"x": Standing(("y",)), "y": Standing(("x",))}, "x") == ("y",)
+    assert lifecycle.above(users(MODELS), "a") == ("outer", "inner")
+    assert lifecycle.above(users(MODELS), "inner") == ("outer",)
+    assert lifecycle.above(users(MODELS), "outer") == ()
+    assert lifecycle.above({"y": {"x"}, "x": {"y"}}, "x") == ("y",)
 
 
 def test_orphans_are_implicit_and_needed_by_nobody_else() -> None:
-    assert lifecycle.orphans(MODELS, "outer") == ("inner", "a")
-    assert lifecycle.orphans(MODELS, "inner") == (), "outer needs a"
-    assert lifecycle.orphans(MODELS, "a") == ()
-    assert lifecycle.orphans({**MODELS, "outer": Standing(("inner", "a"))}, "inner") == ("a",)
+    assert lifecycle.orphans(MODELS, users(MODELS), "outer") == ("inner", "a")
+    assert lifecycle.orphans(MODELS, users(MODELS), "inner") == (), "outer needs a"
+    assert lifecycle.orphans(MODELS, users(MODELS), "a") == ()
+    unwanted = {**MODELS, "outer": Standing(("inner", "a"))}
+    assert lifecycle.orphans(unwanted, users(unwanted), "inner") == ("a",)
 
 
 def test_waiting_in_a_circle_is_seen() -> None:

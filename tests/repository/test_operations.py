@@ -144,6 +144,11 @@ def check(
         for row in record.rows.values():
             assert row.state in (State.READY, State.UNLOADED, State.FAILED), (name, row)
             assert (row.model is not None) == (row.state is State.READY) == (name in serving)
+    users: dict[str, set[str]] = {}
+    for name, record in manager.records.items():
+        for child in record.children:
+            users.setdefault(child, set()).add(name)
+    assert manager.users == users
     alive = [model for model in fake.models if not model.stopped]
     assert len(alive) == len(serving) and all(model.ready for model in alive)
     if "e" in serving:

@@ -47,6 +47,7 @@ class Catalog:
         self._settings = settings
         self.places = Places(settings)
         self.records: dict[str, Record] = {}
+        self.users: dict[str, set[str]] = {}  # model -> the ensembles that have it as a child
         self.latest: dict[str, Model] = {}  # model -> its highest version that serves
         self.readiness = Bell()  # rung when the state or the health of a version changes
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
@@ -101,6 +102,29 @@ class Catalog:
         """Ready version numbers of a model, ascending."""
         rows = self._rows(name)
         return sorted(v for v, row in rows.items() if row.model is not None and row.model.ready)
+
+    def compose(self, record: Record, children: tuple[str, ...]) -> None:
+        """The models of an ensemble's steps are these from now on. A load that was outdated may still tell this of a record
+        that is forgotten."""
+        known = self.records.get(record.name) is record
+        if known:
+            self._uses_nothing(record)
+        record.children = children
+        for child in children if known else ():
+            self.users.setdefault(child, set()).add(record.name)
+
+    def forget(self, name: str) -> None:
+        """There is no such model any more."""
+        record = self.records.pop(name, None)
+        if record is not None:
+            self._uses_nothing(record)
+
+    def _uses_nothing(self, record: Record) -> None:
+        for child in set(record.children):
+            users = self.users[child]
+            users.discard(record.name)
+            if not users:
+                del self.users[child]
 
     def ready_models(self) -> list[Model]:
         """Every ready version, sorted by name and version number."""
@@ -187,7 +211,3 @@ class Catalog:
     def _ready_schedulers(self) -> list[Scheduler]:
         """The schedulers of all ready models."""
         return [model.scheduler for model in self.ready_models() if model.scheduler is not None]
-
-    def standings(self) -> dict[str, lifecycle.Standing]:
-        """What the plans in repository.lifecycle need to know of every model."""
-        return {name: record.standing for name, record in self.records.items()}

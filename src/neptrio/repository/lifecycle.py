@@ -22,8 +22,9 @@ Rules (docs/protocol/rules.md E4, docs/protocol/observed.md 14):
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 from enum import Enum
+from typing import Protocol
 
 UNLOADED = "unloaded"
 OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
@@ -133,42 +134,53 @@ def keeps_ready(state: State, reason: str) -> bool:
 # ------------------------------------------------------------ models that depend on each other
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What the functions below need to know of a model."""
+class Standing(Protocol):
+    """What orphans() needs to know of a model (repository.records.Record)."""
 
-    children: tuple[str, ...] = ()  # the models of its steps; () for a model that is no ensemble
-    wanted: bool = False  # asked for by name, or needed by a wanted ensemble
-    explicit: bool = False  # asked for by name
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The models of its steps; () for a model that is no ensemble."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it was asked for by name, or is needed by a wanted ensemble."""
+
+    @property
+    def explicit(self) -> bool:
+        """Whether it was asked for by name."""
 
 
-def above(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
+# a model -> the ensembles with a step that is that model. There may be thousands of models and few of them here, so
+# that nothing below looks at all models.
+Users = Mapping[str, AbstractSet[str]]
+
+
+def above(users: Users, name: str) -> tuple[str, ...]:
     """The ensembles that need `name`, directly or not, the nearest ones last.
 
     In this order an ensemble is withdrawn before the models of its steps.
     """
-    found: list[str] = []
-
-    def visit(child: str) -> None:
-        for other in sorted(models):
-            if child in models[other].children and other not in found and other != name:
-                found.append(other)
-                visit(other)
-
-    visit(name)
+    found: dict[str, None] = {}
+    todo = [name]
+    while todo:
+        child = todo.pop()
+        if child not in found:
+            if child != name:
+                found[child] = None
+            todo += sorted(users.get(child, set()) - {name} - found.keys(), reverse=True)
     ordered: list[str] = []
-    left = list(found)
+    left = dict(found)
     while left:
-        free = [m for m in left if not any(m in models[o].children for o in left if o != m)]
-        for m in free or left:  # models in a cycle cannot serve, but this loop must end
-            ordered.append(m)
-            left.remove(m)
-            if not free:
-                break
+        free = [
+            one for one in left if all(other == one or other not in left for other in users.get(one, set()))
+        ]
+        for one in free or [next(iter(left))]:  # models in a cycle cannot serve, but this loop must end
+            ordered.append(one)
+            del left[one]
     return tuple(ordered)
 
 
-def orphans(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
+def orphans(models: Mapping[str, Standing], users: Users, name: str) -> tuple[str, ...]:
     """The models to unload together with the ensemble `name` when unload_dependents is set: those not asked for
     by name that no other wanted model needs, recursively, ensembles before the models of their steps."""
     gone = {name}
@@ -179,7 +191,7 @@ def orphans(models: Mapping[str, Standing], name: str) -> tuple[str, ...]:
             standing = models.get(child)
             if standing is None or standing.explicit or child in gone:
                 continue
-            if any(child in m.children and m.wanted and n not in gone for n, m in models.items()):
+            if any(models[user].wanted and user not in gone for user in users.get(child, set())):
                 continue
             gone.add(child)
             found.append(child)

@@ -97,7 +97,7 @@ class Loading:
         if record.listed and operation.stopped_by is None and not record.problem:
             record.problem = record.last_error.removeprefix(f"load failed for model '{record.name}': ")
         if not ((record.listed and record.problem) or record.operations):
-            self._catalog.records.pop(record.name, None)
+            self._catalog.forget(record.name)
 
     async def _first_in_line(self, operation: Operation) -> None:
         """Waits until older loads of the model have ended."""
@@ -172,17 +172,17 @@ class Loading:
             record.versionless = True
             raise loader.no_version(name)
         before = record.children
-        record.children = tuple(dict.fromkeys(before + children))
+        self._catalog.compose(record, tuple(dict.fromkeys(before + children)))
         try:
             same = {} if operation.refresh else change.going_on(record, found)
             models, changes = await self._build(operation, found, children, same)
             operation.check()
         except BaseException:
-            record.children = before if record.serving else children
+            self._catalog.compose(record, before if record.serving else children)
             raise
         keep = change.same_but_instances(record, found)
         operation.phase = "taking over"
-        record.children = children
+        self._catalog.compose(record, children)
         record.source, record.fingerprint = found.source, found.fingerprint
         record.override = parameters.config
         record.last_error = ""
@@ -320,7 +320,7 @@ class Loading:
     async def _follow(self, name: str) -> None:
         """After a model has changed: loads the ensembles that use it again, with its new tensors."""
         waiting = []
-        for above in reversed(lifecycle.above(self._catalog.standings(), name)):
+        for above in reversed(lifecycle.above(self._catalog.users, name)):
             record = self._catalog.records[above]
             if not record.wanted or record.operations or name not in record.children:
                 continue

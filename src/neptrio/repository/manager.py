@@ -131,7 +131,7 @@ class RepositoryManager(Catalog):
             if name not in names and not record.operations:
                 self.withdrawal.unload(name, False)
                 if not record.retiring:
-                    self.records.pop(name, None)
+                    self.forget(name)
         operations = []
         for name in names:
             record_now = self.records.get(name)

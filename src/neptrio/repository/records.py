@@ -13,7 +13,7 @@ import trio
 from neptrio.config.model_config import ConfigSource
 from neptrio.errors import TritonError
 from neptrio.repository import lifecycle
-from neptrio.repository.lifecycle import Event, Standing, State
+from neptrio.repository.lifecycle import Event, State
 from neptrio.repository.model import Model
 from neptrio.repository.override import Folder, LoadParameters
 from neptrio.repository.regroup import Regrouping
@@ -101,7 +101,7 @@ class Record:
     rows: dict[int, Row] = field(default_factory=dict)
     wanted: bool = False
     explicit: bool = False
-    children: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()  # set by Catalog.compose()
     operations: list[Operation] = field(default_factory=list)  # the first one runs, the others wait
     retiring: list[Retirement] = field(default_factory=list)
     # of what is served: the configuration as given, the folder's state, the temporary folder of a file override
@@ -122,11 +122,6 @@ class Record:
     def serving(self) -> dict[int, Model]:
         """The versions that accept requests, also those with unhealthy instances."""
         return {v: row.model for v, row in self.rows.items() if row.model is not None}
-
-    @property
-    def standing(self) -> Standing:
-        """What the plans in repository.lifecycle need to know."""
-        return Standing(self.children, self.wanted, self.explicit)
 
     def index(self, timings: bool = False) -> Iterator[dict[str, Any]]:
         """The model's rows of the repository index, sorted by version; with `timings` also when each was loaded and

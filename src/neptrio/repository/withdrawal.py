@@ -45,8 +45,9 @@ class Withdrawal:
         if record is None:
             return
         outdated = Internal(lifecycle.OUTDATED)
-        orphans = lifecycle.orphans(self._catalog.standings(), name) if unload_dependents else ()
-        for above in lifecycle.above(self._catalog.standings(), name):
+        records, users = self._catalog.records, self._catalog.users
+        orphans = lifecycle.orphans(records, users, name) if unload_dependents else ()
+        for above in lifecycle.above(users, name):
             other = self._catalog.records[above]
             other.wanted = other.wanted and not unload_dependents
             self._outdate(other, outdated)
@@ -90,10 +91,10 @@ class Withdrawal:
             record.retiring.remove(retirement)
 
     async def _retiring(self, record: Record, retirement: Retirement) -> None:
-        for other in list(self._catalog.records.values()):
-            if record.name in other.children:
-                for above in list(other.retiring):
-                    await above.drained.wait()
+        for user in list(self._catalog.users.get(record.name, ())):
+            other = self._catalog.records.get(user)
+            for above in list(other.retiring) if other is not None else ():
+                await above.drained.wait()
         try:
             await retirement.model.drain()
             retirement.drained.set()
