@@ -37,8 +37,8 @@ cdef class ModelCounters:
     cdef readonly uint64_t last_inference_ms
     cdef public int64_t inflight_bytes   # bytes of inputs of accepted, unanswered requests
     cdef readonly uint64_t changes       # of what the statistics extension shows, and of closings
-    cdef dict texts                      # form -> (changes, text), see text_in()
-    cdef list usage                      # the $memory_usage objects, measured when the model was loaded
+    cdef public list memory_usage        # the $memory_usage objects; changed by setting another list only
+    cdef dict texts                      # form -> (changes, memory_usage, text), see text_in()
     cdef Duration success
     cdef Duration fail
     cdef Duration queue

@@ -17,8 +17,8 @@ Rules (sources: docs/protocol/rules.md E3, docs/protocol/statistics-extension.md
  6. A cache miss adds the time of lookup and insertion to success.ns, and nothing to success.count.
  7. Microseconds (for the metrics) are rounded down for each event.
  8. Negative durations count as zero.
- 9. Whatever changes what the statistics extension shows adds to `changes`, so a text with the same number of changes is
-    still true. Most of a server's models are idle, and their texts are asked for again and again.
+ 9. Whatever changes what the statistics extension shows adds to `changes` or sets another `memory_usage`, so a text
+    with the same two is still true. Most of a server's models are idle, and their texts are asked for again and again.
 """
 from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
@@ -124,7 +124,7 @@ cdef class ModelCounters:
         self.batches = {}
         self.responses = []
         self.closings = {}
-        self.usage = []
+        self.memory_usage = []
         self.texts = {}
         self.failures = {"CANCELED": 0, "REJECTED": 0, "BACKEND": 0, "OTHER": 0}
         self.request_histogram = Histogram()
@@ -142,25 +142,15 @@ cdef class ModelCounters:
         """Counts times to the first response in milliseconds, in buckets with the ascending `bounds`."""
         self.first_response = BoundedHistogram(bounds)
 
-    @property
-    def memory_usage(self) -> list:
-        """The $memory_usage objects. Not to be changed but by setting another list."""
-        return self.usage
-
-    @memory_usage.setter
-    def memory_usage(self, list value):
-        self.usage = value
-        self.changes += 1
-
     def text_in(self, form, make):
         """`make()`, bytes that must follow from what snapshot() shows, the model's name and version alone; or what it
         returned for the same `form` when nothing had changed since."""
         kept = self.texts.get(form)
-        if kept is not None and <uint64_t>kept[0] == self.changes:
-            return kept[1]
+        if kept is not None and <uint64_t>kept[0] == self.changes and kept[1] is self.memory_usage:
+            return kept[2]
         text = make()
         if len(text) <= LONGEST_TEXT:
-            self.texts[form] = (self.changes, text)
+            self.texts[form] = (self.changes, self.memory_usage, text)
         return text
 
     cdef int answered(self, InferRequest r, InferResponse response) except -1:
@@ -400,5 +390,5 @@ cdef class ModelCounters:
                 str(i): (<ResponseCounters>c).snapshot() for i, c in enumerate(self.responses)
             },
             "batch_stats": batches,
-            "memory_usage": [dict(usage) for usage in self.usage],
+            "memory_usage": [dict(usage) for usage in self.memory_usage],
         }

@@ -41,15 +41,15 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each rest; slices are used up at once."""
+    """Grows with each pause; slices are used up at once."""
     made: list[int] = []
-    rest = slices.Slices.rest
+    pause = slices.Slices.pause
 
     async def counted(self: slices.Slices) -> None:
         made.append(1)
-        await rest(self)
+        await pause(self)
 
-    monkeypatch.setattr(slices.Slices, "rest", counted)
+    monkeypatch.setattr(slices.Slices, "pause", counted)
     monkeypatch.setattr(slices, "SLICE_NS", -1)
     return made
 
