@@ -24,3 +24,5 @@ cdef class KnownTexts:
     cdef Known find(self, const unsigned char* text, Py_ssize_t size)
     cdef int offer(self, const unsigned char* text, Py_ssize_t size, InferRequest request, Tensor body,
                    bint binary_default) except -1
+
+cdef uint64_t hash_of(const unsigned char* text, Py_ssize_t size) noexcept nogil

@@ -1,8 +1,9 @@
 # The compiled part of an HTTP/1.1 connection and its exchanges. Trio thread only.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
 from neptrio.transport.http1.head cimport RequestHead
+from neptrio.transport.http1.plain_head cimport KnownHead
 from neptrio.loop.socket_writer_core cimport SocketWriterCore
 from neptrio.request.file_part cimport LargeFiles
 from neptrio.request.infer_request cimport InferRequest, Owner, Responder
@@ -32,6 +33,8 @@ cdef class Http1FastPath(RequestHead):
     cdef Admission admission
     cdef object shared_memory
     cdef LargeFiles large_files      # whether requests may name large parts of shared memory
+    cdef KnownHead known_head        # the last head, if the one before was the same
+    cdef uint64_t head_seen          # the hash of the last head that is not known
     cdef public bytes known_host     # the last Host that was accepted; most clients always send the same
     cdef public bint asks_who        # requests must say who sends them (service.tokens)
     cdef bytes known_token           # the last Authorization header that was accepted, None: no such header

@@ -23,6 +23,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcmp, memcpy
 
 from neptrio.transport.http1.head cimport RequestHead
+from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head, route_of
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes
 from neptrio.codec.number_text cimport print_int
 from neptrio.request.infer_request cimport (
@@ -51,65 +52,16 @@ from neptrio.observe.timing import timing_headers
 
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.admission import HTTP_ONE_RESPONSE
-from neptrio.transport.rest import routes
 
 log = logging.getLogger("neptrio.http1")
 
 cdef enum:
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # bytes; smaller answers are sent as one buffer
-    MOST_HEAD = 8 << 10    # most bytes of a request's head
     LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
-    MOST_ROUTES = 1024     # most paths that are remembered: clients use few, and others must not make memory grow
 
 MAX_EXCHANGES = MOST_EXCHANGES
 JOIN_BYTES = JOIN
-cdef dict _routes = {}        # path -> (model, version)
-
-# 1: a character of a header's name, 2: of a value or a path. Letters are mapped to lower case.
-cdef unsigned char[256] _NAME
-cdef unsigned char[256] _PATH
-
-
-def _tables():
-    cdef int c
-    for c in range(256):
-        _NAME[c] = 0
-        _PATH[c] = 0
-    for c in b"abcdefghijklmnopqrstuvwxyz0123456789-":
-        _NAME[c] = c
-        _PATH[c] = 1
-    for c in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ":
-        _NAME[c] = c + 32
-        _PATH[c] = 1
-    for c in b"_./":
-        _PATH[c] = 1
-
-
-_tables()
-
-
-cdef inline bint _spells(const char* p, const char* lower, Py_ssize_t n) noexcept:
-    """True when the name at `p` equals `lower`, ignoring case."""
-    cdef Py_ssize_t i
-    for i in range(n):
-        if _NAME[<unsigned char>p[i]] != <unsigned char>lower[i]:
-            return False
-    return True
-
-
-cdef inline int64_t _digits(const char* p, Py_ssize_t n) noexcept:
-    """The value of 1 to 15 digits; -1 for any other text."""
-    cdef int64_t value = 0
-    cdef Py_ssize_t i
-    if not 0 < n <= 15:
-        return -1
-    for i in range(n):
-        if not 48 <= p[i] <= 57:
-            return -1
-        value = value * 10 + (p[i] - 48)
-    return value
-
 
 cdef inline bint _same(const char* a, const char* b, Py_ssize_t n) noexcept:
     """Compares in a time that does not depend on where the bytes differ (rule 4)."""
@@ -118,20 +70,6 @@ cdef inline bint _same(const char* a, const char* b, Py_ssize_t n) noexcept:
     for i in range(n):
         differing |= <unsigned char>a[i] ^ <unsigned char>b[i]
     return differing == 0
-
-
-cdef tuple _route(bytes path):
-    """The (model, version) of an infer path, or None."""
-    found = _routes.get(path, False)
-    if found is False:
-        match = routes.match("POST", path.decode("ascii"))
-        found = None
-        if match is not None and match.verb == "infer" and match.allowed:
-            found = (match.model, match.version)
-        if len(_routes) >= MOST_ROUTES:
-            _routes.clear()
-        _routes[path] = found
-    return found
 
 
 cdef extern from *:
@@ -401,104 +339,45 @@ cdef class Http1FastPath(RequestHead):
 
     cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1:
         """Takes the request at the front of the buffer if it is a plain one; returns its bytes, else 0."""
-        cdef Py_ssize_t at = 5, start, length
-        cdef Py_ssize_t limit = n if n < MOST_HEAD else MOST_HEAD
-        cdef const char* name
-        cdef const char* value
-        cdef const char* end
-        cdef const char* host = NULL
-        cdef const char* token = NULL
-        cdef Py_ssize_t token_length = 0
+        cdef Head head
+        cdef KnownHead known = self.known_head
         cdef Owner owner = None
-        cdef Py_ssize_t host_length = 0
-        cdef int64_t content_length = -1, header_length = -1, begun
         cdef tuple route
-        if n < 32 or memcmp(p, b"POST /v2/models/", 16) != 0:
-            return 0
-        while at < limit and _PATH[<unsigned char>p[at]]:
-            at += 1
-        if at + 11 > limit or memcmp(p + at, b" HTTP/1.1\r\n", 11) != 0:
-            return 0
-        start = at
-        at += 11
-        while True:
-            if at + 2 > limit:
+        cdef int64_t begun, length
+        cdef Py_ssize_t at
+        if known is not None and not self.asks_who and known.begins(p, n):
+            at = PyBytes_GET_SIZE(known.text)
+            route = known.route
+            length = known.content_length
+            head.header_length = known.header_length
+            if length > n - at or length > self.max_body:
                 return 0
-            if p[at] == 13:                          # \r: the empty line
-                if p[at + 1] != 10:
-                    return 0
-                at += 2
-                break
-            name = p + at
-            while at < limit and _NAME[<unsigned char>p[at]]:
-                at += 1
-            length = p + at - name
-            if length == 0 or at == limit or p[at] != 58:
+        else:
+            if not read_head(p, n, self.asks_who, &head):
                 return 0
-            at += 1
-            while at < limit and p[at] == 32:
-                at += 1
-            value = p + at
-            while at < limit and 32 <= p[at] < 127:
-                at += 1
-            if at + 2 > limit or p[at] != 13 or p[at + 1] != 10:
+            at = head.size
+            length = head.content_length
+            if length > n - at or length > self.max_body or not self.takes_host(head.host, head.host_length):
                 return 0
-            end = p + at
-            while end > value and (end - 1)[0] == 32:
-                end -= 1
-            at += 2
-            if length == 14 and _spells(name, b"content-length", 14):
-                if content_length >= 0:
-                    return 0
-                content_length = _digits(value, end - value)
-                if content_length < 0:
-                    return 0
-            elif length == 31 and _spells(name, b"inference-header-content-length", 31):
-                if header_length >= 0:
-                    return 0
-                header_length = _digits(value, end - value)
-                if header_length < 0:
-                    return 0
-            elif length == 4 and _spells(name, b"host", 4):
-                if host != NULL:
-                    return 0
-                host = value
-                host_length = end - value
-            elif length == 10 and _spells(name, b"connection", 10):
-                if end - value != 10 or not _spells(value, b"keep-alive", 10):
-                    return 0
-            elif length == 13 and self.asks_who and _spells(name, b"authorization", 13):
-                if token != NULL:
-                    return 0
-                token = value
-                token_length = end - value
-            elif ((length == 6 and (_spells(name, b"expect", 6) or _spells(name, b"origin", 6)))
-                    or (length == 14 and (_spells(name, b"sec-fetch-site", 14) or _spells(name, b"neptrio-timing", 14)))
-                    or (length == 7 and _spells(name, b"upgrade", 7))
-                    or (length == 15 and _spells(name, b"accept-encoding", 15))
-                    or (length == 16 and _spells(name, b"content-encoding", 16))
-                    or (length == 16 and _spells(name, b"proxy-connection", 16))
-                    or (length == 17 and _spells(name, b"transfer-encoding", 17))):
+            route = route_of(p[5:head.path_end])
+            if route is None:
                 return 0
-        if content_length < 0 or content_length > n - at or content_length > self.max_body:
-            return 0
-        if host == NULL or not self.takes_host(host, host_length):
-            return 0
-        route = _route(p[5:start])
-        if route is None:
-            return 0
-        if self.large_files.count and names_large_inputs(p[at:at + content_length]):
+            if not self.asks_who:
+                known = keep(p, &head, route, &self.head_seen)
+                if known is not None:
+                    self.known_head = known
+        if self.large_files.count and names_large_inputs(p[at:at + length]):
             return 0
         if self.asks_who:
-            owner = self.owner_of(token, token_length, <str>route[0])
+            owner = self.owner_of(head.token, head.token_length, <str>route[0])
             if owner is None:
                 return 0
         if self.admission.forwards and not self.admission.reads(<str>route[0], <str>route[1]):
             return 0
         begun = now_ns()
         self.passed += 1
-        self.infer(route, p[at:at + content_length], header_length, begun, owner)
-        return at + content_length
+        self.infer(route, p[at:at + length], head.header_length, begun, owner)
+        return at + length
 
     cdef int infer(self, tuple route, bytes body, Py_ssize_t header_length, int64_t start, Owner owner) except -1:
         """Passes a complete request to admission, or refuses it."""

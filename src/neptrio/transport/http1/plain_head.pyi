@@ -1,0 +1,3 @@
+# The types of cext/transport/http1/plain_head.pyx, which says what everything does.
+
+class KnownHead: ...
