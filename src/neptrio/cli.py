@@ -129,8 +129,9 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
     add = p.add_argument_group("connections").add_argument
     add("--frontends", type=flags.frontends, default=0, metavar="N|auto",
         help="processes that speak HTTP and gRPC for this one, auto: by the cores it may use; 0: this one does itself")  # fmt: skip
-    add("--frontends-busy-poll-us", type=flags.not_negative, default=100, metavar="US",
-        help="for so long they and this process look for each other's messages before they sleep, if there are two cores; 0: never")  # fmt: skip
+    add("--busy-poll-us", type=flags.not_negative, default=100, metavar="US",
+        help="for so long the server looks for the next request before it sleeps, and front ends and engine for each other's "
+        "messages, if there are two cores; 0: never")  # fmt: skip
     add("--max-connections", type=flags.not_negative, default=0,
         help="REST and gRPC connections together, 0 = as many as there are descriptors")  # fmt: skip
     add("--max-connections-per-address", type=flags.not_negative, default=0,

@@ -31,6 +31,7 @@ from neptrio.execution.admission import Admission
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.loop import open_files
+from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
@@ -428,6 +429,7 @@ def run(settings: Settings) -> int:
 
         def started() -> None:
             _tune_collector()
+            _look_before_sleeping(server)
             # in one piece: front ends may write, too
             sys.stderr.write(server.describe() + "\nserving\n")
             sys.stderr.flush()
@@ -479,6 +481,14 @@ def _tune_collector() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     gc.enable()  # it was off since cli.main: while modules are imported it finds nothing
+
+
+def _look_before_sleeping(server: Server) -> None:
+    """Has the loop look for the next request before it sleeps. With front ends, engine and front ends look for each other's
+    messages instead. A loop that shares the process with other code of its embedder does not."""
+    looks_ns = granted_ns(server.settings.busy_poll_us)
+    if looks_ns and server.front_ends is None:
+        server.loop.poller.busy_poll = BusyPoll(looks_ns, lambda: True, sockets=True)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

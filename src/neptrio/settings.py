@@ -54,9 +54,7 @@ class Settings:
     admin_socket_mode: int = 0o600  # of a Unix socket
 
     frontends: int = 0  # processes that speak HTTP and gRPC; 0: the server's own does
-    frontends_busy_poll_us: int = (
-        100  # for so long they and the engine look for each other's messages before they sleep
-    )
+    busy_poll_us: int = 100  # for so long loops look for requests and messages before they sleep
     max_connections: int = 0  # REST and gRPC together; 0 = as many as there are descriptors
     max_connections_per_address: int = 0  # 0 = no limit of its own
     max_requests_per_second_per_address: int = 0  # 0 = no limit

@@ -1,4 +1,5 @@
-"""Engine and front ends that look for each other's messages before they sleep: nothing is lost between look and sleep."""
+"""Loops that look for requests, engine and front ends that look for each other's messages, before they sleep: nothing is
+lost between look and sleep."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ REQUESTS = 400
 
 @pytest.mark.parametrize("clients", [1, 2, 5])
 @pytest.mark.parametrize("microseconds", [0, 20, 1000])
-def test_every_request_is_answered(tmp_path: Path, clients: int, microseconds: int) -> None:
+@pytest.mark.parametrize("frontends", [0, 1])
+def test_every_request_is_answered(tmp_path: Path, clients: int, microseconds: int, frontends: int) -> None:
     write_model(tmp_path, "identity", identity_config(dims="-1", pairs=1))
 
     def client(number: int, address: str) -> list[int]:
@@ -30,7 +32,7 @@ def test_every_request_is_answered(tmp_path: Path, clients: int, microseconds: i
                 got.append(int(answer.as_numpy("OUTPUT0").item()))
         return got
 
-    flags = ("--frontends=1", f"--frontends-busy-poll-us={microseconds}")
+    flags = (f"--frontends={frontends}", f"--busy-poll-us={microseconds}")
     with ServerProcess(tmp_path, *flags) as server, ThreadPoolExecutor(clients) as pool:
         running = [pool.submit(client, number, server.grpc) for number in range(clients)]
         for number, each in enumerate(running):

@@ -9,7 +9,17 @@ import socket
 import pytest
 import trio
 
-from neptrio.loop.busy_poll import FEW, MOST_IN_VAIN, STEP_NS, BusyPoll, granted_ns
+from neptrio.loop.busy_poll import (
+    FEW,
+    LONGEST_PAUSE_NS,
+    MOST_IN_VAIN,
+    MUCH_NS,
+    PAUSE_NS,
+    STEP_NS,
+    TAKEN_NS,
+    BusyPoll,
+    granted_ns,
+)
 from tests.loop.test_poller import running
 
 
@@ -37,6 +47,24 @@ class Sending(Ring):
         if len(self.looks) == 3:
             self._sock.send(b"while it looks")
         return super().comes(spin_ns)
+
+
+class Sockets:
+    """A clock, and sockets of which each look takes `takes` nanoseconds; something is ready with the look of that number."""
+
+    def __init__(self, ready_with: int = 0, takes: int = 1000) -> None:
+        self.ready_with = ready_with
+        self.takes = takes
+        self.now = 5_000_000_000
+        self.looks = 0
+
+    def clock(self) -> int:
+        return self.now
+
+    def poll(self) -> list[tuple[int, int]]:
+        self.looks += 1
+        self.now += self.takes
+        return [(3, 1)] if self.looks == self.ready_with else []
 
 
 def nothing() -> list[tuple[int, int]]:
@@ -113,6 +141,84 @@ def test_who_gets_many_at_once_sleeps() -> None:
     assert ring.looks == []
     ring.received += FEW
     assert busy.look(nothing, 1) == [(7, 1)]
+
+
+def test_without_rings_sockets_are_looked_at() -> None:
+    sockets = Sockets(ready_with=30)
+    busy = BusyPoll(100_000, lambda: True, sockets=True, clock=sockets.clock)
+    assert busy.look(sockets.poll, 1) == [(3, 1)]
+    assert sockets.looks == 30
+    sockets.ready_with = 0
+    for pause in (1, 3, 7, 15, 31, MOST_IN_VAIN, MOST_IN_VAIN):
+        before = sockets.looks
+        assert busy.look(sockets.poll, 1) == []
+        assert (sockets.looks - before, busy.not_now) == (100, pause), "as long as was asked for"
+        for _ in range(pause):
+            assert busy.look(sockets.poll, 1) == []
+        assert (sockets.looks - before, busy.not_now) == (100, 0)
+    sockets.ready_with = sockets.looks + 1
+    assert busy.look(sockets.poll, 1) == [(3, 1)]
+    assert busy.look(sockets.poll, 1) == [] and busy.not_now == 1
+
+
+def test_sockets_are_not_looked_at_where_nobody_asked_for_it() -> None:
+    sockets = Sockets(ready_with=1)
+    assert BusyPoll(100_000, lambda: True).look(sockets.poll, 1) == []
+    assert BusyPoll(0, lambda: True, sockets=True).look(sockets.poll, 1) == []
+    assert sockets.looks == 0
+
+
+def test_a_processor_that_was_taken_away_pauses_looks() -> None:
+    sockets = Sockets(takes=TAKEN_NS + 1)
+    busy = BusyPoll(1_000_000, lambda: True, sockets=True, clock=sockets.clock)
+    pauses = [PAUSE_NS * 2**n for n in range(11)] + [LONGEST_PAUSE_NS] * 2
+    for pause in pauses:
+        before = sockets.looks
+        assert busy.look(sockets.poll, 1) == []
+        sockets.now += pause - 1
+        assert busy.look(sockets.poll, 1) == []
+        assert sockets.looks == before + 1, "the second time it slept at once"
+        sockets.now += 1
+    sockets.ready_with = sockets.looks + 1
+    assert busy.look(sockets.poll, 1) == [(3, 1)], "what came meanwhile is told"
+
+
+def pause_of(busy: BusyPoll, sockets: Sockets) -> int:
+    """For how long it does not look, from now on."""
+    begun = sockets.now
+    while True:
+        before = sockets.looks
+        sockets.ready_with = before + 1
+        if busy.look(sockets.poll, 1):
+            return sockets.now - sockets.takes - begun
+        assert sockets.looks == before
+        sockets.now += PAUSE_NS // 4
+
+
+def test_much_work_pauses_looks_and_little_makes_pauses_short_again() -> None:
+    sockets = Sockets(ready_with=1)
+    busy = BusyPoll(100_000, lambda: True, sockets=True, clock=sockets.clock)
+    assert busy.look(sockets.poll, 1) == [(3, 1)]
+    sockets.now += MUCH_NS
+    assert pause_of(busy, sockets) == 0, "it was not much"
+    for pause in [PAUSE_NS * 2**n for n in range(5)]:
+        sockets.now += MUCH_NS + 1
+        assert pause_of(busy, sockets) == pause
+    for _ in range(3):
+        sockets.now += MUCH_NS
+        assert pause_of(busy, sockets) == 0
+    sockets.now += MUCH_NS + 1
+    assert pause_of(busy, sockets) == PAUSE_NS * 2**2, "each time half, and then as long as that"
+
+
+def test_what_came_during_a_sleep_is_nobodys_work() -> None:
+    sockets = Sockets(ready_with=1)
+    busy = BusyPoll(100_000, lambda: True, sockets=True, clock=sockets.clock)
+    assert busy.look(sockets.poll, 1) == [(3, 1)]
+    assert busy.look(sockets.poll, 1) == [] and busy.not_now == 1
+    assert busy.look(sockets.poll, 1) == []
+    sockets.now += 1000 * MUCH_NS
+    assert pause_of(busy, sockets) == 0
 
 
 def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

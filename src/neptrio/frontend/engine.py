@@ -62,7 +62,7 @@ class FrontEnds:
         self.counts, self._counts_descriptor = Counts.create(services.settings.frontends)
         self._lives: list[Life | None] = [None] * services.settings.frontends
         self._restarts = [0] * services.settings.frontends
-        looks_ns = granted_ns(services.settings.frontends_busy_poll_us)
+        looks_ns = granted_ns(services.settings.busy_poll_us)
         self.busy_poll = BusyPoll(looks_ns, self._nothing_under_way)
         if looks_ns:
             services.loop.poller.busy_poll = self.busy_poll

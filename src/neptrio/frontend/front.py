@@ -258,7 +258,7 @@ class Front:
     # ------------------------------------------------------------ the rings
 
     def _look_before_sleeping(self) -> None:
-        end, looks_ns = self._end, granted_ns(self._settings.frontends_busy_poll_us)
+        end, looks_ns = self._end, granted_ns(self._settings.busy_poll_us)
         if looks_ns:
             self._loop.poller.busy_poll = busy_poll = BusyPoll(looks_ns, lambda: 0 < end.under_way <= FEW)
             busy_poll.add(self._wake.fileno(), end)
