@@ -2,7 +2,8 @@
 
 The problem: a client sends the same text (names, datatypes, shapes, sizes) in every request to a model, and reading it was
 a third of a small request's instructions. The choice: the text is kept with what it says, and a request that
-begins with the very same bytes is filled from that.
+begins with the very same bytes is filled from that. The text may be JSON before binary tensors, or the fields of a protobuf
+message before its raw contents; each format has a KnownTexts of its own.
 
 Rules:
  1. What a text says follows from its bytes alone, so the same bytes say the same. All of them are compared; a hash only
@@ -19,6 +20,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from neptrio.codec.protobuf cimport Slice
 from neptrio.request.infer_request cimport DT_BYTES, InferRequest, RequestedOutput, Tensor
 
 
@@ -70,6 +72,28 @@ cdef class Known:
         request.outputs = None if self.outputs is None else [copy_of(<RequestedOutput>each) for each in self.outputs]
         return 0
 
+    cdef int fill_from(self, InferRequest request, object message, const Slice* contents) except -1:
+        """Fills a request whose inputs lie in these parts of `message`, one for each."""
+        cdef Tensor kept, made
+        cdef Py_ssize_t i, count = len(self.inputs)
+        cdef list inputs = [None] * count
+        for i in range(count):
+            kept = <Tensor>self.inputs[i]
+            made = Tensor.__new__(Tensor)
+            made.name = kept.name
+            made.dtype = kept.dtype
+            made.shape = kept.shape
+            made.owner = message
+            made.ptr = <const char*>contents[i].p
+            made.nbytes = contents[i].n
+            inputs[i] = made
+        request.id = self.id
+        request.model_name = self.model_name
+        request.model_version = self.model_version
+        request.inputs = inputs
+        request.outputs = None if self.outputs is None else [copy_of(<RequestedOutput>each) for each in self.outputs]
+        return 0
+
 
 cdef class KnownTexts:
     """See the module's text."""
@@ -87,7 +111,7 @@ cdef class KnownTexts:
         self.found += 1
         return known
 
-    cdef int offer(self, const unsigned char* text, Py_ssize_t size, InferRequest request, Tensor body,
+    cdef int offer(self, const unsigned char* text, Py_ssize_t size, InferRequest request, object owner,
                    bint binary_default) except -1:
         """Keeps what was read from these bytes into `request`, if rules 2 and 3 say so."""
         cdef Tensor tensor, kept
@@ -99,7 +123,7 @@ cdef class KnownTexts:
             self.seen[place] = h
             return 0
         if (request.parameters is not None or request.sequence_id or request.sequence_start or request.sequence_end
-                or request.priority or request.timeout_us):
+                or request.priority or request.timeout_us or request.want_empty_final):
             return 0
         if request.outputs is not None:
             for output in request.outputs:
@@ -108,7 +132,7 @@ cdef class KnownTexts:
         made = Known.__new__(Known)
         made.inputs = []
         for tensor in request.inputs:
-            if tensor.owner is not body:
+            if tensor.owner is not owner:
                 return 0
             kept = Tensor.__new__(Tensor)
             kept.name = tensor.name
@@ -122,6 +146,8 @@ cdef class KnownTexts:
             made.outputs = [copy_of(output) for output in request.outputs]
         made.text = (<const char*>text)[:size]
         made.id = request.id
+        made.model_name = request.model_name
+        made.model_version = request.model_version
         made.binary_default = binary_default
         self.known[place] = made
         return 0

@@ -4,7 +4,8 @@ No protobuf message object is made. Input tensors are views into the message's b
 
 Decoding takes two passes. The first walks over the top-level fields and notes where inputs, outputs, parameters and raw
 contents are, the second reads them. So the id and the model's name are known in whatever order the fields come, and
-every error can contain them.
+every error can contain them. Where the fields before raw contents are ones that came before (cext/codec/known_texts), neither
+is made.
 Source: proto/grpc_service.proto; docs/protocol/observed.md.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -26,6 +27,7 @@ from neptrio.codec.protobuf cimport (
     text,
 )
 from neptrio.codec.json_reader cimport Stop
+from neptrio.codec.known_texts cimport LONGEST, Known, KnownTexts
 from neptrio.codec.proto_contents cimport read_contents
 from neptrio.codec.split_message cimport SplitMessage
 from neptrio.request.infer_request cimport InferRequest, RequestedOutput, Tensor
@@ -54,6 +56,10 @@ cdef enum:
     TYPED_BYTES = 64 << 10
     STRING_BYTES = 256 << 10
     REGION_BYTES = 1 << 20     # of inputs in shared memory
+    FEW = 8                    # tensors: requests with more are read anew each time
+
+known_heads = KnownTexts()     # the fields before raw contents
+cdef KnownTexts _known_heads = known_heads
 
 
 cdef tuple read_shape(list dims, Slice s):
@@ -230,6 +236,43 @@ cdef int slices_add(Slices* s, Slice item) except -1:
     return 0
 
 
+cdef Py_ssize_t head_of(const uint8_t* p, Py_ssize_t n, Slice* contents, Py_ssize_t* count) noexcept:
+    """How many bytes come before the raw contents, which become `contents`; 0 where it is not worth knowing, or where
+    anything else follows them."""
+    cdef const uint8_t* at = p
+    cdef const uint8_t* end = p + n
+    cdef Py_ssize_t head = -1, length
+    cdef int tag, shift
+    count[0] = 0
+    while at < end:
+        tag = at[0]
+        if tag == 0x3A:                               # field 7, raw_input_contents
+            if head < 0:
+                head = at - p
+            if count[0] == FEW:
+                return 0
+        elif head >= 0 or tag & 7 != 2 or not 1 <= tag >> 3 <= 6:
+            return 0
+        at += 1
+        length = shift = 0
+        while at < end and at[0] >= 128 and shift < 28:
+            length |= <Py_ssize_t>(at[0] & 127) << shift
+            shift += 7
+            at += 1
+        if at == end or at[0] >= 128:
+            return 0
+        length |= <Py_ssize_t>at[0] << shift
+        at += 1
+        if length > end - at:
+            return 0
+        if tag == 0x3A:
+            contents[count[0]].p = at
+            contents[count[0]].n = length
+            count[0] += 1
+        at += length
+    return head if 0 < head <= LONGEST else 0
+
+
 cdef uint64_t region_bytes(Slice tensor) noexcept:
     """The bytes that an input has in shared memory as its parameters say, 0 if it is not there. Where the parameter is
     not written as it usually is, or the text is something else, so many that a worker looks."""
@@ -326,6 +369,9 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
     cdef list raws = None
     cdef Py_buffer part
     cdef Tensor tensor
+    cdef Slice[FEW] contents
+    cdef Py_ssize_t head = 0, count = 0
+    cdef Known known
     if type(message) is SplitMessage:
         raws = (<SplitMessage>message).raws
         message = (<SplitMessage>message).head
@@ -337,6 +383,13 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
     slices_init(&raw)
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
+        if stop is None and raws is None:
+            head = head_of(<const uint8_t*>view.buf, view.len, contents, &count)
+        if head:
+            known = _known_heads.find(<const unsigned char*>view.buf, head)
+            if known is not None and len(known.inputs) == count:
+                known.fill_from(r, message, contents)
+                return r
         c.p = <const uint8_t*>view.buf
         c.end = c.p + view.len
         while c.p < c.end:
@@ -391,6 +444,8 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
                     breathe(asked, &steps)
         if asked != NULL:
             walk_strings(made, asked)
+        if head and len(made) == count:
+            _known_heads.offer(<const unsigned char*>view.buf, head, r, message, False)
     finally:
         slices_free(&inputs)
         slices_free(&outputs)

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing_extensions import Buffer
 
 from neptrio.codec.json_reader import Stop
+from neptrio.codec.known_texts import KnownTexts
 from neptrio.codec.shared_memory import SharedMemory
 from neptrio.request.infer_request import InferRequest
+
+known_heads: KnownTexts
 
 def decodes_slowly(message: Buffer) -> bool: ...
 def decode_request(
