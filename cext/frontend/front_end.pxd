@@ -24,4 +24,5 @@ cdef class FrontEnd(Channel):
 cdef class RemoteAdmission(Admission):
     cdef readonly FrontEnd end
     cdef dict models                 # (name, version) -> ModelCore, "" for the latest
+    cdef dict versions               # name -> its versions in `models`
     cdef ModelCore unknown

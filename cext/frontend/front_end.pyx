@@ -311,28 +311,37 @@ cdef class RemoteAdmission(Admission):
         self.end = end
         self.tracer = Sampler.__new__(Sampler)
         self.models = {}
+        self.versions = {}
         self.latest = {}
         self.unknown = ModelCore("", "")
         self.unknown.scheduler = _Scheduler()
         self.unknown.ready = True
         self.forwards = True
 
-    def renew(self, list models, bint tracing, bint trace_headers):
-        """What the engine says of the models that serve: dicts with name, version, latest, decoupled, max_batch_size and
-        inputs (name, datatype, dims, optional, ragged)."""
+    def renew(self, dict models, bint whole, bint tracing, bint trace_headers):
+        """What the engine says of models that serve (frontend.model_table): model -> its versions, dicts with version,
+        latest, decoupled, max_batch_size and inputs (name, datatype, dims, optional, ragged). `whole`: there are no others."""
         cdef ModelCore core
-        self.models = {}
-        for told in models:
-            core = ModelCore(told["name"], told["version"])
-            core.decoupled = told["decoupled"]
-            core.max_batch_size = told["max_batch_size"]
-            core.set_inputs([InputSpec(name, dtype, tuple(dims), optional, ragged)
-                             for name, dtype, dims, optional, ragged in told["inputs"]])
-            core.scheduler = self.unknown.scheduler
-            core.ready = True
-            self.models[core.name, core.version] = core
-            if told["latest"]:
-                self.models[core.name, ""] = core
+        if whole:
+            self.models = {}
+            self.versions = {}
+        for model, versions in models.items():
+            for version in self.versions.pop(model, ()):
+                del self.models[model, version]
+            known = []
+            for told in versions:
+                core = ModelCore(model, told["version"])
+                core.decoupled = told["decoupled"]
+                core.max_batch_size = told["max_batch_size"]
+                core.set_inputs([InputSpec(name, dtype, tuple(dims), optional, ragged)
+                                 for name, dtype, dims, optional, ragged in told["inputs"]])
+                core.scheduler = self.unknown.scheduler
+                core.ready = True
+                for version in (core.version, "") if told["latest"] else (core.version,):
+                    self.models[model, version] = core
+                    known.append(version)
+            if known:
+                self.versions[model] = known
         self.tracer.tracing = tracing
         self.tracer.trace_headers = trace_headers
 

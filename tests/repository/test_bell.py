@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from neptrio.repository.bell import Bell
+from neptrio.repository.bell import REMEMBERED, Bell
 
 
 def test_a_ring_between_looking_and_waiting_is_not_missed() -> None:
@@ -39,3 +39,21 @@ def test_a_ring_wakes_everybody_who_waits() -> None:
         assert sorted(woken) == [0, 1, 2]
 
     trio.run(main)
+
+
+def test_it_remembers_for_whom_it_rang() -> None:
+    bell = Bell()
+    assert bell.names_since(0) == set()
+    for name in ("a", "b", "a", "c"):
+        bell.ring(name)
+    assert [bell.names_since(seen) for seen in range(5)] == [
+        {"a", "b", "c"},
+        {"a", "b", "c"},
+        {"a", "c"},
+        {"c"},
+        set(),
+    ]
+    for _ in range(REMEMBERED - 1):
+        bell.ring("d")
+    assert bell.names_since(3) == {"c", "d"}
+    assert bell.names_since(2) is None, "one ring more than it remembers"

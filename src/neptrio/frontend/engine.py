@@ -22,6 +22,7 @@ from neptrio.backends.python.template import SUPPORTED as CAN_CLONE
 from neptrio.errors import Internal, Unsupported
 from neptrio.frontend.frames import Kind
 from neptrio.frontend.life import Life
+from neptrio.frontend.model_table import ModelTable
 from neptrio.frontend.template import Template
 from neptrio.frontend.turns import Counts
 from neptrio.frontend.verbs import Verbs
@@ -68,7 +69,8 @@ class FrontEnds:
             services.loop.poller.busy_poll = self.busy_poll
         self._draining = False
         self._changed = trio.Event()
-        self._table = b""
+        self._models = ModelTable(repository)
+        self._settings = b""
         self._clients: AuthConfig | None = None
         services.connections.on_press = self.press
         self._generation = 0
@@ -89,51 +91,47 @@ class FrontEnds:
 
     # ------------------------------------------------------------ what front ends know
 
-    def _describe(self) -> bytes:
+    def _told_settings(self) -> bytes:
         tracer = self.services.admission.tracer
-        catalog = self._repository
-        models = [
-            {
-                "name": model.name,
-                "version": model.version,
-                "latest": catalog.latest.get(model.name) is model,
-                "decoupled": model.decoupled,
-                "max_batch_size": model.max_batch_size,
-                "inputs": [
-                    (spec.name, spec.dtype, spec.dims, spec.optional, spec.ragged)
-                    for spec in model.input_specs
-                ],
-            }
-            for model in catalog.ready_models()
-        ]
-        return json.dumps(
-            {
-                "models": models,
-                "tracing": bool(tracer.tracing),
-                "trace_headers": bool(tracer.trace_headers),
-                "logging": self.services.logging.settings(),
-            }
-        ).encode()
+        told = {
+            "tracing": bool(tracer.tracing),
+            "trace_headers": bool(tracer.trace_headers),
+            "logging": self.services.logging.settings(),
+        }
+        return json.dumps(told).encode()
 
     def _renew(self) -> None:
-        table = self._describe()
+        models = self._models.renew()
+        settings = self._told_settings()
         tokens = self.services.tokens
         clients = None if tokens is None else tokens.config
-        if table != self._table or clients is not self._clients:
-            self._table = table
-            self._clients = clients
-            self._generation += 1
-            for life in self._lives:
-                if life is not None and not life.ended:
-                    self.tell(life)
+        if not models and settings == self._settings and clients is self._clients:
+            return
+        news = clients if clients is not self._clients else None
+        self._settings = settings
+        self._clients = clients
+        self._generation += 1
+        table = self._table(models)
+        for life in self._lives:
+            if life is not None and not life.ended and life.knows_models:
+                self._send(life, news, table)
 
     def tell(self, life: Life) -> None:
-        """Sends the table to one front end."""
-        if not self._generation:
-            self._renew()
-        if self._clients is not None:
-            life.frames.send(Kind.CLIENTS, 0, pickle.dumps(self._clients))
-        life.frames.send(Kind.TABLE, self._generation, self._table)
+        """Sends everything to a front end that starts."""
+        self._renew()
+        life.knows_models = True
+        self._send(life, self._clients, self._table(None))
+
+    def _table(self, models: list[str] | None) -> bytes:
+        """The settings and these models, None: all that serve, in place of what was known."""
+        whole = b"true" if models is None else b"false"
+        document = self._models.document(models)
+        return b'{"whole":%b,"settings":%b,"models":%b}' % (whole, self._settings, document)
+
+    def _send(self, life: Life, clients: AuthConfig | None, table: bytes) -> None:
+        if clients is not None:
+            life.frames.send(Kind.CLIENTS, 0, pickle.dumps(clients))
+        life.frames.send(Kind.TABLE, self._generation, table)
 
     def press(self) -> None:
         """There is no room for connections: front ends let idle ones end soon."""

@@ -311,8 +311,9 @@ class Front:
         async for kind, number, payload in self._frames.read():
             if kind == Kind.TABLE:
                 told = json.loads(payload)
-                self._admission.renew(told["models"], told["tracing"], told["trace_headers"])
-                self._services.logging.apply(told["logging"])
+                known = told["settings"]
+                self._admission.renew(told["models"], told["whole"], known["tracing"], known["trace_headers"])
+                self._services.logging.apply(known["logging"])
                 self._frames.send(Kind.KNOWN, number)
                 self._known.set()
             elif kind == Kind.ASK:

@@ -47,6 +47,7 @@ class Life:
         self.number = number
         self.pid = 0
         self.ready = trio.Event()
+        self.knows_models = False  # it was sent the whole table, and is sent what changes
         self.known = 0  # the generation of the table that it uses
         self.row: dict[str, int] = {}
         self.lag: tuple[int, ...] = (0,) * len(BOUNDS_NS)

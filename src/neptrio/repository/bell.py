@@ -1,11 +1,18 @@
 """Lets tasks wait until the readiness of some model may have changed; they then check for themselves.
 
+With thousands of models they check those alone that have changed: the bell remembers for which it rang last.
+
 Rule: read `rings`, then check, then wait(rings). A ring in between is not missed.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
+
 import trio
+
+REMEMBERED = 1024  # rings: who looks less often than that checks all models
 
 
 class Bell:
@@ -13,14 +20,22 @@ class Bell:
 
     def __init__(self) -> None:
         self.rings = 0
+        self._names: deque[str] = deque(maxlen=REMEMBERED)
         self._event: trio.Event | None = None  # exists only while somebody waits
 
-    def ring(self) -> None:
-        """Wakes all who wait."""
+    def ring(self, name: str = "") -> None:
+        """Wakes all who wait. `name` is the model that has changed; without one it is none of them."""
         self.rings += 1
+        self._names.append(name)
         if self._event is not None:
             self._event.set()
             self._event = None
+
+    def names_since(self, seen: int) -> set[str] | None:
+        """The models for which it rang since `rings` was `seen`. None: all of them may have changed."""
+        if self.rings - seen > len(self._names):
+            return None
+        return set(itertools.islice(reversed(self._names), self.rings - seen))
 
     async def wait(self, seen: int) -> None:
         """Returns when `rings` exceeds `seen`."""

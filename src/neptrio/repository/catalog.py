@@ -50,6 +50,8 @@ class Catalog:
         self.users: dict[str, set[str]] = {}  # model -> the ensembles that have it as a child
         self.latest: dict[str, Model] = {}  # model -> its highest version that serves
         self.readiness = Bell()  # rung when the state or the health of a version changes
+        self._judged = -1  # the bell's rings when all_ready() was asked last
+        self._unready: set[str] = set()  # models that were not ready then
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
 
     def lookup(self, name: str, version: str = "") -> Model:
@@ -118,6 +120,7 @@ class Catalog:
         record = self.records.pop(name, None)
         if record is not None:
             self._uses_nothing(record)
+            self.readiness.ring(name)
 
     def _uses_nothing(self, record: Record) -> None:
         for child in set(record.children):
@@ -139,11 +142,19 @@ class Catalog:
 
     def all_ready(self) -> bool:
         """Strict readiness: True when no version is loading, unloading or failed."""
-        return all(
-            lifecycle.keeps_ready(row.state, row.reason) and (row.model is None or row.model.ready)
-            for record in self.records.values()
-            for row in record.rows.values()
-        )
+        changed = self.readiness.names_since(self._judged) if self._judged >= 0 else None
+        self._judged = self.readiness.rings
+        if changed is None:
+            changed = self._unready.union(self.records)
+        for name in changed:
+            if all(
+                lifecycle.keeps_ready(row.state, row.reason) and (row.model is None or row.model.ready)
+                for row in self._rows(name).values()
+            ):
+                self._unready.discard(name)
+            else:
+                self._unready.add(name)
+        return not self._unready
 
     def index(
         self, ready: bool, timings: bool = False, names: Mapping[str, int] | None = None

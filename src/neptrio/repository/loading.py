@@ -12,6 +12,7 @@ Rules (in addition to those of repository.lifecycle):
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 
@@ -221,8 +222,9 @@ class Loading:
         models: dict[int, Model] = {}
         changes: dict[int, Regrouping] = {}
         failed: list[tuple[int, TritonError]] = []
+        changed = functools.partial(self._catalog.readiness.ring, name)
         for version in found.versions:
-            row = record.rows.setdefault(version, Row(changed=self._catalog.readiness.ring))
+            row = record.rows.setdefault(version, Row(changed=changed))
             if row.state not in (State.LOADING, State.RELOADING):
                 row.apply(Event.BEGIN)
         operation.phase = "loading files"
@@ -274,7 +276,7 @@ class Loading:
                     old.counters.memory_usage = models[version].counters.memory_usage
                     models[version].counters = old.counters
                 row.model = models[version]
-                row.model.on_ready = self._catalog.readiness.ring
+                row.model.on_ready = functools.partial(self._catalog.readiness.ring, record.name)
                 row.apply(Event.SUCCEED)
                 if old is not None:
                     self._withdrawal.retire(record, version, old)
