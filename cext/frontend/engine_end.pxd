@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
+from neptrio.frontend.sending cimport Awaited
 from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder
 
 cdef class Open:
@@ -23,10 +24,12 @@ cdef class EngineEnd(Channel):
     cdef readonly dict open          # id -> InferRequest
     cdef dict streams                # id -> Stream
     cdef list leaving                # requests whose clients have left, until dispatch()
+    cdef readonly Awaited awaited    # traces whose answers the front end sends
     cdef object loop_pass
     cdef Responder http
     cdef Responder grpc
     cdef int received_request(self, uint64_t id) except -1
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
+    cdef int take_sent(self) except -1
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1

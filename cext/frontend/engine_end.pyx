@@ -10,13 +10,16 @@ Rules:
     the engine's own ports.
  5. A cancellation is acted on when the requests that came with it have been dispatched: a client that closes its
     sending side behind a request, and reads on, gets what is computed on the loop, as it does without front ends.
- 6. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
+ 6. A trace ends when the front end has told when it sent the answer (sending). What is made for a front end that has ended
+    was not sent.
+ 7. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.frontend.channel cimport Channel
 from neptrio.frontend.kinds cimport *
+from neptrio.frontend.sending cimport Awaited
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
     GPU_MEMORY,
@@ -34,7 +37,7 @@ from neptrio.request.infer_request cimport (
     now_ns,
 )
 from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
-from neptrio.rings.ring cimport Entry
+from neptrio.rings.ring cimport Entry, ring_advance, ring_peek
 
 from collections import deque
 import json
@@ -115,6 +118,7 @@ cdef class EngineEnd(Channel):
         self.open = {}
         self.streams = {}
         self.leaving = []
+        self.awaited = Awaited()
         self.loop_pass = services.loop.loop_pass
         self.http = FrontResponder(HTTP_PROTOCOL)
         self.grpc = FrontResponder(GRPC_PROTOCOL)
@@ -136,6 +140,8 @@ cdef class EngineEnd(Channel):
                 if open_.when_room is not None and open_.unread <= ROOM_BYTES:
                     callback, open_.when_room = open_.when_room, None
                     callback()
+        elif entry.kind == SENT:
+            self.awaited.told(entry.id, entry.offset, entry.length)
         elif entry.kind == CANCEL:
             request = self.open.get(entry.id)
             if request is not None:
@@ -286,6 +292,8 @@ cdef class EngineEnd(Channel):
         request.timestamps[<int>SEND_START] = now_ns()
         if self.closed:
             self.open.pop(open_.id, None)
+            if request.trace is not None:
+                (<Trace>request.trace).abandon()
             return 0
         if open_.line is not None:
             open_.line.append((response, final))
@@ -293,6 +301,8 @@ cdef class EngineEnd(Channel):
         if request.outputs is not None and response.error is None and not response.null:
             if selects_slowly(request, response):
                 open_.line = deque()
+                if request.trace is not None:
+                    (<Trace>request.trace).hold()
                 self.host.select_later(self, request, response, final)
                 return 0
             try:
@@ -313,6 +323,8 @@ cdef class EngineEnd(Channel):
             self.answer(open_, request, response, final)
         for response, final in line:
             self.respond(request, response, final)
+        if request.trace is not None:
+            (<Trace>request.trace).go_on()
 
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1:
         cdef Packer packer = self.packer
@@ -332,6 +344,8 @@ cdef class EngineEnd(Channel):
             headers = (<Trace>request.trace).headers
             if headers:
                 flags |= HEADERS
+            if not response.null and self.awaited.wants(<Trace>request.trace):
+                flags |= TRACED
         if type(request.timing) is dict:
             flags |= TOLD
         if response.null:
@@ -377,14 +391,22 @@ cdef class EngineEnd(Channel):
                 made.model_name, made.model_version, made.id = (
                     response.model_name, response.model_version, response.id)
                 self.answer(open_, request, made, final)
+            return 0
+        if flags & TRACED:
+            self.awaited.expect(open_.key, <Trace>request.trace)
         return 0
 
     # ------------------------------------------------------------ the end
 
     def gone(self):
         """The front end has ended: cancels its requests and ends its streams' sequences."""
+        if not self.closed:
+            self.take_sent()
         self.close()
+        self.awaited.gone()
         for request in list(self.open.values()):
+            if request.trace is not None:
+                (<Trace>request.trace).abandon()
             try:
                 self.cancel(request)
             except Exception:
@@ -394,6 +416,17 @@ cdef class EngineEnd(Channel):
         for stream in streams.values():
             stream.end()
         self.host = None
+
+    cdef int take_sent(self) except -1:
+        """Takes of what the front end had pushed before it ended when answers were sent."""
+        cdef Entry entry
+        for _ in range(self.into.entries):
+            if ring_peek(&self.into, &entry) <= 0:
+                break
+            if entry.kind == SENT:
+                self.awaited.told(entry.id, entry.offset, entry.length)
+            ring_advance(&self.into)
+        return 0
 
     @property
     def under_way(self) -> int:

@@ -9,7 +9,8 @@ cext/observe/trace_sampler decides which requests are traced and where records g
 Rules:
  1. A trace is finished when all its parts have ended: the root, and all its ensemble steps and BLS calls.
  2. A child's id is greater than its parent's.
- 3. A part ends with its final response; a root that came over the network ends when that response was sent.
+ 3. A part ends with its final response; a root that came over the network ends when that response was sent: when this
+    process has flushed the connection, when a transport that sends later says so, or when a front end does.
  4. A part that is closed no longer changes, and refers to no model.
 Source: docs/protocol/trace-file.md, docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
 """
@@ -197,7 +198,8 @@ cdef class Trace:
             self.sampler.loop_pass.connections.append(self)
             return
         self.flushing = False
-        self.sent()
+        if not self.deferred:
+            self.sent()
 
     cdef object sent(self):
         """Everything answered so far was handed to the network."""
@@ -230,6 +232,49 @@ cdef class Trace:
             if self.more is None:
                 self.more = []
             self.more.append((made, start, end))
+
+    # ------------------------------------------------------------ sent by a front end
+
+    cdef object hold(self):
+        """A worker finishes a response before it can be handed on; go_on() is owed."""
+        self.held = self.deferred = True
+
+    cdef object go_on(self):
+        """Nothing waits for a worker any more."""
+        self.held = False
+        if not self.handed and self.request is not None:
+            self.deferred = False
+            if self.ended:
+                self.sent()
+
+    cdef bint has_more(self) except -1:
+        """Whether there is a response that was made and neither sent nor handed on; those of clients that have gone are
+        not."""
+        cdef int64_t unsent = 1 if self.record.made and not self.record.send_end else 0
+        if self.waiting is not None:
+            unsent += len(self.waiting)
+        return unsent > self.handed and not self.abandoned and self.request is not None
+
+    cdef object hand_on(self):
+        """The next response, of which has_more() knows, was given to a front end: sent_there() is owed for it, or
+        abandon()."""
+        self.handed += 1
+        self.deferred = True
+
+    cdef bint sent_there(self, int64_t start, int64_t end) except -1:
+        """A front end has sent the oldest response that was handed on, between these times. False when it owes no other."""
+        cdef int64_t made
+        if self.request is None or not self.handed:
+            return False
+        self.handed -= 1
+        made = self.waiting.pop(0) if self.record.send_end else self.record.made
+        end = min(max(end, made), now_ns())
+        self.mark_sent(made, start, end)
+        if self.handed:
+            return True
+        if not self.held:
+            self.go_on()
+        return False
 
     def refused(self, error):
         """The scheduler refused the request: its answer is the error, sent when this pass ends."""

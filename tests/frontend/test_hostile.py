@@ -64,7 +64,7 @@ def scribble(pair: FrontPair, chance: random.Random) -> None:
     else:  # one more descriptor
         entry = struct.pack(
             "<IIQQQ",
-            chance.choice([1, 2, 3, 4, 16, 24, 99]),
+            chance.choice([1, 2, 3, 4, 5, 16, 24, 99]),
             chance.choice([0, 16, 64, 4096, 2**31]),
             chance.choice([*EDGES, 1, 2]),
             layout.front_area + chance.choice([0, 256, 1024, AREA - 8, AREA, 2**40]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,16 +98,17 @@ class Answers(Responder):
 class FrontPair:
     """An engine's end and a front end's."""
 
-    def __init__(self, area: int = AREA) -> None:
+    def __init__(self, area: int = AREA, tracer: Callable[[LoopPass], Sampler] | None = None) -> None:
         self.layout = Layout(area)
         fd = sealed_memory("test", self.layout.size)
         self.directory = Directory()
         self.violations: list[str] = []
         self.bells: list[str] = []
         self.late: list[str] = []
-        self.loop_pass = LoopPass()
+        self.loop_pass = LoopPass()  # the engine's
+        self.front_pass = LoopPass()
         services = SimpleNamespace(
-            admission=Admission(self.directory, Sampler()),
+            admission=Admission(self.directory, Sampler() if tracer is None else tracer(self.loop_pass)),
             shared_memory=None,
             loop=SimpleNamespace(loop_pass=self.loop_pass),
         )
@@ -126,7 +128,9 @@ class FrontPair:
             lambda: self.bells.append("engine"),
             lambda: self.late.append("front"),
         )
+        self.front.sends.attach(self.front_pass)
         self.admission = RemoteAdmission(self.front)
+        self.admission.tracer.tracing = tracer is not None
         self.answers = Answers()
 
     def request(self, *inputs: Any, model: str = "echo", **more: Any) -> InferRequest:
@@ -138,14 +142,15 @@ class FrontPair:
             setattr(request, name, value)
         self.admission.find(request, None)
         request.responder = self.answers
+        self.admission.received(request, 0)
         self.admission.submit(request)
         return request
 
     def turn(self) -> None:
         """Both ends take what has come, until nothing is left, as their loops do."""
         for _ in range(8):
-            for end in (self.engine, self.front):
+            for end, loop_pass in ((self.engine, self.loop_pass), (self.front, self.front_pass)):
                 while end.drain():
                     pass
                 end.look()
-                self.loop_pass.end()
+                loop_pass.end()

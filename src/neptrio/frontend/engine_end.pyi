@@ -5,6 +5,7 @@ from typing import Any
 
 from neptrio.errors import Code, Reason
 from neptrio.frontend.channel import Channel, Layout
+from neptrio.frontend.sending import Awaited
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.rings.ring import Segment
 
@@ -39,6 +40,8 @@ class EngineEnd(Channel):
         self, request: InferRequest, response: InferResponse, final: bool, error: Exception | None
     ) -> None: ...
     def gone(self) -> None: ...
+    @property
+    def awaited(self) -> Awaited: ...
     @property
     def open(self) -> dict[int, InferRequest]: ...
     @property

@@ -182,6 +182,7 @@ class Front:
             loop_pass=loop_pass, timers=timers, poller=Poller(loop_pass, timers, lag), lag=lag
         )
         self._end = FrontEnd(Segment(shared, layout.size), layout, self._ring, self._late)
+        self._end.sends.attach(loop_pass)
         self._admission = RemoteAdmission(self._end)
         self._engine = Engine(self._frames)
         self._looking: Timer | None = None

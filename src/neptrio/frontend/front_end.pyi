@@ -5,6 +5,7 @@ from typing import Any
 
 from neptrio.execution.admission import Admission
 from neptrio.frontend.channel import Channel, Layout
+from neptrio.frontend.sending import Sends
 from neptrio.request.infer_request import InferRequest, ModelCore, Tensor
 from neptrio.rings.ring import Segment
 
@@ -37,6 +38,8 @@ class FrontEnd(Channel):
     tells_clients: bool
     @property
     def open(self) -> dict[int, InferRequest]: ...
+    @property
+    def sends(self) -> Sends: ...
     @property
     def answered(self) -> int: ...
     @property

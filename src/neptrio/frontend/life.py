@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.frontend")
 
+TAKES = 17  # of a part of the ring each, for all that it can hold
+
 
 class Life:
     """One process of a front end."""
@@ -100,17 +102,25 @@ class Life:
             self._look_ns = min(2 * self._look_ns, LATEST_NS)
             self._timer = self._at(self._look_ns)
 
-    def _take(self) -> None:
-        """Takes what the front end has pushed; if that is much, the rest after other events."""
+    def _take(self) -> bool:
+        """Takes what the front end has pushed; if that is much, the rest after other events, and True is returned."""
         try:
             more = not self.ended and bool(self.end.drain())
         except Violation as error:
             self.violated(str(error))
-            return
+            return False
         if more:  # its bell is rung again only when everything was taken
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._at(0)
+        return more
+
+    async def take_pushed(self) -> None:
+        """Takes all that the front end has pushed before the call."""
+        for _ in range(TAKES):
+            if not self._take():
+                break
+            await trio.lowlevel.checkpoint()
 
     def rung(self) -> bool:
         """The front end has pushed something. False when it has ended, and its bell is listened to no more."""

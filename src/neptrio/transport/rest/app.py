@@ -96,6 +96,7 @@ class RestApp:
         try:
             answer = await self._answer(scope, receive, send)
         except Disconnected:
+            _abandon(scope)
             return
         except TooSlow:
             answer = 408, JSON, [b'{"error":"the request did not arrive in time"}']
@@ -106,6 +107,9 @@ class RestApp:
             log.exception("%s %s failed", scope["method"], scope["raw_path"])
             refusal = Internal(f"internal error: {type(error).__name__}")
             answer = 500, JSON, error_body(refusal)
+        except BaseException:
+            _abandon(scope)
+            raise
         if answer is not None and answer[0] >= 400 and scope["raw_path"].startswith(OPENAI_PREFIX.encode()):
             answer = _in_the_shape_of_openai(answer, refusal)
         if self._services.audit is not None:
@@ -385,11 +389,13 @@ class RestApp:
     async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         trace = self._services.trace
         if scope["method"] == "GET":
+            await trace.settle()
             return 200, JSON, [dump_json(trace.settings(route.model))]
         given = members(await self._document(await self._body(scope, receive)))
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
+        await self._services.trace.settle()
         traces = self._services.trace.recent(scope["query_string"].decode("latin-1"))
         return 200, JSON, listed(await gathered(map(bytes, traces)))
 
@@ -458,6 +464,13 @@ def _in_the_shape_of_openai(answer: Answer, error: TritonError | None) -> Answer
     if error is None:
         error = TritonError(load_json(b"".join(body))["error"])
     return status, headers, [dump_json(error_object(error))]
+
+
+def _abandon(scope: dict[str, Any]) -> None:
+    """Ends a trace that waits for its answer to be sent: the client has left while that was printed."""
+    trace = scope.pop(TRACE, None)
+    if trace is not None:
+        trace.abandon()
 
 
 def listed(texts: list[bytes]) -> list[bytes]:
