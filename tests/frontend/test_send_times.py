@@ -1,0 +1,348 @@
+"""Traces of a server with front ends: when answers were sent is the front end's time, and every trace ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from tests.frontend.test_front_ends import Client, infer_body, pids
+from tests.support.gate import Gate
+from tests.support.http import Http2
+from tests.support.metrics import scrape, value
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.traced import REPEAT, REPEAT_CONFIG, read
+from tests.support.waiting import until
+
+ANSWERED = ["INFER_RESPONSE_COMPLETE", "SEND_START", "SEND_END"]
+# an answer whose text takes a worker the better part of a second, or more
+PRINTED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.array = np.random.default_rng(1).random((1, 4_000_000))
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.array)]) for _ in requests]
+"""
+PRINTED_CONFIG = """
+backend: "python" max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP64 dims: [ -1 ] } ]
+parameters { key: "isolation" value { string_value: "none" } }
+"""
+
+
+class Traced:
+    """A server that traces every request."""
+
+    def __init__(self, server: ServerProcess, gate: Gate, file: Path) -> None:
+        self.server = server
+        self.gate = gate
+        self.file = file
+        self.numbers = iter(range(1 << 30))
+
+    def name(self) -> str:
+        """A request's id that no other request has."""
+        return f"request-{next(self.numbers)}"
+
+    def ended(self) -> dict[str, dict[str, Any]]:
+        """The last traces, by the ids of their requests."""
+        with urllib.request.urlopen(f"http://{self.server.http}/v2/trace/recent", timeout=60) as answer:
+            return {trace.get("request_id", ""): trace for trace in json.loads(answer.read())}
+
+    def late(self, request_id: str) -> dict[str, Any]:
+        """The trace of a request whose client has no answer, when it has ended."""
+        return until(lambda: self.ended().get(request_id), "the trace ends")
+
+    def answers(self, model: str) -> float:
+        """How often a model has answered, from the engine's own port."""
+        return value(scrape(self.server), "nv_inference_request_success", model=model, version="1")
+
+
+def points(trace: dict[str, Any]) -> list[str]:
+    """The names of a trace's points without the protocol's; their times must be in order."""
+    times = [point["ns"] for point in trace["timestamps"]]
+    assert all(a <= b for a, b in pairwise(times))
+    return [point["name"].replace("HTTP_", "").replace("GRPC_", "") for point in trace["timestamps"]]
+
+
+def times(trace: dict[str, Any], name: str) -> list[int]:
+    """When a trace has that point, in ns of the monotonic clock, which is the test's as well."""
+    return [point["ns"] for point in trace["timestamps"] if point["name"].endswith(name)]
+
+
+def numbers(module: Any) -> list[Any]:
+    tensor = module.InferInput("INPUT0", [1, 2], "INT32")
+    tensor.set_data_from_numpy(np.array([[1, 2]], np.int32))
+    return [tensor]
+
+
+def binary(server: ServerProcess, model: str, request_id: str) -> None:
+    with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+        client.infer(model, numbers(httpclient), request_id=request_id)
+
+
+def as_json(server: ServerProcess, model: str, request_id: str) -> None:
+    with Client(server) as client:
+        client.send("POST", f"/v2/models/{model}/infer", infer_body([1, 2], request_id))
+        assert client.receive()[0] == 200
+
+
+def http2(server: ServerProcess, model: str, request_id: str) -> None:
+    client = Http2(server.http)
+    stream = client.start("POST", f"/v2/models/{model}/infer", infer_body([1, 2], request_id))
+    while stream not in client.ended:
+        client.pump()
+    assert client.replies[stream].status == 200
+    client.close()
+
+
+def unary(server: ServerProcess, model: str, request_id: str) -> None:
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.infer(model, numbers(grpcclient), request_id=request_id)
+
+
+def stream(server: ServerProcess, model: str, request_id: str) -> None:
+    got: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: got.put(error))
+        client.async_stream_infer(model, numbers(grpcclient), request_id=request_id)
+        assert got.get(timeout=60) is None
+        client.stop_stream()
+
+
+WAYS = [binary, as_json, http2, unary, stream]
+
+
+@contextmanager
+def traced_server(folder: Path, front_ends: int) -> Iterator[Traced]:
+    repository = folder / "models"
+    write_model(repository, "echo", identity_config(dims="-1", pairs=1))
+    write_model(repository, "floats", identity_config("TYPE_FP32", dims="-1", pairs=1))
+    write_model(repository, "repeat", REPEAT_CONFIG, {"1/model.py": REPEAT})
+    write_model(repository, "printed", PRINTED_CONFIG, {"1/model.py": PRINTED})
+    gate = Gate(repository, folder / "gate", "gate", "")
+    flags = [f"--trace-config={each}" for each in ("level=TIMESTAMPS", "rate=1")]
+    flags += [f"--trace-config=triton,file={folder / 'traces'}", f"--frontends={front_ends}"]
+    try:
+        with ServerProcess(repository, *flags) as server:
+            yield Traced(server, gate, folder / "traces")
+    finally:
+        gate.close()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 front end", "2 front ends"])
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    with traced_server(tmp_path_factory.mktemp("server"), request.param) as made:
+        yield made
+
+
+@contextmanager
+def stopped(server: ServerProcess) -> Iterator[list[int]]:
+    """Front ends that do nothing while the block runs; their processes."""
+    found = pids(server)
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield found
+    finally:
+        for pid in found:
+            with suppress(ProcessLookupError):  # a test has killed it
+                os.kill(pid, signal.SIGCONT)
+
+
+def answered_by_the_engine(traced: Traced, model: str = "gate") -> None:
+    """Lets the model answer, and waits until the engine has passed that on."""
+    before = traced.answers(model)
+    traced.gate.go()
+    traced.gate.reported()
+    until(lambda: traced.answers(model) == before + 1, "the engine has answered")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_send_times_are_the_front_ends(traced: Traced, way: Callable[..., None]) -> None:
+    """A front end that was stopped while the engine answered sends later, and the trace says so."""
+    name = traced.name()
+    sent = time.monotonic_ns()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(way, traced.server, "gate", name)
+        assert traced.gate.started() == [name]
+        with stopped(traced.server):
+            answered_by_the_engine(traced)
+            begun = time.monotonic_ns()
+        call.result(60)
+    received = time.monotonic_ns()
+    trace = traced.ended()[name]
+    found = points(trace)
+    assert found.index("REQUEST_START") < found.index("QUEUE_START") < found.index("COMPUTE_START")
+    assert found[-4:] == ["REQUEST_END", *ANSWERED]
+    (made,) = times(trace, "INFER_RESPONSE_COMPLETE")
+    (start,), (end,) = times(trace, "SEND_START"), times(trace, "SEND_END")
+    assert sent <= trace["timestamps"][0]["ns"]
+    assert made < begun <= start <= received
+    assert start <= end <= time.monotonic_ns()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_who_has_an_answer_finds_its_trace(traced: Traced, way: Callable[..., None]) -> None:
+    for _ in range(20):
+        name = traced.name()
+        sent = time.monotonic_ns()
+        way(traced.server, "echo", name)
+        received = time.monotonic_ns()
+        trace = traced.ended()[name]
+        assert points(trace)[-4:] == ["REQUEST_END", *ANSWERED]
+        (start,) = times(trace, "SEND_START")
+        assert sent <= trace["timestamps"][0]["ns"] <= start <= received
+
+
+def test_pipelined_requests(traced: Traced) -> None:
+    names = [traced.name() for _ in range(20)]
+    sent = time.monotonic_ns()
+    with Client(traced.server) as client:
+        for name in names:
+            client.send("POST", "/v2/models/echo/infer", infer_body([1], name))
+        for name in names:
+            status, body = client.receive()
+            assert (status, json.loads(body)["id"]) == (200, name)
+    received = time.monotonic_ns()
+    found = traced.ended()
+    for name in names:
+        assert points(found[name])[-4:] == ["REQUEST_END", *ANSWERED]
+        (start,) = times(found[name], "SEND_START")
+        assert sent < start < received
+
+
+def test_each_response_of_a_stream(traced: Traced) -> None:
+    name = traced.name()
+    tensor = grpcclient.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([5], np.int32))
+    got: queue.Queue[Any] = queue.Queue()
+    sent = time.monotonic_ns()
+    with grpcclient.InferenceServerClient(traced.server.grpc) as client:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        client.async_stream_infer("repeat", [tensor], request_id=name, enable_empty_final_response=True)
+        for number in range(6):
+            result, error = got.get(timeout=60)
+            assert error is None
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            assert final is (number == 5)
+        received = time.monotonic_ns()
+        client.stop_stream()
+    trace = traced.ended()[name]
+    found = points(trace)
+    assert [found.count(point) for point in ANSWERED] == [5, 5, 5]
+    made, starts, ends = (times(trace, point) for point in ANSWERED)
+    for one, start, end in zip(made, starts, ends, strict=True):
+        assert sent < one <= start <= end
+        assert start < received
+
+
+def test_an_answer_that_a_worker_classifies(traced: Traced) -> None:
+    name = traced.name()
+    given = grpcclient.InferInput("INPUT0", [1, 2_000_000], "FP32")
+    given.set_data_from_numpy(np.arange(2_000_000, dtype=np.float32).reshape(1, -1))
+    wanted = grpcclient.InferRequestedOutput("OUTPUT0", class_count=2)
+    with grpcclient.InferenceServerClient(traced.server.grpc) as client:
+        result = client.infer("floats", [given], outputs=[wanted], request_id=name)
+    received = time.monotonic_ns()
+    assert len(result.as_numpy("OUTPUT0").reshape(-1)) == 2
+    trace = traced.ended()[name]
+    assert points(trace)[-3:] == ANSWERED
+    assert times(trace, "SEND_START")[0] < received
+
+
+def test_a_client_that_left_while_its_request_executed(traced: Traced) -> None:
+    name = traced.name()
+    with Client(traced.server) as client:
+        client.send("POST", "/v2/models/gate/infer", infer_body([1], name))
+        assert traced.gate.started() == [name]
+    traced.gate.go("c")
+    assert traced.gate.reported() == [name]
+    assert points(traced.late(name))[-1] == "REQUEST_END"
+
+
+def test_a_client_that_left_before_its_answer_was_sent(traced: Traced) -> None:
+    """The engine had answered. Whether the front end sees the answer or the client's end first is not said."""
+    name = traced.name()
+    with Client(traced.server) as client:
+        client.send("POST", "/v2/models/gate/infer", infer_body([1], name))
+        assert traced.gate.started() == [name]
+        with stopped(traced.server):
+            answered_by_the_engine(traced)
+            client.close()
+    assert "INFER_RESPONSE_COMPLETE" in points(traced.late(name))
+
+
+@pytest.mark.parametrize("way", [as_json, unary], ids=lambda way: way.__name__)
+def test_a_front_end_that_is_killed(traced: Traced, way: Callable[..., None]) -> None:
+    """The engine had answered; no client has the answer, and the trace ends without a time of it."""
+    name = traced.name()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(way, traced.server, "gate", name)
+        assert traced.gate.started() == [name]
+        with stopped(traced.server) as found:
+            answered_by_the_engine(traced)
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)
+        assert call.exception(60) is not None
+    until(lambda: len(set(pids(traced.server)) - set(found)) == len(found), "others have started")
+    assert points(traced.late(name))[-2:] == ["REQUEST_END", "INFER_RESPONSE_COMPLETE"]
+
+
+def test_a_count(traced: Traced) -> None:
+    """As many traces as were asked for, of five requests."""
+    address = f"http://{traced.server.http}/v2/trace/setting"
+
+    def change(settings: dict[str, str]) -> None:
+        with urllib.request.urlopen(address, json.dumps(settings).encode(), timeout=60) as answer:
+            assert answer.status == 200
+
+    names = [traced.name() for _ in range(5)]
+    change({"trace_count": "3"})
+    for name in names:
+        binary(traced.server, "echo", name)
+    found = traced.ended()
+    assert [name in found for name in names] == [True] * 3 + [False] * 2
+    change({"trace_count": "-1"})
+    written = [trace["request_id"] for trace in read(f"{traced.file}.0")]
+    assert written[-3:] == names[:3]
+
+
+def test_the_last_traces_of_a_server_that_ends(tmp_path: Path) -> None:
+    with traced_server(tmp_path, 2) as made:
+        for number in range(8):
+            unary(made.server, "echo", str(number))
+        assert made.server.stop() == 0
+        found = read(made.file)
+    assert [trace["request_id"] for trace in found] == [str(number) for number in range(8)]
+    for trace in found:
+        assert points(trace)[-3:] == ANSWERED
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_an_http2_client_that_leaves_while_its_answer_is_printed(tmp_path: Path, front_ends: int) -> None:
+    with traced_server(tmp_path, front_ends) as made:
+        client = Http2(made.server.http)
+        client.start("POST", "/v2/models/printed/infer", infer_body([1], "left"))
+        until(lambda: made.answers("printed") == 1, "the model has answered")
+        client.sock.close()
+        assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"
