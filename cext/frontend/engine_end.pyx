@@ -82,6 +82,8 @@ cdef class FrontResponder(Responder):
         try:
             end.respond(request, response, final)
         except Violation as error:
+            if request.trace is not None:
+                (<Trace>request.trace).abandon()
             end.host.violated(str(error))
 
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:

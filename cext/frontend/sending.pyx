@@ -12,8 +12,8 @@ Rules:
     that owes MOST_AWAITED is asked for no more; such traces have the engine's own times.
  3. What SENT says is believed within what can be: not before the engine made the response, not after now. One that nobody
     waits for means nothing, since its trace may have ended.
- 4. A front end sends SENT in the pass that has flushed the answer. What it sends to the engine later, on its ring or on its
-    socket, comes behind it.
+ 4. A front end pushes SENT in the pass that has flushed the answer. So what it sends to the engine later, on its ring or on
+    its socket, comes behind it, and a client that has an answer finds its trace (engine.told_of_answers).
 """
 from libc.stdint cimport int64_t, uint64_t
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -18,7 +19,14 @@ from neptrio.frontend.sending import Sending
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.observe.trace_options import TraceOptions
 from neptrio.observe.tracer import Tracer
-from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, monotonic_ns
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    Protocol,
+    RequestedOutput,
+    monotonic_ns,
+)
+from neptrio.request.numpy_tensor import from_numpy
 from tests.support.fronts import FrontPair
 
 SENT = 5  # cext/frontend/kinds.pxd
@@ -218,6 +226,56 @@ def test_an_answer_that_cannot_be_printed_is_told_of_once(pair: FrontPair) -> No
     ((answer, final),) = pair.answers.got
     assert final
     assert "could not be sent" in str(answer.error)
+    assert nothing_is_left(pair)
+
+
+def test_an_answer_that_never_fits(pair: FrontPair) -> None:
+    pair.request()
+    pair.engine.drain()
+    (request,) = pair.directory.scheduler.requests
+    complete(request, InferResponse([from_numpy("OUT", np.zeros(1 << 19, np.int32))]), True)
+    pair.turn()
+    (trace,) = traces(pair)
+    assert names(trace)[-1] == "HTTP_SEND_END"
+    assert nothing_is_left(pair)
+
+
+def slow_answer(pair: FrontPair) -> list[Any]:
+    """An answer that the engine has and a worker classifies; what select_later() was given."""
+    given: list[Any] = []
+    pair.engine_host.select_later = lambda *arguments: given.append(arguments)
+    wanted = RequestedOutput("OUT")
+    wanted.class_count = 1
+    pair.request(outputs=[wanted])
+    pair.engine.drain()
+    (request,) = pair.directory.scheduler.requests
+    complete(request, InferResponse([from_numpy("OUT", np.zeros(1 << 17, np.int32))]), True)
+    pair.turn()
+    assert len(given) == 1
+    assert traces(pair) == []
+    return given
+
+
+def test_an_answer_that_a_worker_classifies(pair: FrontPair) -> None:
+    ((end, request, response, final),) = slow_answer(pair)
+    begun = monotonic_ns()
+    end.selected(request, response, final, None)
+    pair.turn()
+    (trace,) = traces(pair)
+    assert names(trace)[-3:] == ["INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
+    assert begun <= when(trace, "HTTP_SEND_START")
+    assert nothing_is_left(pair)
+
+
+@pytest.mark.parametrize("finished", [False, True], ids=["worker forgotten", "worker finishes"])
+def test_the_front_end_ends_while_a_worker_classifies(pair: FrontPair, finished: bool) -> None:
+    ((end, request, response, final),) = slow_answer(pair)
+    pair.engine.gone()
+    if finished:
+        end.selected(request, response, final, None)
+    pair.loop_pass.end()
+    (trace,) = traces(pair)
+    assert names(trace)[-1] == "INFER_RESPONSE_COMPLETE"
     assert nothing_is_left(pair)
 
 

@@ -112,7 +112,7 @@ class FrontPair:
             shared_memory=None,
             loop=SimpleNamespace(loop_pass=self.loop_pass),
         )
-        host = SimpleNamespace(violated=self.violations.append)
+        self.engine_host = host = SimpleNamespace(violated=self.violations.append)
         self.shared = Segment(os.dup(fd), self.layout.size)
         self.engine = EngineEnd(
             Segment(fd, self.layout.size),
