@@ -13,6 +13,7 @@ cdef class Awaited:                  # in the engine
     cdef int gone(self) except -1
 
 cdef class Sends(Tracing):           # in a front end
+    cdef readonly set open           # numbers of the requests whose traces are open here
     cdef Sending begin(self, Channel channel, InferRequest request, uint64_t id)
 
 cdef class Sending(Trace):           # in a front end: request.trace

@@ -12,8 +12,9 @@ Rules:
     that owes MOST_AWAITED is asked for no more; such traces have the engine's own times.
  3. What SENT says is believed within what can be: not before the engine made the response, not after now. One that nobody
     waits for means nothing, since its trace may have ended.
- 4. A front end pushes SENT in the pass that has flushed the answer. So what it sends to the engine later, on its ring or on
-    its socket, comes behind it, and a client that has an answer finds its trace (engine.told_of_answers).
+ 4. A client that has an answer finds its trace. A front end pushes SENT in the pass that has flushed the answer, or moments
+    later where a task of hypercorn's does that; before it says to the engine that it has told of everything it looks at
+    `Sends.open`.
 """
 from libc.stdint cimport int64_t, uint64_t
 
@@ -79,6 +80,7 @@ cdef class Sends(Tracing):
 
     def __cinit__(self):
         self.loop_pass = LoopPassCore()   # until attach()
+        self.open = set()
 
     def attach(self, LoopPassCore loop_pass not None):
         """Sets the loop pass, which tells traces when their answers were sent."""
@@ -95,6 +97,7 @@ cdef class Sends(Tracing):
         trace.sampler = self
         trace.request = request
         request.trace = trace
+        self.open.add(id)
         return trace
 
 
@@ -116,6 +119,7 @@ cdef class Sending(Trace):
         if self.request is None:
             return
         self.request = None
+        (<Sends>self.sampler).open.discard(<uint64_t>self.record.id)
         if self.owed:
             self.tell(0, 0)
         self.channel = None

@@ -71,7 +71,7 @@ def scribble(pair: FrontPair, chance: random.Random) -> None:
             chance.choice([0, 64, 5000, 60_000, AREA, 2**63]),
         )
         pair.shared.write(layout.to_engine + 256 + tail % 4096 * 32, entry)
-        pair.shared.write(layout.to_engine, struct.pack("<Q", tail + 1))
+        pair.shared.write(layout.to_engine, struct.pack("<Q", (tail + 1) % 2**64))
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -63,6 +63,10 @@ LATE_NS = 1_000_000  # until it is looked again for room
 LATEST_NS = 50_000_000
 LOOK_SECONDS = 0.1  # between two looks at how many connections there are
 ROW_LOOKS = 10  # of them between two whole rows
+TELL_SECONDS, TELL_LOOK_SECONDS = (
+    0.05,
+    0.001,
+)  # how long, and how often, answers that are being sent are waited for
 FEW = 2  # requests under way whose answers are worth looking for before this process sleeps
 WAKES_AT_ONCE = 64  # wakes that are read from their socket together: the bytes say nothing
 WAKES_ROOM = 1 << 16  # bytes, more than the socket holds: it has to be read empty
@@ -237,7 +241,7 @@ class Front:
             await core.start(self._loop.loop_pass.run)
             await core.start(self._loop.timers.run)
             await core.start(self._loop.poller.run)
-            core.start_soon(self._listen_to_engine)
+            core.start_soon(self._listen_to_engine, core)
             core.start_soon(self._write)
             self._loop.poller.listen(self._wake.fileno(), self._woken)
             self._look_before_sleeping()
@@ -308,7 +312,7 @@ class Front:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             leave()
 
-    async def _listen_to_engine(self) -> None:
+    async def _listen_to_engine(self, core: trio.Nursery) -> None:
         async for kind, number, payload in self._frames.read():
             if kind == Kind.TABLE:
                 told = json.loads(payload)
@@ -318,7 +322,7 @@ class Front:
                 self._frames.send(Kind.KNOWN, number)
                 self._known.set()
             elif kind == Kind.ASK:
-                self._frames.send_json(Kind.ROW, number, self._row())
+                core.start_soon(self._answer_question, number)
             elif kind == Kind.DRAIN:
                 self._draining.set()
             elif kind == Kind.CLIENTS:
@@ -337,6 +341,17 @@ class Front:
             logs.reopen()
         except OSError as error:
             log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
+
+    async def _answer_question(self, number: int) -> None:
+        """Tells what this process holds, behind when the answers that clients have by now were sent (sending, rule 4).
+
+        Those that their clients do not take are waited for a moment only.
+        """
+        begun = set(self._end.sends.open)
+        with trio.move_on_after(TELL_SECONDS):
+            while not begun.isdisjoint(self._end.sends.open):
+                await trio.sleep(TELL_LOOK_SECONDS)
+        self._frames.send_json(Kind.ROW, number, self._row())
 
     async def _rows(self) -> None:
         """Tells the engine what this process holds, when that has changed."""
