@@ -27,7 +27,7 @@ from neptrio.request.infer_request cimport InferRequest, InferResponse
 from neptrio.rings.message import Violation
 
 cdef enum:
-    MOST_AWAITED = 65536     # traces of one front end that are not told of
+    MOST_AWAITED = 16384     # traces of one front end that are not told of
 
 
 cdef class Awaited:

@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.frontend.test_front_ends import Client, infer_body, pids
+from tests.frontend.test_front_ends import Client, clients_of_both, infer_body, pids
 from tests.support.gate import Gate
 from tests.support.http import Http2
 from tests.support.metrics import scrape, value
@@ -325,6 +325,27 @@ def test_a_count(traced: Traced) -> None:
     change({"trace_count": "-1"})
     written = [trace["request_id"] for trace in read(f"{traced.file}.0")]
     assert written[-3:] == names[:3]
+
+
+def test_a_front_end_that_hangs_holds_up_nobody_for_long(tmp_path: Path) -> None:
+    """Its trace is not told of while others are read."""
+    with traced_server(tmp_path, 2) as made:
+        clients = clients_of_both(made.server)
+        hanging, serving = clients
+        clients[hanging].send("POST", "/v2/models/gate/infer", infer_body([1], "hangs"))
+        assert made.gate.started() == ["hangs"]
+        os.kill(hanging, signal.SIGSTOP)
+        answered_by_the_engine(made)
+        clients[serving].send("POST", "/v2/models/echo/infer", infer_body([1], "serves"))
+        assert clients[serving].receive()[0] == 200
+        clients[serving].send("GET", "/v2/trace/recent")
+        status, body = clients[serving].receive()
+        assert (status, [trace["request_id"] for trace in json.loads(body)]) == (200, ["serves"])
+        os.kill(hanging, signal.SIGCONT)
+        assert clients[hanging].receive()[0] == 200
+        assert points(made.ended()["hangs"])[-1] == "SEND_END"
+        for client in clients.values():
+            client.close()
 
 
 def test_the_last_traces_of_a_server_that_ends(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from neptrio.request.numpy_tensor import from_numpy
 from tests.support.fronts import FrontPair
 
 SENT = 5  # cext/frontend/kinds.pxd
+MOST_AWAITED = 16384  # cext/frontend/sending.pyx
 EDGES = [0, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -351,6 +352,26 @@ def test_a_number_that_is_used_again(pair: FrontPair) -> None:
     push(pair, 7, 1, monotonic_ns())
     pair.engine.drain()
     assert names(traces(pair)[1])[-1] == "HTTP_SEND_END"
+    assert nothing_is_left(pair)
+
+
+def test_a_front_end_that_never_tells(pair: FrontPair) -> None:
+    """Of so many requests the engine does not wait for more, and all traces end with the front end."""
+    for _ in range(MOST_AWAITED):
+        pair.request()
+        pair.engine.drain()
+        pair.directory.scheduler.answer()
+    pair.loop_pass.end()
+    assert traces(pair) == []
+    pair.request(id="one more")
+    pair.engine.drain()
+    pair.directory.scheduler.answer()
+    pair.loop_pass.end()
+    (trace,) = traces(pair)
+    assert trace["request_id"] == "one more"
+    assert names(trace)[-1] == "HTTP_SEND_END"
+    assert len(pair.engine.awaited.traces) == MOST_AWAITED
+    pair.engine.gone()
     assert nothing_is_left(pair)
 
 
