@@ -29,7 +29,7 @@ cdef class Trace:
     cdef bytes head                  # how its object in a file begins
     cdef bytes rest                  # further members of that object, made when first needed
     cdef bint deferred, has_left, flushing, again, ended, abandoned
-    cdef bint held                   # a worker has yet to finish a response
+    cdef int64_t held                # hold() less go_on()
     cdef int64_t handed              # responses of which a front end has yet to tell when it sent them
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
     cdef list waiting                # responses after the first that are not sent: when they were made
@@ -49,8 +49,8 @@ cdef class Trace:
     cdef object answering(self, InferResponse response, bint final, int64_t now)
     cdef object answered(self, bint final)
     cdef object sent(self)
-    cdef object hold(self)
-    cdef object go_on(self)
+    cpdef hold(self)
+    cpdef go_on(self)
     cdef bint has_more(self) except -1
     cdef object hand_on(self)
     cdef bint sent_there(self, int64_t start, int64_t end) except -1

@@ -176,6 +176,22 @@ cdef class Trace:
         self.abandoned = True
         self.left()
 
+    cpdef hold(self):
+        """A worker has to do something before a response can be sent; go_on() is owed."""
+        self.held += 1
+        self.deferred = True
+
+    cpdef go_on(self):
+        """It is done, and the transport has called want_flush(): the answer counts as sent when this pass has flushed its
+        connection."""
+        self.held -= 1
+        if self.held or self.handed or self.request is None:
+            return
+        self.deferred = False
+        if not self.flushing:
+            self.flushing = True
+            self.sampler.loop_pass.connections.append(self)
+
     def send_one(self):
         """Called by a transport after defer(): it begins to send the oldest unsent response."""
         self.sending = now_ns()
@@ -235,18 +251,6 @@ cdef class Trace:
 
     # ------------------------------------------------------------ sent by a front end
 
-    cdef object hold(self):
-        """A worker finishes a response before it can be handed on; go_on() is owed."""
-        self.held = self.deferred = True
-
-    cdef object go_on(self):
-        """Nothing waits for a worker any more."""
-        self.held = False
-        if not self.handed and self.request is not None:
-            self.deferred = False
-            if self.ended:
-                self.sent()
-
     cdef bint has_more(self) except -1:
         """Whether there is a response that was made and neither sent nor handed on; those of clients that have gone are
         not."""
@@ -273,7 +277,9 @@ cdef class Trace:
         if self.handed:
             return True
         if not self.held:
-            self.go_on()
+            self.deferred = False
+            if self.ended:
+                self.sent()
         return False
 
     def refused(self, error):

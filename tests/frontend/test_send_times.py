@@ -367,3 +367,35 @@ def test_an_http2_client_that_leaves_while_its_answer_is_printed(tmp_path: Path,
         until(lambda: made.answers("printed") == 1, "the model has answered")
         client.sock.close()
         assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"
+
+
+@pytest.mark.parametrize("headers", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_an_answer_that_a_worker_prints_is_sent_when_it_is_printed(
+    tmp_path: Path, front_ends: int, headers: str
+) -> None:
+    with traced_server(tmp_path, front_ends) as made, Client(made.server) as client:
+        body = infer_body([1], "printed")
+        head = f"POST /v2/models/printed/infer HTTP/1.1\r\nHost: localhost\r\n{headers}"
+        client.sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: made.answers("printed") == 1, "the model has answered")
+        binary(made.server, "echo", "meanwhile")
+        meanwhile = time.monotonic_ns()
+        assert client.receive()[0] == 200
+        trace = made.ended()["printed"]
+        assert points(trace)[-3:] == ANSWERED
+        assert times(trace, "SEND_END")[0] > meanwhile
+
+
+@pytest.mark.parametrize("headers", ["", "Accept-Encoding: gzip\r\n"], ids=["plain", "gzip"])
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_a_client_that_leaves_while_its_answer_is_printed(
+    tmp_path: Path, front_ends: int, headers: str
+) -> None:
+    with traced_server(tmp_path, front_ends) as made:
+        with Client(made.server) as client:
+            body = infer_body([1], "left")
+            head = f"POST /v2/models/printed/infer HTTP/1.1\r\nHost: localhost\r\n{headers}"
+            client.sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            until(lambda: made.answers("printed") == 1, "the model has answered")
+        assert points(made.late("left"))[-1] == "INFER_RESPONSE_COMPLETE"

@@ -43,7 +43,7 @@ from neptrio.transport.header_policy import HeaderPolicy
 from neptrio.transport.host import host_problem
 from neptrio.transport.http1.asgi import App, run_app
 from neptrio.transport.http1.ending import close, last_answers
-from neptrio.transport.http1.exchange import Exchange, answer
+from neptrio.transport.http1.exchange import Exchange, answer, go_on
 from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange
 from neptrio.transport.http1.input import MAX_HEAD_BYTES, HandOver, Http1Input
 from neptrio.transport.origin_policy import OriginPolicy
@@ -203,6 +203,8 @@ class Http1Connection(Http1Input):
         """Has an answer of the fast path printed by a worker, for as long as there is a peer. With `selecting` the
         worker also does what the client asked to be done with the outputs."""
         self.pause()
+        if request.trace is not None:
+            request.trace.hold()
         exchange.encoding = trio.CancelScope()
         self.nursery.start_soon(
             self._encode, exchange, exchange.encoding, request, response, binary_default, selecting
@@ -217,20 +219,25 @@ class Http1Connection(Http1Input):
         binary_default: bool,
         selecting: bool,
     ) -> None:
+        gone = True
         try:
             with scope:
                 encoded = await print_later(self.services, request, response, binary_default, selecting, self)
+            gone = scope.cancelled_caught
             if scope.cancelled_caught:
                 raise Cancelled
             exchange.encoded(request, encoded)
         except TritonError as error:
+            gone = scope.cancelled_caught
             exchange.refuse(error, request)
         except Exception as error:
+            gone = False
             log.exception("encoding a response of model '%s' failed", request.model_name)
             exchange.refuse(Internal(f"internal error: {type(error).__name__}: {error}"), request)
         finally:
             exchange.encoding = None
             self.resume()
+            go_on(request, gone)
         self.loop_pass.end()
 
     def _drained(self) -> None:

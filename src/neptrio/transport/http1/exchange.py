@@ -199,21 +199,26 @@ class Exchange(ExchangeCore):
             return
         self._working = trio.CancelScope()
         self.connection.pause()
+        if request.trace is not None:
+            request.trace.hold()
         self.connection.nursery.start_soon(self._encode_later, infer, response)
 
     async def _encode_later(self, infer: HttpInfer, response: InferResponse) -> None:
         """Answers with JSON that a worker prints, for as long as there is a peer."""
         connection = self.connection
         assert self._working is not None
+        gone = True
         try:
             with self._working:
                 answer = await infer.encode_later(response)
             if self._working.cancelled_caught:
                 self.finish()
             else:
+                gone = False
                 self._reply_with(infer, *answer)
         finally:
             connection.resume()
+            go_on(infer.request, gone)
         connection.loop_pass.end()
 
     def _reply_with(self, infer: HttpInfer, status: int, headers: Headers, body: list[Any]) -> None:
@@ -227,16 +232,22 @@ class Exchange(ExchangeCore):
         connection = self.connection
 
         async def task() -> None:
-            small = await infer.compress_later(body, lambda: connection.writer.broken)
-            if small is None:
-                self.finish()
-            else:
-                self.reply(200, headers, small)
+            small = None
+            try:
+                small = await infer.compress_later(body, lambda: connection.writer.broken)
+                if small is None:
+                    self.finish()
+                else:
+                    self.reply(200, headers, small)
+            finally:
+                go_on(infer.request, small is None)
             connection.loop_pass.end()
 
         if connection.writer.broken:
             self.finish()
         else:
+            if infer.request.trace is not None:
+                infer.request.trace.hold()
             connection.nursery.start_soon(task)
 
     def head(self, status: int, headers: Headers) -> bytes:
@@ -268,6 +279,14 @@ class Exchange(ExchangeCore):
         if not self.complete:
             self.complete = True
             self.connection.advance()
+
+
+def go_on(request: InferRequest, gone: bool) -> None:
+    """Ends what hold() of the request's trace began; `gone`: nobody waits for the answer any more."""
+    if request.trace is not None:
+        if gone:
+            request.trace.abandon()
+        request.trace.go_on()
 
 
 def head(version: str, status: int, headers: Headers, keep_alive: bool) -> bytes:
