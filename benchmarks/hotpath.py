@@ -97,8 +97,8 @@ def behind(server: Server) -> tuple[Any, Pass]:
 
     admission = RemoteAdmission(front)
     inputs = [(name, 8, (16,), False, False) for name, _ in WORK.inputs]
-    model = {"name": "identity", "version": "1", "latest": True, "decoupled": False, "max_batch_size": 8}
-    admission.renew([{**model, "inputs": inputs}], False, False)
+    model = {"version": "1", "latest": True, "decoupled": False, "max_batch_size": 8, "inputs": inputs}
+    admission.renew({"identity": [model]}, True, False, False)
     services: Any = dataclasses.replace(
         server.services,
         admission=admission,
