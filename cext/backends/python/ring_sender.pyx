@@ -219,6 +219,7 @@ cdef class RingSender:
             mailbox.submit(parcel)
             return 0
         packer.copy(target)
+        packer.reset()  # not only before the next message, which may come late: it holds the tensors
         return self.push(work_ring, &entry)
 
     cdef int pack_request(self, Packer packer, InferRequest request, Under under) except -1:
