@@ -1,6 +1,7 @@
 # One end of the way between the engine and a front end: two rings, and an area of memory on each side.
 #   The Segment belongs to whoever holds a reference: the Channel, and every Lease and BodyMemory in it.
-#   `lent` (until RETURN) and `small` own the memory of messages that the other side still looks at.
+#   `lent` (until RETURN) and `small` own the memory of messages that the other side still looks at; `lent` holds the
+#   tensors, too, that such a message names where they were received, and so the BodyMemory below them.
 #   `owner` (a private copy of a small message, or a Lease) keeps the tensors of the message that is read.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -22,12 +23,15 @@ cdef class Channel(MessageReader):
     cdef BodyArea area
     cdef uint64_t other              # the other side's area
     cdef uint64_t other_end
+    cdef uint64_t received_first     # where the other side may have received tensors; none at the front end
+    cdef uint64_t received_end
     cdef Packer packer
-    cdef dict lent                   # offset -> BodyMemory, until RETURN
+    cdef list bodies                 # [Tensor] that the packed message names where they were received; None: none
+    cdef dict lent                   # offset -> BodyMemory, or (BodyMemory, [Tensor]), until RETURN
     cdef Small* small                # a circle of SMALL: messages whose memory is free once the other side is past them
     cdef uint64_t small_first        # where in it the oldest is, and how many there are
     cdef uint64_t small_count
-    cdef object outbox               # deque of (kind, size, id, offset, length, Packer or None), in order
+    cdef object outbox               # deque of (kind, size, id, offset, length, Packer or None, bodies), in order
     cdef object returns              # deque of offsets whose RETURN found the ring full
     cdef object bell                 # called where the other side sleeps
     cdef object late                 # called when something waits in the outbox: look() is to be called before long
@@ -40,12 +44,13 @@ cdef class Channel(MessageReader):
     cdef bint private                # nobody else can change its tensors
     cdef int send(self, uint32_t kind, uint64_t id, list tensors) except -1
     cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1
-    cdef bint place(self, Entry* entry, Packer packer) except -1
+    cdef bint place(self, Entry* entry, Packer packer, list bodies) except -1
     cdef bint push(self, const Entry* entry) except -1
-    cdef int wait(self, const Entry* entry, Packer packer) except -1
+    cdef int wait(self, const Entry* entry, Packer packer, list bodies) except -1
     cdef int reap(self) except -1
     cdef int opened(self, const Entry* entry) except -1
     cdef int pack_tensor(self, Tensor tensor) except -1
+    cdef int pack_received(self, Tensor tensor) except -1
     cdef Tensor tensor(self)
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape)
     cdef int take(self, Entry* entry) except -1

@@ -17,7 +17,9 @@ Rules:
  4. Nothing is given up for want of room: what does not fit into the ring or the area waits in the outbox, in order, and
     look() is called again; returns alone pass it by. Only a message that is larger than the area is refused.
  5. The other side is woken by `bell` only where it sleeps. A RETURN wakes nobody: who waits for room looks by itself.
- 6. Each time that a side says that it sleeps, it is rung for once at most, even where it finds something at once and stays
+ 6. Tensors that a front end has received into its memory for bodies are named in a message, not copied into it. They are
+    lent with it: such a message is always long enough for a RETURN (rule 3), and until then its sender holds them.
+ 7. Each time that a side says that it sleeps, it is rung for once at most, even where it finds something at once and stays
     awake. So `sleeps` bounds how many rings it may not have read; drain() adds no more than SLEEPS_AT_ONCE to it.
 """
 cimport cython
@@ -25,7 +27,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from neptrio.frontend.kinds cimport HERE, KEEP_ABOVE, REGION, RETURN
+from neptrio.frontend.kinds cimport ALIGNED, HERE, KEEP_ABOVE, RECEIVED, REGION, RETURN
 from neptrio.request.infer_request cimport DT_BYTES, Tensor
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.message cimport MessageReader, pack_head
@@ -58,7 +60,8 @@ cdef enum:
 
 class Layout:
     """Where things lie in the shared memory: the ring to the engine, the ring to the front end, the front end's area,
-    the engine's. `area`: bytes of each; pages that are never touched take no memory."""
+    the engine's, the front end's for bodies: slow clients may fill that with half of their bodies, and messages have room.
+    `area`: bytes of each; pages that are never touched take no memory."""
 
     def __init__(self, size_t area):
         self.to_engine = 0
@@ -66,7 +69,8 @@ class Layout:
         self.front_area = (2 * ring_bytes(ENTRIES) + 4095) // 4096 * 4096
         self.engine_area = self.front_area + area
         self.area = area
-        self.size = self.engine_area + area
+        self.bodies = self.engine_area + area
+        self.size = self.bodies + area
 
 
 @cython.no_gc
@@ -104,6 +108,9 @@ cdef class Channel(MessageReader):
         self.area = BodyArea(segment, layout.engine_area if engine else layout.front_area, layout.area)
         self.other = layout.front_area if engine else layout.engine_area
         self.other_end = self.other + <uint64_t>layout.area
+        if engine:
+            self.received_first = layout.bodies
+            self.received_end = self.received_first + <uint64_t>layout.area
         self.packer = Packer()
         self.lent = {}
         self.outbox = deque()
@@ -119,23 +126,28 @@ cdef class Channel(MessageReader):
         """Sends what the packer holds, `tensors` behind it. Raises Overloaded where it can never fit."""
         cdef Entry entry
         cdef Packer packer = self.packer
+        cdef list bodies = None
+        if self.bodies is not None:
+            bodies, self.bodies = self.bodies, None
         if self.closed:
             packer.reset()
             return 0
         entry.kind, entry.size, entry.id = kind, <uint32_t>packer.used, id
         entry.offset, entry.length = 0, packer.total()
+        if bodies is not None and entry.length <= KEEP_ABOVE:
+            entry.length = KEEP_ABOVE + 1
         if entry.length > self.area.size:
             packer.reset()
             raise Overloaded(
                 f"{entry.length} bytes do not fit into the memory between the engine and a front end, which has "
                 f"{self.area.size}")
-        if self.outbox or not self.place(&entry, packer):
+        if self.outbox or not self.place(&entry, packer, bodies):
             packer.held = list(tensors)
             self.packer = Packer()
-            return self.wait(&entry, packer)
+            return self.wait(&entry, packer, bodies)
         packer.reset()
         if not self.push(&entry):
-            self.wait(&entry, None)
+            self.wait(&entry, None, None)
         return 0
 
     cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1:
@@ -149,10 +161,10 @@ cdef class Channel(MessageReader):
             if not self.push(&entry):
                 self.returns.append(offset)
         elif self.outbox or not self.push(&entry):
-            self.wait(&entry, None)
+            self.wait(&entry, None, None)
         return 0
 
-    cdef bint place(self, Entry* entry, Packer packer) except -1:
+    cdef bint place(self, Entry* entry, Packer packer, list bodies) except -1:
         """Copies a message into this side's area; False when there is no room now."""
         cdef BodyMemory memory
         cdef int64_t offset
@@ -173,7 +185,7 @@ cdef class Channel(MessageReader):
             if memory is None:
                 return False
             entry.offset = memory.block.offset
-            self.lent[entry.offset] = memory
+            self.lent[entry.offset] = memory if bodies is None else (memory, bodies)
         packer.copy(self.segment.base + entry.offset)
         return True
 
@@ -197,10 +209,10 @@ cdef class Channel(MessageReader):
             self.bell()
         return True
 
-    cdef int wait(self, const Entry* entry, Packer packer) except -1:
+    cdef int wait(self, const Entry* entry, Packer packer, list bodies) except -1:
         if not self.outbox:
             self.late()
-        self.outbox.append((entry.kind, entry.size, entry.id, entry.offset, entry.length, packer))
+        self.outbox.append((entry.kind, entry.size, entry.id, entry.offset, entry.length, packer, bodies))
         return 0
 
     cdef int reap(self) except -1:
@@ -231,11 +243,11 @@ cdef class Channel(MessageReader):
                 return True
             self.returns.popleft()
         while outbox:
-            entry.kind, entry.size, entry.id, entry.offset, entry.length, packer = outbox[0]
+            entry.kind, entry.size, entry.id, entry.offset, entry.length, packer, bodies = outbox[0]
             if packer is not None:
-                if not self.place(&entry, packer):
+                if not self.place(&entry, packer, bodies):
                     return True
-                outbox[0] = (entry.kind, entry.size, entry.id, entry.offset, entry.length, None)
+                outbox[0] = (entry.kind, entry.size, entry.id, entry.offset, entry.length, None, None)
             if not self.push(&entry):
                 return True
             outbox.popleft()
@@ -341,24 +353,42 @@ cdef class Channel(MessageReader):
         packer.u64(<uint64_t>tensor.nbytes)
         return 0
 
+    cdef int pack_received(self, Tensor tensor) except -1:
+        """Packs a tensor that lies in this side's memory for bodies (rule 6)."""
+        cdef Packer packer = self.packer
+        pack_head(packer, tensor)
+        packer.u32(RECEIVED)
+        packer.u64(<uint64_t>(tensor.ptr - self.segment.base))
+        packer.u64(<uint64_t>tensor.nbytes)
+        if self.bodies is None:
+            self.bodies = []
+        self.bodies.append(tensor)
+        return 0
+
     cdef Tensor tensor(self):
         """The next tensor, checked."""
         cdef Tensor made = self.head()   # datatype 0 is one that the client has made up
         cdef uint32_t place = read_u32(&self.reader)
         cdef uint64_t offset, nbytes
+        cdef const char* data
         if place == REGION:
             return self.tensor_in(made.name, made.dtype, made.shape)
         offset = read_u64(&self.reader)
         nbytes = read_u64(&self.reader)
         self.finish()
-        if place != HERE or offset > self.data_size or nbytes > self.data_size - offset:
-            raise Violation(f"a tensor at place {place} outside of its message")
-        made.nbytes = nbytes
-        if self.private or (made.dtype != DT_BYTES and (<size_t>(self.data + offset)) % 16 == 0):
-            made.owner = self.owner
-            made.ptr = self.data + offset
+        if place == HERE and offset <= self.data_size and nbytes <= self.data_size - offset:
+            data = self.data + offset
+        elif (place == RECEIVED and not self.private and self.received_first <= offset < self.received_end
+                and nbytes <= self.received_end - offset):
+            data = self.segment.base + offset
         else:
-            made.owner = PyBytes_FromStringAndSize(self.data + offset, nbytes)
+            raise Violation(f"a tensor at place {place} outside of its message, and of what may be received")
+        made.nbytes = nbytes
+        if self.private or (made.dtype != DT_BYTES and (<size_t>data) % ALIGNED == 0):
+            made.owner = self.owner
+            made.ptr = data
+        else:
+            made.owner = PyBytes_FromStringAndSize(data, nbytes)
             made.ptr = PyBytes_AS_STRING(made.owner)
         return made
 
@@ -379,7 +409,7 @@ cdef class Channel(MessageReader):
             self.small_count -= 1
             kept = &self.small[(self.small_first + self.small_count) % SMALL]
             self.area.give(kept.offset, kept.size)
-        for kind, size, id, offset, length, packer in self.outbox:
+        for kind, size, id, offset, length, packer, _ in self.outbox:
             if packer is None and size and length <= KEEP_ABOVE:  # has its memory, but no place in the ring
                 self.area.give(offset, length)
         self.outbox.clear()

@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t, uint64_t
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
 from neptrio.frontend.sending cimport Sends
-from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore
+from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore, Tensor
+from neptrio.rings.body_area cimport BodyArea
 
 cdef class Sent:
     """What the front end remembers of a request: request.scheduler_data."""
@@ -13,6 +14,7 @@ cdef class Sent:
     cdef bint one_response
 
 cdef class FrontEnd(Channel):
+    cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest
     cdef uint64_t number
@@ -20,6 +22,7 @@ cdef class FrontEnd(Channel):
     cdef readonly Sends sends        # when the answers to traced requests are sent
     cdef readonly int64_t answered   # requests with a final response, ever
     cdef int send_request(self, InferRequest request) except -1
+    cdef bint lies_well(self, Tensor tensor) noexcept
     cdef tuple pairs(self)
     cdef object error(self)
 

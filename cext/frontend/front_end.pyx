@@ -8,7 +8,9 @@ Rules:
     engine renews before it says that anything has changed (frontend.engine).
  2. A request is in `open` until its final response has come. It is answered exactly once, also when the way to the engine
     is closed: then this process ends.
- 3. Only what follows from bytes is done here: an input in a region of shared memory, the choice of outputs,
+ 3. Large bodies of numbers are received into memory that the engine maps, and named to it where they lie. Strings are not
+    received there, and what lies badly is copied into its message (lies_well()). Without room they are received elsewhere.
+ 4. Only what follows from bytes is done here: an input in a region of shared memory, the choice of outputs,
     classification and every check that needs the model are the engine's.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -21,16 +23,19 @@ from neptrio.observe.trace cimport Trace
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
     DONE,
+    DT_BYTES,
     GRPC_PROTOCOL,
     RECV_END,
     RECV_START,
     InferRequest,
     InferResponse,
+    InputSpec,
     ModelCore,
     RequestedOutput,
     Tensor,
     now_ns,
 )
+from neptrio.rings.body_area cimport BodyArea
 from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry
 
@@ -41,7 +46,6 @@ import logging
 from neptrio.errors import CLASSES, Cancelled, Code, Internal, Reason, TritonError
 from neptrio.rings.message import Violation
 from neptrio.request.file_part import LargeFiles
-from neptrio.request.infer_request import InputSpec
 
 log = logging.getLogger("neptrio.frontend")
 
@@ -118,6 +122,7 @@ cdef class FrontEnd(Channel):
 
     def __init__(self, segment, layout, bell, late):
         Channel.__init__(self, segment, layout, False, bell, late)
+        self.received_into = BodyArea(segment, layout.bodies, layout.area)
         self.open = {}
         self.sends = Sends()
         self._streams = _Streams(self)
@@ -163,6 +168,7 @@ cdef class FrontEnd(Channel):
                 number = self.number
                 stream.sequences[number] = self._streams
         packer.reset()
+        self.bodies = None
         packer.u32(flags)
         packer.text(request.model_name)
         packer.text(request.model_version)
@@ -198,10 +204,12 @@ cdef class FrontEnd(Channel):
                     packer.u64(<uint64_t>output.shm_byte_size)
         packer.u32(<uint32_t>len(request.inputs or ()))
         for tensor in request.inputs or ():
-            if type(tensor) is Tensor:
-                self.pack_tensor(tensor)
-            else:
+            if type(tensor) is not Tensor:
                 self.pack_region(tensor)
+            elif self.lies_well(tensor):
+                self.pack_received(tensor)
+            else:
+                self.pack_tensor(tensor)
         self.number += 1
         sent.id = self.number
         self.open[sent.id] = request
@@ -211,6 +219,15 @@ cdef class FrontEnd(Channel):
             del self.open[sent.id]
             raise
         return 0
+
+    cdef bint lies_well(self, Tensor tensor) noexcept:
+        """Whether it lies in the memory for bodies, as the engine reads it there."""
+        return (self.received_into.slab.used and self.received_into.holds(tensor.ptr, <uint64_t>tensor.nbytes)
+                and tensor.nbytes and tensor.dtype != DT_BYTES and (tensor.ptr - self.segment.base) % ALIGNED == 0)
+
+    def body_memory(self, uint64_t size):
+        """Writable memory into which a body can be received; None when there is no room for it."""
+        return None if self.closed else self.received_into.take(size)
 
     def pack_region(self, Tensor tensor not None):
         """Packs an input that lies in a region."""
@@ -304,6 +321,10 @@ cdef class FrontEnd(Channel):
         made.headers = headers
         return made
 
+    def statistics(self) -> dict:
+        """What is held, in addition the bytes of bodies that somebody uses."""
+        return {**Channel.statistics(self), "bodies": self.received_into.used}
+
     @property
     def under_way(self) -> int:
         """Requests that are not answered."""
@@ -356,6 +377,17 @@ cdef class RemoteAdmission(Admission):
         the engine reads the request."""
         cdef ModelCore model = self.models.get((name, version))
         return model is not None and not model.decoupled
+
+    def body_source(self, str name, str version):
+        """As in the engine. Without strings: no one but this process may write what it reads the structure of."""
+        cdef InputSpec spec
+        cdef ModelCore model = self.models.get((name, version))
+        if model is None:
+            return None
+        for spec in model.input_specs:
+            if spec.dtype == DT_BYTES:
+                return None
+        return self.end.body_memory
 
     cpdef ModelCore lookup(self, str name, str version):
         return self.models.get((name, version), self.unknown)

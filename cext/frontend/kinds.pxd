@@ -10,7 +10,9 @@
 #              [text region, u64 offset, u64 bytes]], u32 inputs, tensors
 #   tensor     text name, u32 datatype, u32 dimensions, u64 each, u32 place,
 #              HERE: u64 offset from where the message's tensors begin, u64 bytes;
-#              REGION: text region, u64 offset, u64 bytes
+#              REGION: text region, u64 offset, u64 bytes;
+#              RECEIVED: u64 offset of the shared memory, u64 bytes; only in a message that is longer than KEEP_ABOVE,
+#              whose RETURN gives those bytes back, too
 #   response   u32 flags (Flag), text model, text version, text id, text parameters as JSON,
 #              [text headers as JSON], [text times as JSON], an error: text message, u32 code, u32 reason, u32 number of a kept answer,
 #              text headers as JSON; else u32 outputs, tensors
@@ -53,6 +55,8 @@ cdef enum Flag:
 cdef enum Place:
     HERE = 0
     REGION = 1           # in a region of shared memory that the engine has registered
+    RECEIVED = 2         # where the front end has received it, in its memory for bodies
 
 cdef enum:
+    ALIGNED = 16         # a tensor that does not lie at a multiple of this is copied, and not looked at where it lies
     KEEP_ABOVE = 16384   # bytes: a longer message is looked at where it lies, until RETURN; others are copied at once

@@ -1,4 +1,4 @@
-# Where large bodies of requests are received, in memory that the model's process maps.
+# Where large bodies of requests are received, in memory that the process which uses them maps.
 from libc.stdint cimport uint64_t
 
 from neptrio.rings.ring cimport Segment

@@ -1,15 +1,16 @@
 """The part of the shared memory into which the bodies of large requests are received.
 
 The problem: between the socket and a model in a process of its own, the bytes of a large request should
-be copied by the kernel only. The choice: a transport that knows the model before it has the body asks
-for memory here and receives into it; the batch's message then says where the tensor lies.
+be copied by the kernel only, and so they should between the socket of a front end and the engine. The choice:
+a transport that knows the model before it has the body asks for memory here and receives into it; the message
+of the batch, or of the request, then says where the tensor lies.
 
 Rules:
- 1. What is received here may be changed by the model's process at any moment: it maps this memory, and
+ 1. What is received here may be changed by the other process at any moment: it maps this memory, and
     may have kept the addresses of an earlier request. So only elements of numbers belong here, of
     requests to this one process; whatever has a structure (JSON, strings) is received elsewhere.
- 2. A BodyMemory is the right to its extent. Tensors over it own it, so it is given back when the request
-    has been answered and the process does not look at it any more.
+ 2. A BodyMemory is the right to its extent. Tensors over it own it, and so does who has told the other process of it, so it
+    is given back when the request has been answered and nobody looks at it any more.
  3. Low addresses are used first. Pages above WARM bytes go back to the system with the body that
     needed them; those below stay, because new pages cost more than the copy that this saves.
 """

@@ -10,6 +10,7 @@ class Layout:
     to_front: int
     front_area: int
     engine_area: int
+    bodies: int
     area: int
     size: int
     def __init__(self, area: int) -> None: ...

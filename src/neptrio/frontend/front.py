@@ -366,16 +366,20 @@ class Front:
                     self._frames.send_json(Kind.ROW, 0, row)
             looks += 1
             self._end.look()
+            if self._looking is None and self._end.statistics()["lent"]:
+                # memory that the engine has given back: a RETURN wakes nobody
+                self._looking = self._loop.timers.at(monotonic_ns(), self._look)
             await trio.sleep(LOOK_SECONDS)
 
     def _row(self) -> dict[str, Any]:
         lag = self._loop.lag.statistics()
+        held = self._end.statistics()
         return {
             "connections": sum(front.connections for front in self._fronts),
             "requests": self._end.answered + self._engine.answered,
             "under_way": self._end.under_way + self._engine.under_way,
             "held_bytes": self._services.held.look(),
-            "shared_bytes": int(self._end.statistics()["used"]),
+            "shared_bytes": held["used"] + held["bodies"],
             "lag": lag.cumulative,
             "lag_count": lag.count,
             "lag_sum_ns": lag.sum_ns,

@@ -21,7 +21,7 @@ class FrontEndRow:
     requests: int  # answered, of every kind
     under_way: int
     held_bytes: int  # of bodies and answers on their way
-    shared_bytes: int  # of its area of the shared memory that are in use
+    shared_bytes: int  # of its part of the shared memory that are in use, by messages and by bodies
     wakes: int  # how often it was woken, because it slept
     resident_bytes: int
     cpu_seconds: float

@@ -48,6 +48,7 @@ from neptrio.transport.http1.fast_path import ExchangeCore, FastPathExchange
 from neptrio.transport.http1.input import MAX_HEAD_BYTES, HandOver, Http1Input
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
+from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.infer import BINARY, JSON, Headers, error_body, print_later
 from neptrio.transport.rest.routes import Route
 
@@ -161,7 +162,9 @@ class Http1Connection(Http1Input):
             if not admission.forwards or admission.reads(route.model, route.version):
                 exchange.submit(route, body)
                 return
-        if isinstance(body, np.ndarray):
+        if isinstance(body, SplitBody):  # its model has changed, and this process does not read it any more
+            body = body.whole()
+        elif isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
         self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, self.policy is not None)
 

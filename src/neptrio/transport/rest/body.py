@@ -21,6 +21,10 @@ class SplitBody:
         self.text = np.empty(text_bytes, np.uint8)
         self.binary: np.ndarray = np.frombuffer(memory, np.uint8)
 
+    def whole(self) -> memoryview:
+        """A copy in one buffer."""
+        return memoryview(np.concatenate((self.text, self.binary)))  # type: ignore[arg-type]
+
     def __len__(self) -> int:
         return len(self.text) + len(self.binary)
 
