@@ -10,11 +10,12 @@ import gc
 import os
 import random
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
 
-from neptrio.request.infer_request import RequestedOutput
+from neptrio.request.infer_request import RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import from_numpy
 from neptrio.rings.message import Violation
 from tests.support.fronts import FrontPair
@@ -22,10 +23,21 @@ from tests.support.fronts import FrontPair
 PARTS = 4
 ROUNDS = int(os.environ.get("NEPTRIO_FUZZ_EXAMPLES", "2000"))
 AREA = 1 << 17
+RECEIVED = 2  # cext/frontend/kinds
 LARGE = np.arange(5000, dtype=np.int32)
 TEXT = np.array([b"one", b"", b"three"], object)
 MANY = np.array([b"x" * 300] * 60, object)  # more than is copied at once
 EDGES = [0, 1, 2, 13, 14, 15, 64, 65, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
+
+
+def numbers(pair: FrontPair, array: np.ndarray, chance: random.Random) -> Tensor:
+    """A tensor to be copied, or one that lies where bodies are received."""
+    memory: Any = pair.front.body_memory(array.nbytes) if chance.random() < 0.5 else None
+    if memory is None:
+        return from_numpy("IN", array)
+    place = np.frombuffer(memory, array.dtype)
+    place[:] = array
+    return from_numpy("IN", place)
 
 
 def requests(pair: FrontPair, chance: random.Random) -> None:
@@ -33,7 +45,7 @@ def requests(pair: FrontPair, chance: random.Random) -> None:
         array = LARGE if chance.random() < 0.5 else LARGE[:4]
         text = MANY if chance.random() < 0.3 else TEXT
         pair.request(
-            from_numpy("IN", array),
+            numbers(pair, array, chance),
             from_numpy("TEXT", text),
             id="an id",
             parameters={"a": 1},
@@ -46,7 +58,7 @@ def requests(pair: FrontPair, chance: random.Random) -> None:
 def scribble(pair: FrontPair, chance: random.Random) -> None:
     """Writes something into what the front end can write to: everything."""
     layout = pair.layout
-    how = chance.randrange(5)
+    how = chance.randrange(6)
     tail = struct.unpack("<Q", pair.shared.read(layout.to_engine, 8))[0]
     newest = layout.to_engine + 256 + max(tail - 1, 0) % 4096 * 32
     value = struct.pack("<Q", chance.choice(EDGES))
@@ -61,6 +73,14 @@ def scribble(pair: FrontPair, chance: random.Random) -> None:
     elif how == 3:  # any byte of a message
         at = layout.front_area + chance.randrange(0, 60_000)
         pair.shared.write(at, bytes([chance.randrange(256)]))
+    elif how == 4:  # where a tensor was received
+        at = pair.shared.read(layout.front_area, 1024).find(struct.pack("<IQ", RECEIVED, layout.bodies))
+        if at >= 0:
+            edge = layout.bodies + chance.choice([0, 8, 16, AREA - 16, AREA, -16])
+            pair.shared.write(layout.front_area + at + 4, chance.choice([value, struct.pack("<Q", edge)]))
+            if chance.random() < 0.5:
+                size = struct.pack("<Q", chance.choice([*EDGES, AREA - 16, AREA, AREA + 1]))
+                pair.shared.write(layout.front_area + at + 12, size)
     else:  # one more descriptor
         entry = struct.pack(
             "<IIQQQ",
