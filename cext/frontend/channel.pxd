@@ -51,6 +51,8 @@ cdef class Channel(MessageReader):
     cdef int opened(self, const Entry* entry) except -1
     cdef int pack_tensor(self, Tensor tensor) except -1
     cdef int pack_received(self, Tensor tensor) except -1
+    cdef int pack_place(self, Tensor tensor, uint32_t place) except -1
     cdef Tensor tensor(self)
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape)
+    cdef object owner_of_passed(self, const char* data, uint64_t nbytes)
     cdef int take(self, Entry* entry) except -1

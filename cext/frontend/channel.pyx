@@ -19,7 +19,9 @@ Rules:
  5. The other side is woken by `bell` only where it sleeps. A RETURN wakes nobody: who waits for room looks by itself.
  6. Tensors that a front end has received into its memory for bodies are named in a message, not copied into it. They are
     lent with it: such a message is always long enough for a RETURN (rule 3), and until then its sender holds them.
- 7. Each time that a side says that it sleeps, it is rung for once at most, even where it finds something at once and stays
+ 7. An output that is one of the request's own inputs, or a part of one, where that was received, is named in the response. The
+    front end holds its request, and so the input, and then the response, until it has sent that.
+ 8. Each time that a side says that it sleeps, it is rung for once at most, even where it finds something at once and stays
     awake. So `sleeps` bounds how many rings it may not have read; drain() adds no more than SLEEPS_AT_ONCE to it.
 """
 cimport cython
@@ -27,7 +29,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from neptrio.frontend.kinds cimport ALIGNED, HERE, KEEP_ABOVE, RECEIVED, REGION, RETURN
+from neptrio.frontend.kinds cimport ALIGNED, HERE, KEEP_ABOVE, PASSED, RECEIVED, REGION, RETURN
 from neptrio.request.infer_request cimport DT_BYTES, Tensor
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
 from neptrio.rings.message cimport MessageReader, pack_head
@@ -355,14 +357,19 @@ cdef class Channel(MessageReader):
 
     cdef int pack_received(self, Tensor tensor) except -1:
         """Packs a tensor that lies in this side's memory for bodies (rule 6)."""
-        cdef Packer packer = self.packer
-        pack_head(packer, tensor)
-        packer.u32(RECEIVED)
-        packer.u64(<uint64_t>(tensor.ptr - self.segment.base))
-        packer.u64(<uint64_t>tensor.nbytes)
+        self.pack_place(tensor, RECEIVED)
         if self.bodies is None:
             self.bodies = []
         self.bodies.append(tensor)
+        return 0
+
+    cdef int pack_place(self, Tensor tensor, uint32_t place) except -1:
+        """Packs where in the shared memory a tensor lies, not its bytes."""
+        cdef Packer packer = self.packer
+        pack_head(packer, tensor)
+        packer.u32(place)
+        packer.u64(<uint64_t>(tensor.ptr - self.segment.base))
+        packer.u64(<uint64_t>tensor.nbytes)
         return 0
 
     cdef Tensor tensor(self):
@@ -381,6 +388,11 @@ cdef class Channel(MessageReader):
         elif (place == RECEIVED and not self.private and self.received_first <= offset < self.received_end
                 and nbytes <= self.received_end - offset):
             data = self.segment.base + offset
+        elif place == PASSED and offset <= self.segment.size and nbytes <= self.segment.size - offset:
+            made.nbytes = nbytes
+            made.ptr = self.segment.base + offset
+            made.owner = self.owner_of_passed(made.ptr, nbytes)
+            return made
         else:
             raise Violation(f"a tensor at place {place} outside of its message, and of what may be received")
         made.nbytes = nbytes
@@ -395,6 +407,10 @@ cdef class Channel(MessageReader):
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape):
         """A tensor that lies in a region of shared memory."""
         raise Violation("a tensor in a region")
+
+    cdef object owner_of_passed(self, const char* data, uint64_t nbytes):
+        """Whose these bytes are, which the other side says are an input's."""
+        raise Violation("an input that is passed back")
 
     # ------------------------------------------------------------ the end
 

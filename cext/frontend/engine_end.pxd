@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
 from neptrio.frontend.sending cimport Awaited
-from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder
+from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder, Tensor
 
 cdef class Open:
     """A request of the front end that is not answered."""
@@ -32,4 +32,5 @@ cdef class EngineEnd(Channel):
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
     cdef int take_sent(self) except -1
+    cdef bint passes(self, InferRequest request, Tensor tensor) except -1
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1

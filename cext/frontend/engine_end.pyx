@@ -22,6 +22,7 @@ from neptrio.frontend.kinds cimport *
 from neptrio.frontend.sending cimport Awaited
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
+    DT_BYTES,
     GPU_MEMORY,
     GRPC_PROTOCOL,
     HTTP_PROTOCOL,
@@ -328,6 +329,16 @@ cdef class EngineEnd(Channel):
         if request.trace is not None:
             (<Trace>request.trace).go_on()
 
+    cdef bint passes(self, InferRequest request, Tensor tensor) except -1:
+        """Whether an output is one of the request's inputs where the front end has received it, or a part of one."""
+        cdef Tensor given
+        if tensor.dtype == DT_BYTES or tensor.ptr >= self.segment.base + self.received_end:
+            return False
+        for given in request.inputs or ():
+            if given.ptr <= tensor.ptr and tensor.nbytes <= given.nbytes - (tensor.ptr - given.ptr):
+                return True
+        return False
+
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1:
         cdef Packer packer = self.packer
         cdef Tensor tensor
@@ -335,6 +346,7 @@ cdef class EngineEnd(Channel):
         cdef Py_ssize_t size = OF_RESPONSE
         cdef tuple headers = ()
         cdef list outputs = response.outputs if response.outputs is not None else _NOTHING
+        cdef const char* received = self.segment.base + self.received_first
         error = response.error
         if error is None:
             for tensor in outputs:
@@ -377,7 +389,10 @@ cdef class EngineEnd(Channel):
         else:
             packer.u32(<uint32_t>len(outputs))
             for tensor in outputs:
-                self.pack_tensor(tensor)
+                if tensor.ptr >= received and self.passes(request, tensor):
+                    self.pack_place(tensor, PASSED)
+                else:
+                    self.pack_tensor(tensor)
         if final:
             self.open.pop(open_.key, None)
             if open_.client is not None:

@@ -17,6 +17,7 @@ cdef class FrontEnd(Channel):
     cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest
+    cdef list inputs                 # of the request whose response is read
     cdef uint64_t number
     cdef public bint tells_clients   # requests of client addresses are limited
     cdef readonly Sends sends        # when the answers to traced requests are sent

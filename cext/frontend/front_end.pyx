@@ -281,7 +281,9 @@ cdef class FrontEnd(Channel):
         if flags & ERROR:
             response.error = self.error()
         elif not response.null:
+            self.inputs = request.inputs
             response.outputs = [self.tensor() for _ in range(read_u32(&self.reader))]
+            self.inputs = None
             for tensor in response.outputs:
                 size += tensor.nbytes
         self.finish()
@@ -298,6 +300,14 @@ cdef class FrontEnd(Channel):
         if not flags & FINAL and not request.responder.wait_for_room(request, lambda: self.room(id, size)):
             self.room(id, size)
         return 0
+
+    cdef object owner_of_passed(self, const char* data, uint64_t nbytes):
+        cdef Tensor given
+        for given in self.inputs or ():
+            if given.ptr <= data and nbytes <= <uint64_t>given.nbytes and (
+                    <uint64_t>(data - given.ptr) <= <uint64_t>given.nbytes - nbytes):
+                return given
+        raise Violation("an output that is said to be an input, and is none")
 
     def room(self, uint64_t id, uint64_t size):
         """The client of a request has room for so many bytes more."""

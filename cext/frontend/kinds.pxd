@@ -12,7 +12,8 @@
 #              HERE: u64 offset from where the message's tensors begin, u64 bytes;
 #              REGION: text region, u64 offset, u64 bytes;
 #              RECEIVED: u64 offset of the shared memory, u64 bytes; only in a message that is longer than KEEP_ABOVE,
-#              whose RETURN gives those bytes back, too
+#              whose RETURN gives those bytes back, too;
+#              PASSED: as RECEIVED, in a response: bytes of an input of the same request, which the front end holds
 #   response   u32 flags (Flag), text model, text version, text id, text parameters as JSON,
 #              [text headers as JSON], [text times as JSON], an error: text message, u32 code, u32 reason, u32 number of a kept answer,
 #              text headers as JSON; else u32 outputs, tensors
@@ -56,6 +57,7 @@ cdef enum Place:
     HERE = 0
     REGION = 1           # in a region of shared memory that the engine has registered
     RECEIVED = 2         # where the front end has received it, in its memory for bodies
+    PASSED = 3           # where an input of the same request was received
 
 cdef enum:
     ALIGNED = 16         # a tensor that does not lie at a multiple of this is copied, and not looked at where it lies

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neptrio.request.infer_request import Tensor
+from neptrio.request.infer_request import InferResponse, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings.message import Violation
 from tests.support.fronts import AREA, FrontPair
@@ -17,7 +17,7 @@ from tests.support.fronts import AREA, FrontPair
 SMALL = np.arange(3, dtype=np.int32)
 LARGE = np.arange(20_000, dtype=np.int32)
 TEXT = np.array([b"one", b"", b"three"], object)
-RECEIVED = 2  # cext/frontend/kinds
+RECEIVED, PASSED = 2, 3  # cext/frontend/kinds
 NOTHING = {"used": 0, "bodies": 0, "lent": 0, "small": 0, "waiting": 0}
 
 
@@ -135,6 +135,7 @@ def test_a_body_whose_message_waits_for_room_stays(pair: FrontPair) -> None:
             assert response.outputs is not None
             output = to_numpy(response.outputs[0])
             found.append((response.id, int(output[0]), len(output)))
+            del response, output
         pair.answers.got.clear()
         gc.collect()
     assert found == [(str(n), n, 16 if n % 2 else LARGE.size) for n in range(40)]
@@ -187,6 +188,86 @@ def test_the_memory_of_a_front_end_that_has_ended_is_there_until_the_model_is_do
     del request, pair
     gc.collect()
     np.testing.assert_array_equal(kept, LARGE)
+
+
+def test_an_output_that_is_an_input_is_not_copied_back(pair: FrontPair) -> None:
+    place = memory(pair, LARGE.nbytes).view(np.int32)
+    place[:] = LARGE
+    pair.request(from_numpy("IN", place), from_numpy("TEXT", TEXT), id="a")
+    pair.turn()
+    pair.directory.scheduler.answer()
+    pair.turn()
+    assert pair.engine.statistics()["lent"] == 0, "a short answer"
+    ((response, _),) = pair.answers.got
+    assert response.outputs is not None
+    found, text = (to_numpy(tensor) for tensor in response.outputs)
+    del response, pair.answers.got[:]
+    np.testing.assert_array_equal(found, LARGE)
+    assert text.tolist() == TEXT.tolist()
+    place[0] = 77
+    assert found[0] == 77
+    del place
+    assert held(pair)["bodies"] == 80_128, "until it is sent"
+    other = received(pair, LARGE * 2)
+    assert found[1] == 1
+    del found, other
+    assert held(pair) == NOTHING
+
+
+def test_a_part_of_an_input_is_not_copied_back(pair: FrontPair) -> None:
+    pair.request(received(pair, LARGE))
+    pair.turn()
+    (request,) = pair.directory.scheduler.requests
+    (whole,) = request.inputs
+    outputs = [
+        from_numpy("OUT", to_numpy(whole)[10:100]),
+        from_numpy("OUT", to_numpy(whole)[LARGE.size :]),
+        from_numpy("OUT", np.full(3, 7, np.int32)),
+    ]
+    request.responder.respond(request, InferResponse(outputs), True)
+    del outputs, whole, request
+    pair.turn()
+    ((response, _),) = pair.answers.got
+    found = [to_numpy(tensor).tolist() for tensor in response.outputs or ()]
+    assert found == [LARGE[10:100].tolist(), [], [7] * 3]
+
+
+def test_an_input_of_another_request_is_copied(pair: FrontPair) -> None:
+    for number in range(2):
+        pair.request(received(pair, LARGE + number), id=str(number))
+    pair.turn()
+    first, second = pair.directory.scheduler.requests
+    first.responder.respond(first, InferResponse(second.inputs), True)
+    pair.turn()
+    ((response, _),) = pair.answers.got
+    assert response.outputs is not None
+    np.testing.assert_array_equal(to_numpy(response.outputs[0]), LARGE + 1)
+    assert pair.engine.statistics()["lent"] == 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"),
+    [(-16, 16), (0, 80_001), (80_000, 1), (79_984, 17), (2**63, 16), (0, 2**64 - 1), (-(2**33), 2**64 - 16)],
+)
+def test_what_is_no_input_is_not_passed_back(pair: FrontPair, offset: int, nbytes: int) -> None:
+    pair.request(received(pair, LARGE))
+    pair.turn()
+    pair.directory.scheduler.answer()
+    first = pair.layout.bodies
+    wrong = (PASSED, (first + offset) % 2**64, nbytes)
+    told(pair, PASSED, first, LARGE.nbytes, wrong, pair.layout.engine_area)
+    with pytest.raises(Violation):
+        pair.front.drain()
+
+
+def test_a_front_end_is_passed_nothing(pair: FrontPair) -> None:
+    tensor = received(pair, LARGE)
+    pair.request(tensor)
+    first = pair.layout.bodies
+    wrong = (PASSED, first, LARGE.nbytes)
+    told(pair, RECEIVED, first, LARGE.nbytes, wrong, pair.layout.front_area)
+    with pytest.raises(Violation, match="passed"):
+        pair.engine.drain()
 
 
 def told(pair: FrontPair, place: int, offset: int, nbytes: int, new: tuple[int, int, int], area: int) -> None:

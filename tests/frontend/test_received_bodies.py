@@ -12,6 +12,7 @@ import queue
 import signal
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     isolated(folder, "many", DECOUPLED, many, "none")
     isolated(folder, "process", PLUS, config(), "process")
     write_model(folder, "twice", TWICE)
+    write_model(folder, "echo", identity_config("TYPE_FP32", "-1", 0, 1))
     cached = identity_config("TYPE_FP32", "-1", 0, 1, "response_cache { enable: true }")
     write_model(folder, "cached", cached)
     return folder
@@ -143,7 +145,8 @@ def body(model: str, array: np.ndarray, name: str = "IN", id: str = "") -> tuple
     kind = {"f": "FP32", "i": "INT32"}[array.dtype.char]
     given = {"name": name, "shape": list(array.shape), "datatype": kind}
     inputs = [{**given, "parameters": {"binary_data_size": array.nbytes}}]
-    text = json.dumps({"id": id, "inputs": inputs}).encode()
+    binary = {"binary_data_output": True}
+    text = json.dumps({"id": id, "inputs": inputs, "parameters": binary}).encode()
     head = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + array.nbytes}\r\n\r\n"
@@ -216,6 +219,43 @@ def test_a_cached_answer_does_not_change_with_the_memory(server: ServerProcess, 
     with urllib.request.urlopen(f"http://{server.http}/v2/models/cached/stats") as answer:
         (stat,) = json.loads(answer.read())["model_stats"]
     assert stat["inference_stats"]["cache_hit"]["count"] >= 4
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_many_at_once_get_their_own_back(server: ServerProcess, protocol: str) -> None:
+    """Answers of the identity model are sent from where the requests were received."""
+
+    def ask(number: int) -> bool:
+        arrays = [LARGE + 1000 * number + 10_000 * turn for turn in range(10)]
+        return all(
+            np.array_equal(infer(server, protocol, "echo", INPUT0=array).as_numpy("OUTPUT0"), array)
+            for array in arrays
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(ask, range(6)))
+    until(lambda: shared_bytes(server) == 0, server.log)
+
+
+def executed(server: ServerProcess, model: str) -> int:
+    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/stats") as answer:
+        return int(json.loads(answer.read())["model_stats"][0]["inference_count"])
+
+
+def test_an_answer_stays_until_its_client_has_read_it(server: ServerProcess) -> None:
+    array = np.arange(4 * MIB, dtype=np.float32)
+    before = executed(server, "echo")
+    with Client(server) as client:
+        client.sock.sendall(b"".join(body("echo", array, "INPUT0")))
+        until(lambda: executed(server, "echo") > before, server.log)
+        for number in range(3):
+            found = infer(server, "http", "echo", INPUT0=array + number).as_numpy("OUTPUT0")
+            np.testing.assert_array_equal(found, array + number)
+        until(lambda: shared_bytes(server) >= array.nbytes, server.log)
+        status, answer = client.receive()
+    assert status == 200
+    np.testing.assert_array_equal(np.frombuffer(answer[-array.nbytes :], np.float32), array)
+    until(lambda: shared_bytes(server) == 0, server.log)
 
 
 def test_messages_of_a_stream(server: ServerProcess) -> None:
