@@ -15,6 +15,7 @@ cdef class Open:
     cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
     cdef object when_room            # called when there is room again; None: nobody waits
     cdef object client               # what limits of client addresses count it as; None: nothing
+    cdef list given                  # [Tensor] as the message had them, if that lies in the front end's memory; else None
     cdef object line                 # deque of responses behind one that a worker classifies; None: none
 
 cdef class EngineEnd(Channel):
@@ -32,5 +33,5 @@ cdef class EngineEnd(Channel):
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
     cdef int take_sent(self) except -1
-    cdef bint passes(self, InferRequest request, Tensor tensor) except -1
+    cdef bint passes(self, Open open_, Tensor tensor) except -1
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1

@@ -279,6 +279,8 @@ cdef class EngineEnd(Channel):
             else:
                 inputs.append(self.tensor())
         request.inputs = inputs
+        if not self.private:
+            open_.given = list(inputs)
         return 0
 
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape):
@@ -329,12 +331,13 @@ cdef class EngineEnd(Channel):
         if request.trace is not None:
             (<Trace>request.trace).go_on()
 
-    cdef bint passes(self, InferRequest request, Tensor tensor) except -1:
-        """Whether an output is one of the request's inputs where the front end has received it, or a part of one."""
+    cdef bint passes(self, Open open_, Tensor tensor) except -1:
+        """Whether an output is an input that the front end has received and named, or a part of one. What a scheduler has put
+        beside those, as a state that was an earlier input, the front end may have forgotten."""
         cdef Tensor given
-        if tensor.dtype == DT_BYTES or tensor.ptr >= self.segment.base + self.received_end:
+        if open_.given is None or tensor.dtype == DT_BYTES or tensor.ptr >= self.segment.base + self.received_end:
             return False
-        for given in request.inputs or ():
+        for given in open_.given:
             if given.ptr <= tensor.ptr and tensor.nbytes <= given.nbytes - (tensor.ptr - given.ptr):
                 return True
         return False
@@ -389,12 +392,13 @@ cdef class EngineEnd(Channel):
         else:
             packer.u32(<uint32_t>len(outputs))
             for tensor in outputs:
-                if tensor.ptr >= received and self.passes(request, tensor):
+                if tensor.ptr >= received and self.passes(open_, tensor):
                     self.pack_place(tensor, PASSED)
                 else:
                     self.pack_tensor(tensor)
         if final:
             self.open.pop(open_.key, None)
+            open_.given = None
             if open_.client is not None:
                 self.host.leave(open_.client)
                 open_.client = None

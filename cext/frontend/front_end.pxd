@@ -12,12 +12,13 @@ cdef class Sent:
 
     cdef uint64_t id                 # 0 until it is sent
     cdef bint one_response
+    cdef list bodies                 # [Tensor] that it named where they were received; None: none
 
 cdef class FrontEnd(Channel):
     cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest
-    cdef list inputs                 # of the request whose response is read
+    cdef list named                  # `bodies` of the request whose response is read
     cdef uint64_t number
     cdef public bint tells_clients   # requests of client addresses are limited
     cdef readonly Sends sends        # when the answers to traced requests are sent

@@ -210,6 +210,7 @@ cdef class FrontEnd(Channel):
                 self.pack_received(tensor)
             else:
                 self.pack_tensor(tensor)
+        sent.bodies = self.bodies
         self.number += 1
         sent.id = self.number
         self.open[sent.id] = request
@@ -281,9 +282,9 @@ cdef class FrontEnd(Channel):
         if flags & ERROR:
             response.error = self.error()
         elif not response.null:
-            self.inputs = request.inputs
+            self.named = (<Sent>request.scheduler_data).bodies
             response.outputs = [self.tensor() for _ in range(read_u32(&self.reader))]
-            self.inputs = None
+            self.named = None
             for tensor in response.outputs:
                 size += tensor.nbytes
         self.finish()
@@ -303,7 +304,7 @@ cdef class FrontEnd(Channel):
 
     cdef object owner_of_passed(self, const char* data, uint64_t nbytes):
         cdef Tensor given
-        for given in self.inputs or ():
+        for given in self.named or ():
             if given.ptr <= data and nbytes <= <uint64_t>given.nbytes and (
                     <uint64_t>(data - given.ptr) <= <uint64_t>given.nbytes - nbytes):
                 return given

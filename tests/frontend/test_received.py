@@ -245,6 +245,27 @@ def test_an_input_of_another_request_is_copied(pair: FrontPair) -> None:
     assert pair.engine.statistics()["lent"] == 1
 
 
+def test_what_a_scheduler_has_put_beside_the_inputs_is_copied(pair: FrontPair) -> None:
+    """As a sequence's state, which may be an input of an earlier request that the front end has forgotten."""
+    pair.request(received(pair, LARGE))
+    pair.turn()
+    (first,) = pair.directory.scheduler.requests
+    state = first.inputs[0].renamed("STATE")
+    del first
+    pair.directory.scheduler.answer()
+    pair.turn()
+    pair.answers.got.clear()
+    pair.request(received(pair, LARGE + 1))
+    pair.turn()
+    (second,) = pair.directory.scheduler.requests
+    second.inputs.append(state)
+    second.responder.respond(second, InferResponse(second.inputs), True)
+    pair.turn()
+    ((response, _),) = pair.answers.got
+    found = [to_numpy(tensor) for tensor in response.outputs or ()]
+    np.testing.assert_array_equal(found, [LARGE + 1, LARGE])
+
+
 @pytest.mark.parametrize(
     ("offset", "nbytes"),
     [(-16, 16), (0, 80_001), (80_000, 1), (79_984, 17), (2**63, 16), (0, 2**64 - 1), (-(2**33), 2**64 - 16)],
@@ -330,32 +351,24 @@ def test_the_engine_receives_no_bodies(pair: FrontPair) -> None:
 
 
 def test_only_models_without_strings_have_memory(pair: FrontPair) -> None:
-    def model(name: str, version: str, latest: bool, *kinds: int) -> dict[str, Any]:
+    def told(version: str, latest: bool, *kinds: int) -> dict[str, Any]:
         inputs = [[f"IN{i}", kind, [-1], False, False] for i, kind in enumerate(kinds)]
-        return {
-            "name": name,
-            "version": version,
-            "latest": latest,
-            "decoupled": False,
-            "max_batch_size": 0,
-            "inputs": inputs,
-        }
+        rest = {"decoupled": False, "max_batch_size": 0, "inputs": inputs}
+        return {"version": version, "latest": latest, **rest}
 
     numbers, strings = 11, 13
     source = pair.admission.body_source
     assert source("a", "") is None
-    pair.admission.renew(
-        [
-            model("a", "1", False, numbers),
-            model("a", "2", True, numbers, strings),
-            model("b", "1", True, numbers),
-        ],
-        False,
-        False,
-    )
+    models = {
+        "a": [told("1", False, numbers), told("2", True, numbers, strings)],
+        "b": [told("1", True, numbers)],
+    }
+    pair.admission.renew(models, True, False, False)
     having = [(name, version) for name in "abc" for version in ("", "1", "2") if source(name, version)]
     assert having == [("a", "1"), ("b", ""), ("b", "1")]
     give = source("b", "")
-    assert give is not None and len(give(1 << 16)) == 1 << 16
-    pair.admission.renew([], False, False)
-    assert source("b", "") is None
+    assert give is not None
+    taken = give(1 << 16)
+    assert taken is not None and len(taken) == 1 << 16
+    pair.admission.renew({"b": []}, False, False, False)
+    assert source("b", "") is None and source("a", "1") is not None
