@@ -144,6 +144,8 @@ def stream(server: EmbeddedServer, good: int, bad: int) -> None:
 def control(server: EmbeddedServer, verb: str, model: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         getattr(client, verb)(model)
+    records = server.server.repository.records
+    server.until(lambda: not any(r.retiring for r in records.values()), "what was unloaded has ended")
 
 
 EVENTS: dict[str, tuple[str, Callable[[EmbeddedServer], None]]] = {
