@@ -6,6 +6,7 @@ import itertools
 import json
 import resource
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,49 @@ def test_large_amounts_do_not_wait_in_memory(
     writer.flush(own, False)
     writer.settle()
     assert ids(path) == [0, 1, 2, 3, 4, 5]
+
+
+def test_texts_are_made_while_traces_gather(
+    writer: TraceWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        trace_file, "GATHER_SECONDS", 1000.0
+    )  # nothing is written before somebody asks for it
+    made: list[int] = []
+
+    class Told(Part):
+        def text(self) -> bytes:
+            made.append(self.number)
+            return super().text()
+
+    own = scope(tmp_path / "t")
+    for number in range(3):
+        writer.put(own, [Told(number)])
+        until(lambda number=number: made == list(range(number + 1)), "its text is made at once")  # type: ignore[misc]
+    assert not list(tmp_path.iterdir())
+    writer.flush(own, False)
+    writer.put(own, [Told(3)])
+    writer.settle()
+    assert ids(tmp_path / "t") == [0, 1, 2, 3]
+
+
+def test_gathering_ends_though_traces_come_without_end(tmp_path: Path) -> None:
+    writer, own = TraceWriter(lambda: None), scope(tmp_path / "t")
+    made: list[int] = []
+
+    class Endless(Part):
+        def text(self) -> bytes:
+            made.append(self.number)
+            writer._inbox.append((own, [Endless(self.number + 1)], 0))
+            writer._news.set()
+            return super().text()
+
+    writer._inbox.append((own, [Endless(0)], 0))
+    writer._news.set()
+    writer._gather(time.monotonic() + 0.02)
+    assert made and len(writer._inbox) == 1
+    writer._gather(time.monotonic() - 1)
+    assert len(made) == made[-1] + 1 and len(writer._inbox) == 1, "what is left is for after gathering"
 
 
 def test_a_full_queue_drops_traces(

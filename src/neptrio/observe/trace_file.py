@@ -3,7 +3,9 @@
 The problem: a trace file is read while the server runs and after it was killed; the disk may be slow or full; and no
 request may notice any of this. The choice: records of finished traces are collected in a block per scope
 (cext/observe/trace_block). A thread that wakes up a few times a second takes the blocks, makes text of them and
-appends it to files (cext/observe/array_file).
+appends it to files (cext/observe/array_file). Traces with tensors take it a fraction of a millisecond each: it makes their
+text as they come, some milliseconds apart. Those of a quarter of a second at a time would keep a processor for a tenth of
+one, and whoever woke there meanwhile, the server's loop most of all, would wait for the next tick of the clock.
 
 Rules:
  1. A file on disk is a complete JSON array at every moment, and exists only if something was traced.
@@ -38,6 +40,7 @@ from neptrio.observe.trace_settings import Scope, holds_traces
 log = logging.getLogger("neptrio.trace")
 
 GATHER_SECONDS = 0.25
+APART_SECONDS = 0.002  # between two looks for traces with tensors
 SPILL_BYTES = 16 << 20
 QUEUE_BYTES = 64 << 20
 FREE_BLOCKS = 4
@@ -89,6 +92,7 @@ class TraceWriter:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._urgent = threading.Event()
+        self._news = threading.Event()  # a trace with tensors has come, or somebody is in a hurry
         self._awake = False  # the thread will look into the inbox again before it sleeps
         self._closing = False
         self._put_bytes = 0  # only put() adds to this, only the thread to _taken_bytes: no lock is needed
@@ -159,6 +163,8 @@ class TraceWriter:
         self._inbox.append((scope, parts, size))
         if not self._awake:
             self._awaken()
+        if not self._news.is_set():
+            self._news.set()
 
     def _awaken(self) -> None:
         self._awake = True
@@ -167,10 +173,15 @@ class TraceWriter:
             self._thread.start()
         self._wake.set()
 
+    def _hurry(self) -> None:
+        """Has the thread look into the inbox at once."""
+        self._urgent.set()
+        self._news.set()
+        self._awaken()
+
     def _post(self, work: Callable[[], None]) -> None:
         self._inbox.append(work)
-        self._urgent.set()
-        self._awaken()
+        self._hurry()
 
     def flush(self, scope: Scope, indexed: bool) -> None:
         """Writes what a scope has collected and closes its file; `indexed`: to the next indexed file in any case."""
@@ -197,8 +208,7 @@ class TraceWriter:
         """Blocks until all work so far is done, and ends the thread."""
         if self._thread is not None:
             self._closing = True
-            self._urgent.set()
-            self._awaken()
+            self._hurry()
             self._thread.join()
             self._thread = None
             self._closing = False
@@ -209,7 +219,7 @@ class TraceWriter:
         closing = False
         while not closing:
             self._wake.wait()
-            self._urgent.wait(GATHER_SECONDS)
+            self._gather(time.monotonic() + GATHER_SECONDS)
             closing = self._closing
             # in this order, so that whatever is posted after the look into the inbox wakes the thread again
             self._urgent.clear()
@@ -226,10 +236,21 @@ class TraceWriter:
             self._collect()
             self._guarded(self._grow)
             if self._inbox and not closing:
-                self._urgent.set()
-                self._awaken()
+                self._hurry()
         for file in self._files.values():
             file.rest()
+
+    def _gather(self, until: float) -> None:
+        """Waits until then, or until somebody is in a hurry; makes the text of traces with tensors that come meanwhile."""
+        while not self._urgent.is_set():
+            left = until - time.monotonic()
+            if left <= 0 or not self._news.wait(left):
+                break
+            self._news.clear()
+            while self._inbox and not callable(self._inbox[0]) and time.monotonic() < until:
+                item = self._inbox.popleft()
+                self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
+            self._urgent.wait(APART_SECONDS)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
