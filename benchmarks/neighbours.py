@@ -4,6 +4,9 @@ A probe sends a tiny binary request every PERIOD_S, open loop: latency counts fr
 process of its own, on one connection, to a Python model and, on our server, to a built-in model too. Beside it
 runs one neighbour, in another process, as fast as it is answered. Both servers are measured in turns.
 
+A neighbour that is served three times as often is three times as heavy. So where ours serves it more often than
+tritonserver, the probe is measured once more beside the neighbour at tritonserver's rate ("as often").
+
 `make bench-neighbours` writes a table (p50, p90 and p99 of the probe, and the neighbour's own rate) and plots to
 benchmarks/results after every row. ARGS='--only JSON,gzip' measures the neighbours whose names hold one of these texts
 once more and keeps the other rows, `--seconds` makes it longer. All of it takes about ten minutes.
@@ -31,22 +34,27 @@ Rows = dict[
 ]  # neighbour -> server and probe -> percentiles in ms, and its rate
 
 PERIOD_S = 0.005
+OFTEN = 1.1  # times as often as tritonserver's neighbour: from here on it is measured at the same rate, too
 
 
 # ------------------------------------------------------------ the processes
 
 
-def neighbour(name: str, ports: Ports) -> None:
-    """Works until its input ends, then prints how often and how long."""
+def neighbour(name: str, ports: Ports, most: float = 0.0) -> None:
+    """Works until its input ends, at most so many times a second (0: as often as it can), then prints how often."""
     once = NEIGHBOURS[name](ports)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     once()
     print("ready", flush=True)
     begun, times = time.perf_counter(), 0
+    due = begun
     while not ended.is_set():
         once()
         times += 1
+        if most:  # what is late is not made up for
+            due = max(due + 1 / most, time.perf_counter())
+            ended.wait(due - time.perf_counter())
     rate = times / (time.perf_counter() - begun)
     for undo in AFTER:
         undo()
@@ -80,13 +88,13 @@ def ports_of(server: peers.Server) -> Ports:
 
 
 @contextmanager
-def beside(name: str, server: peers.Server) -> Iterator[dict[str, float]]:
-    """Runs a neighbour inside; its rate is in the dictionary afterwards."""
+def beside(name: str, server: peers.Server, most: float = 0.0) -> Iterator[dict[str, float]]:
+    """Runs a neighbour inside, see neighbour(); its rate is in the dictionary afterwards."""
     found: dict[str, float] = {}
     if not name:
         yield found
         return
-    command = _role("neighbour", name, *ports_of(server))
+    command = _role("neighbour", name, *ports_of(server), most)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -96,13 +104,34 @@ def beside(name: str, server: peers.Server) -> Iterator[dict[str, float]]:
         found.update(json.loads(process.stdout.read()))
 
 
-def measure(name: str, server: peers.Server, model: str, seconds: float) -> dict[str, float]:
-    """Percentiles of the probe in ms and the neighbour's calls per second."""
-    with beside(name, server) as found:
+def measure(
+    name: str, server: peers.Server, model: str, seconds: float, most: float = 0.0
+) -> dict[str, float]:
+    """Percentiles of the probe in ms and the neighbour's calls per second, which are at most `most` (0: any number)."""
+    with beside(name, server, most) as found:
         command = _role("probe", model, *ports_of(server), seconds)
         latencies = sorted(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
     row = {f"p{p}": latencies[min(len(latencies) - 1, len(latencies) * p // 100)] for p in (50, 90, 99)}
     return {**row, "rate": found.get("rate", 0.0)}
+
+
+def visit(
+    row: dict[str, dict[str, float]],
+    name: str,
+    server: peers.Server,
+    model: str,
+    seconds: float,
+    most: float = 0.0,
+) -> None:
+    """measure(), into the row."""
+    try:
+        found = measure(name, server, model, seconds, most)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"{name}, {server.name}: {error}", file=sys.stderr, flush=True)
+        return
+    column = f"{server.name}, {model}" + (", as often" if most else "")
+    row[column] = found
+    print(name or "nobody", column, found, file=sys.stderr, flush=True)
 
 
 def start(names: list[str], folder: Path) -> list[peers.Server]:
@@ -135,7 +164,7 @@ def start(names: list[str], folder: Path) -> list[peers.Server]:
 
 def markdown(rows: Rows) -> str:
     """neighbour -> server and probe -> percentiles, as a table."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    columns = sorted({column for row in rows.values() for column in row})
     lines = ["| neighbour | " + " | ".join(f"{c}: p50 / p90 / p99 ms | its rate" for c in columns) + " |"]
     lines.append("|---|" + "---|---|" * len(columns))
     for name, row in rows.items():
@@ -190,7 +219,7 @@ def main() -> None:
         if role == "probe":
             probe(what, ports, float(rest[0]))
         else:
-            neighbour(what, ports)
+            neighbour(what, ports, float(rest[0]))
         return
     wanted = [name for name in NEIGHBOURS if any(text in name for text in options.only.split(","))]
     rows: Rows = before() if options.only else {}
@@ -203,13 +232,13 @@ def main() -> None:
                     for model in options.probes.split(","):
                         if model == "builtin" and server.name != "neptrio":
                             continue
-                        try:
-                            found = measure(name, server, model, options.seconds)
-                        except (RuntimeError, subprocess.CalledProcessError) as error:
-                            print(f"{name}, {server.name}: {error}", file=sys.stderr, flush=True)
-                            continue
-                        rows[name][f"{server.name}, {model}"] = found
-                        print(name or "nobody", server.name, model, found, file=sys.stderr, flush=True)
+                        visit(rows[name], name, server, model, options.seconds)
+                theirs = rows[name].get("tritonserver, probe", {}).get("rate", 0.0)
+                for server in servers:
+                    for model in options.probes.split(","):
+                        ours = rows[name].get(f"neptrio, {model}", {}).get("rate", 0.0)
+                        if server.name == "neptrio" and theirs and ours > OFTEN * theirs:
+                            visit(rows[name], name, server, model, options.seconds, theirs)
                 store(rows)
         finally:
             for server in servers:
