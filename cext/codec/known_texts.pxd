@@ -20,6 +20,7 @@ cdef class Known:
     cdef readonly bint binary_default
     cdef int fill(self, InferRequest request, Tensor body, Py_ssize_t at) except -1
     cdef int fill_from(self, InferRequest request, object message, const Slice* contents) except -1
+    cdef int give(self, InferRequest request, list inputs) except -1
 
 cdef class KnownTexts:
     cdef list known                  # a Known or None in each place

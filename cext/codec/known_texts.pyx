@@ -48,48 +48,42 @@ cdef RequestedOutput copy_of(RequestedOutput output):
     return made
 
 
+cdef inline Tensor tensor_like(Tensor kept, object owner, const char* ptr, Py_ssize_t nbytes):
+    cdef Tensor made = Tensor.__new__(Tensor)
+    made.name = kept.name
+    made.dtype = kept.dtype
+    made.shape = kept.shape
+    made.owner = owner
+    made.ptr = ptr
+    made.nbytes = nbytes
+    return made
+
+
 cdef class Known:
     """See known_texts.pxd."""
 
     cdef int fill(self, InferRequest request, Tensor body, Py_ssize_t at) except -1:
         """Fills a request whose inputs lie in `body` from `at` on."""
-        cdef Tensor kept, made
-        cdef Py_ssize_t i, count = len(self.inputs)
-        cdef list inputs = [None] * count
-        for i in range(count):
-            kept = <Tensor>self.inputs[i]
-            made = Tensor.__new__(Tensor)
-            made.name = kept.name
-            made.dtype = kept.dtype
-            made.shape = kept.shape
-            made.owner = body
-            made.ptr = body.ptr + at
-            made.nbytes = kept.nbytes
+        cdef Tensor kept
+        cdef list inputs = []
+        for kept in self.inputs:
+            inputs.append(tensor_like(kept, body, body.ptr + at, kept.nbytes))
             at += kept.nbytes
-            inputs[i] = made
-        request.id = self.id
-        request.inputs = inputs
-        request.outputs = None if self.outputs is None else [copy_of(<RequestedOutput>each) for each in self.outputs]
-        return 0
+        return self.give(request, inputs)
 
     cdef int fill_from(self, InferRequest request, object message, const Slice* contents) except -1:
         """Fills a request whose inputs lie in these parts of `message`, one for each."""
-        cdef Tensor kept, made
-        cdef Py_ssize_t i, count = len(self.inputs)
-        cdef list inputs = [None] * count
-        for i in range(count):
-            kept = <Tensor>self.inputs[i]
-            made = Tensor.__new__(Tensor)
-            made.name = kept.name
-            made.dtype = kept.dtype
-            made.shape = kept.shape
-            made.owner = message
-            made.ptr = <const char*>contents[i].p
-            made.nbytes = contents[i].n
-            inputs[i] = made
-        request.id = self.id
+        cdef Tensor kept
+        cdef list inputs = []
+        for kept in self.inputs:
+            inputs.append(tensor_like(kept, message, <const char*>contents.p, contents.n))
+            contents += 1
         request.model_name = self.model_name
         request.model_version = self.model_version
+        return self.give(request, inputs)
+
+    cdef int give(self, InferRequest request, list inputs) except -1:
+        request.id = self.id
         request.inputs = inputs
         request.outputs = None if self.outputs is None else [copy_of(<RequestedOutput>each) for each in self.outputs]
         return 0
