@@ -90,6 +90,12 @@ cdef class Admission:
             request.timestamps[<int>RECV_END] = now
         return 0
 
+    def received_at(self, InferRequest request not None, int64_t began, int64_t whole):
+        """As received(), of a request that was whole at that moment."""
+        if self.tracer.tracing:
+            request.timestamps[<int>RECV_START] = began
+            request.timestamps[<int>RECV_END] = whole
+
     cpdef submit(self, InferRequest request):
         """Accepts a decoded request; its responder gets the answer. Raises TritonError to refuse it."""
         cdef ModelCore model = request.model

@@ -28,7 +28,7 @@ cdef class Trace:
     cdef str request_id
     cdef bytes head                  # how its object in a file begins
     cdef bytes rest                  # further members of that object, made when first needed
-    cdef bint deferred, has_left, flushing, again, ended, abandoned
+    cdef bint deferred, has_left, flushing, again, ended, abandoned, apart
     cdef int64_t held                # hold() less go_on()
     cdef int64_t handed              # responses of which a front end has yet to tell when it sent them
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not

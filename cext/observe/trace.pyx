@@ -196,16 +196,30 @@ cdef class Trace:
         """Called by a transport after defer(): it begins to send the oldest unsent response."""
         self.sending = now_ns()
 
-    def sent_one(self):
-        """Called by a transport after defer(): the response for which it called send_one() was sent."""
+    def sent_one(self, Py_ssize_t count=1):
+        """Called by a transport after defer(): the response for which it called send_one() was sent; or the `count` oldest
+        ones, where it sends so many together."""
         cdef int64_t now = now_ns()
         if self.request is None or not self.sending:
             return
-        if self.record.made and not self.record.send_end:
-            self.mark_sent(self.record.made, self.sending, now)
-        elif self.waiting:
-            self.mark_sent(self.waiting.pop(0), self.sending, now)
+        for _ in range(count):
+            if self.record.made and not self.record.send_end:
+                self.mark_sent(self.record.made, self.sending, now)
+            elif self.waiting:
+                self.mark_sent(self.waiting.pop(0), self.sending, now)
         self.sending = 0
+
+    def release(self):
+        """Called by a transport after defer(), in place of abandon(): it sends nothing more, and hands nothing more on. What
+        it has handed on, a front end tells of. Does nothing when it is called again."""
+        if self.abandoned or self.request is None:
+            return
+        self.abandoned = True
+        if self.apart:
+            self.apart = False
+            self.held -= 1
+        if not self.handed:
+            self.left()
 
     cdef object follow(self):
         """Called by the loop pass after it has flushed the connection that the answer went to."""
@@ -265,6 +279,21 @@ cdef class Trace:
         self.handed += 1
         self.deferred = True
 
+    def hand_on_one(self) -> bool:
+        """Called by a transport after defer(): a front end was given the oldest response that was neither sent nor handed on;
+        sent_apart() is owed for it, or abandon(), and release() in any case. False when there is no such response."""
+        if not self.has_more():
+            return False
+        if not self.apart:
+            self.apart = True
+            self.held += 1     # what is not handed on yet is sent later
+        self.hand_on()
+        return True
+
+    def sent_apart(self, int64_t start, int64_t end):
+        """A front end has sent the oldest response of which hand_on_one() knows."""
+        self.sent_there(start, end)
+
     cdef bint sent_there(self, int64_t start, int64_t end) except -1:
         """A front end has sent the oldest response that was handed on, between these times. False when it owes no other."""
         cdef int64_t made
@@ -276,10 +305,14 @@ cdef class Trace:
         self.mark_sent(made, start, end)
         if self.handed:
             return True
-        if not self.held:
-            self.deferred = False
-            if self.ended:
-                self.sent()
+        if self.held:
+            return False
+        if self.abandoned:
+            self.left()
+            return False
+        self.deferred = False
+        if self.ended:
+            self.sent()
         return False
 
     def refused(self, error):

@@ -34,6 +34,7 @@ from neptrio.transport.rest.app import RestApp, TooSlow
 from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.disconnect import Disconnected
 from neptrio.transport.rest.infer import JSON, Headers, error_body
+from neptrio.transport.rest.times import TIMES, CallTimes
 
 LENGTH = struct.Struct("<I")
 STREAMING = {  # calls with more than one message, by the end of their path
@@ -140,6 +141,7 @@ class ForwardingApp(RestApp):
             await super().__call__(scope, receive, send)
             return
         number, call = self.engine.begin()
+        scope[TIMES] = CallTimes(scope)
         try:
             body = await self._body(scope, receive)
             async with trio.open_nursery() as nursery:

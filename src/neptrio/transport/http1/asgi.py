@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from neptrio.errors import Internal
 from neptrio.transport.header_policy import RAW_HEADERS
 from neptrio.transport.http1.exchange import Exchange
+from neptrio.transport.rest.times import RECEIVED
 
 log = logging.getLogger("neptrio.http1")
 
@@ -24,13 +25,19 @@ class App(Protocol):
 
 
 async def run_app(
-    app: App, exchange: Exchange, raw_headers: list[tuple[bytes, bytes]], body: Any, keep_raw: bool
+    app: App,
+    exchange: Exchange,
+    raw_headers: list[tuple[bytes, bytes]],
+    body: Any,
+    keep_raw: bool,
+    received: tuple[int, int],
 ) -> None:
     """Lets the app answer `exchange`.
 
-    `body` is the whole request body. With `keep_raw` the scope also has the headers with their names as they were
-    written, under header_policy.RAW_HEADERS. If the app raises before its answer began, the answer is a 500; after
-    that, closing the connection is the only way to tell the client. send() waits while the client does not read.
+    `body` is the whole request body, `received` when the request's first byte came and when it was whole. With `keep_raw`
+    the scope also has the headers with their names as they were written, under header_policy.RAW_HEADERS. If the app
+    raises before its answer began, the answer is a 500; after that, closing the connection is the only way to tell the
+    client. send() waits while the client does not read.
     """
     writer, loop_pass = exchange.connection.writer, exchange.connection.loop_pass
     headers = [(name.lower(), value) for name, value in raw_headers]
@@ -46,6 +53,7 @@ async def run_app(
         "query_string": query.encode("latin-1"),
         "headers": headers,
         "client": (exchange.connection.client, 0),
+        RECEIVED: received,
     }
     if keep_raw:
         scope[RAW_HEADERS] = raw_headers

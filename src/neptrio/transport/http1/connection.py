@@ -166,7 +166,9 @@ class Http1Connection(Http1Input):
             body = body.whole()
         elif isinstance(body, np.ndarray):
             body = memoryview(body)  # type: ignore[arg-type]
-        self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, self.policy is not None)
+        received = self.receive_start, monotonic_ns()
+        keep_raw = self.policy is not None
+        self.nursery.start_soon(run_app, self.app, exchange, self.headers, body, keep_raw, received)
 
     # ------------------------------------------------------------ output
 

@@ -31,6 +31,7 @@ from neptrio.transport.rest.infer_stream import HttpInferStream
 from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX
 from neptrio.transport.rest.openai import HttpOpenAi
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
+from neptrio.transport.rest.times import TIMES, CallTimes
 
 log = logging.getLogger("neptrio.rest")
 
@@ -39,7 +40,6 @@ TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
-TRACE = "neptrio.trace"  # key of an ASGI scope: the request's trace, which records when the answer is sent
 
 
 class TooSlow(Exception):
@@ -62,7 +62,7 @@ class _Waiter(Responder):
         return str(client[0]) if client else ""
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
-        if request.trace is not None:
+        if request.trace is not None and not request.cancelled:
             request.trace.defer()  # the waiting task encodes and sends the answer, and records when
         if not response.null:
             self.response = response
@@ -92,11 +92,17 @@ class RestApp:
             return
         if self._origins.cors:
             send = _with_headers(send, self._origins.answer_headers(_origin(scope["headers"])))
+        times = scope[TIMES] = CallTimes(scope)
+        try:
+            await self._call(scope, receive, send, times)
+        finally:
+            times.over()
+
+    async def _call(self, scope: dict[str, Any], receive: Receive, send: Send, times: CallTimes) -> None:
         refusal: TritonError | None = None
         try:
             answer = await self._answer(scope, receive, send)
         except Disconnected:
-            _abandon(scope)
             return
         except TooSlow:
             answer = 408, JSON, [b'{"error":"the request did not arrive in time"}']
@@ -107,9 +113,6 @@ class RestApp:
             log.exception("%s %s failed", scope["method"], scope["raw_path"])
             refusal = Internal(f"internal error: {type(error).__name__}")
             answer = 500, JSON, error_body(refusal)
-        except BaseException:
-            _abandon(scope)
-            raise
         if answer is not None and answer[0] >= 400 and scope["raw_path"].startswith(OPENAI_PREFIX.encode()):
             answer = _in_the_shape_of_openai(answer, refusal)
         if self._services.audit is not None:
@@ -119,23 +122,15 @@ class RestApp:
         )
         if answer is None:
             return
-        trace = scope.pop(TRACE, None)
         status, headers, body = answer
         length = sum(memoryview(part).nbytes for part in body)
         start = [*headers, (b"content-length", b"%d" % length)]
-        try:
-            if trace is not None:
-                trace.send_one()
+        with times.answering():
             await send({"type": "http.response.start", "status": status, "headers": start})
             whole = b"" if scope["method"] == "HEAD" else b"".join(body)
             # a slow client would otherwise keep the model's outputs in memory beside `whole`
             del answer, body
             await send({"type": "http.response.body", "body": whole})
-            if trace is not None:
-                trace.sent_one()
-        finally:
-            if trace is not None:
-                trace.abandon()  # ends the trace; does nothing if the answer was sent
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
@@ -160,20 +155,16 @@ class RestApp:
         if route.verb == "infer":
             return await self._infer(route, scope, receive, forwarded)
         if route.verb in ("generate", "generate_stream"):
-            generate = HttpGenerate(self._services, route, scope["headers"], forwarded)
+            generate = HttpGenerate(self._services, route, scope["headers"], forwarded, scope[TIMES])
             generate.request.owner = scope.get(CLIENT)
-            body = await self._body(scope, receive)
-            made = await generate.run(body, receive, send)
-            if made is not None:
-                scope[TRACE] = generate.request.trace
-            return made
+            return await generate.run(await self._body(scope, receive), receive, send)
         if route.verb == "infer_stream":
-            stream = HttpInferStream(self._services, route, scope["headers"], forwarded)
+            stream = HttpInferStream(self._services, route, scope["headers"], forwarded, scope[TIMES])
             stream.request.owner = scope.get(CLIENT)
             return await stream.run(await self._body(scope, receive), receive, send)
         if route.verb in OPENAI:
             document = members(await self._document(await self._body(scope, receive)))
-            asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded)
+            asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded, scope[TIMES])
             if route.verb == "openai_embeddings":
                 return await asked.embeddings(document, receive)
             return await asked.completions(document, route.verb == "openai_chat", receive, send)
@@ -236,6 +227,7 @@ class RestApp:
                     raise too_large(self._max_input)
         if more:
             raise TooSlow
+        scope[TIMES].came()
         return body
 
     async def _infer(
@@ -243,6 +235,7 @@ class RestApp:
     ) -> Answer:
         infer = HttpInfer.from_headers(self._services, route, scope["headers"])
         infer.forwarded = forwarded
+        infer.times = scope[TIMES]
         infer.request.owner = scope.get(CLIENT)
         body = await self._body(scope, receive)
         try:
@@ -255,20 +248,20 @@ class RestApp:
         if plain is None:
             plain = await unless_gone(receive, infer.inflate_later)
         waiter = _Waiter(scope)
+        times = scope[TIMES]
         try:
             if infer.is_large(plain):
-                infer.submit_decoded(await unless_gone(receive, infer.decode_later, plain), waiter)
+                binary = await unless_gone(receive, infer.decode_later, plain)
+                with times.submitting(infer.request):
+                    infer.submit_decoded(binary, waiter)
             else:
-                infer.submit(plain, waiter)
+                with times.submitting(infer.request):
+                    infer.submit(plain, waiter)
             self._services.loop.loop_pass.end()
             await wait_or_cancel(self._services, infer.request, waiter.event, receive)
         except TritonError as error:
             return error.code.http, [*JSON, *error.headers], error_body(error)
-        except BaseException:
-            if infer.request.trace is not None:
-                infer.request.trace.abandon()
-            raise
-        scope[TRACE] = infer.request.trace
+        times.answers(infer.request)
         response = waiter.response
         if response is None:
             response = InferResponse(None, Internal("the model ended the request without a response"))
@@ -464,13 +457,6 @@ def _in_the_shape_of_openai(answer: Answer, error: TritonError | None) -> Answer
     if error is None:
         error = TritonError(load_json(b"".join(body))["error"])
     return status, headers, [dump_json(error_object(error))]
-
-
-def _abandon(scope: dict[str, Any]) -> None:
-    """Ends a trace that waits for its answer to be sent: the client has left while that was printed."""
-    trace = scope.pop(TRACE, None)
-    if trace is not None:
-        trace.abandon()
 
 
 def listed(texts: list[bytes]) -> list[bytes]:

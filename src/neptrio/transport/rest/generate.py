@@ -25,13 +25,14 @@ from neptrio.errors import Cancelled, InvalidArgument, TritonError
 from neptrio.observe.propagation import asked
 from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import timing_headers, wish
-from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.infer import JSON, Headers
 from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.routes import Route
+from neptrio.transport.rest.times import CallTimes
 
 EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 DECODED_HERE = 64 << 10  # reading more JSON takes over a quarter of a millisecond: see docs/loop.md
@@ -104,16 +105,21 @@ class HttpGenerate:
     """One generate or generate_stream request."""
 
     def __init__(
-        self, services: Services, route: Route, headers: Headers, forwarded: Forwarded | None
+        self,
+        services: Services,
+        route: Route,
+        headers: Headers,
+        forwarded: Forwarded | None,
+        times: CallTimes,
     ) -> None:
         self._services = services
+        self._times = times
         self._forwarded = forwarded
         self._stream = route.verb == "generate_stream"
         for name, value in headers:
             if name == b"content-encoding" and value.strip() not in (b"", b"identity"):
                 raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         self.request = InferRequest()
-        self._began_ns = monotonic_ns()
         self._decoding = False
         self._kept = 0  # bytes that its tensors hold of the server's budget
         self.request.model_name = route.model
@@ -130,7 +136,7 @@ class HttpGenerate:
 
         Raises TritonError if the request is refused, Disconnected. Cancellation: cancels the request.
         """
-        self._services.admission.received(self.request, self._began_ns)
+        self._times.stamp(self._services.admission, self.request)
         try:
             return await self._run(body, receive, send)
         finally:
@@ -163,7 +169,8 @@ class HttpGenerate:
             self._forwarded.into(self.request)
         queue = ResponseQueue()
         self.request.responder = queue
-        self._services.admission.submit(self.request)
+        with self._times.submitting(self.request):
+            self._services.admission.submit(self.request)
         self._services.loop.loop_pass.end()
         answer: tuple[int, Headers, list[Any]] | None = None
         try:
@@ -171,12 +178,11 @@ class HttpGenerate:
                 await unless_gone(receive, self._events, queue, send)
             else:
                 answer = await unless_gone(receive, self._single, queue)
+                self._times.answers(self.request)
         finally:
             if not queue.final:
                 self._services.admission.cancel(self.request)
                 self._services.loop.loop_pass.end()
-            if answer is None and self.request.trace is not None:
-                self.request.trace.abandon()  # responses that were not sent by now never will be
         return answer
 
     async def _payload(self, response: InferResponse) -> tuple[bytes, bool]:
@@ -207,17 +213,12 @@ class HttpGenerate:
         payload, failed = await self._payload(response) if response is not None else (b"", False)
         status = 400 if failed else 200
         await send({"type": "http.response.start", "status": status, "headers": EVENTS})
-        trace = self.request.trace
         while response is not None:
             body = generate.event(payload)
-            if trace is not None:
-                trace.send_one()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            if trace is not None:
-                trace.sent_one()
+            with self._times.sending([(self.request, 1)]):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             response = await queue.next()
             if response is not None:
                 payload, _ = await self._payload(response)
-        if trace is not None:
-            trace.left()  # before the client sees the end: settings it updates then find this trace finished
+        self._times.over()  # before the client sees the end: settings it updates then find this trace finished
         await send({"type": "http.response.body", "body": b""})

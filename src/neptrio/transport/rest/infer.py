@@ -27,6 +27,7 @@ from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.routes import Route
+from neptrio.transport.rest.times import CallTimes
 
 log = logging.getLogger("neptrio.rest")
 
@@ -116,6 +117,7 @@ class HttpInfer:
         "forwarded",
         "inflated",
         "request",
+        "times",
         "whose",
     )
 
@@ -131,6 +133,7 @@ class HttpInfer:
         """`one_response` refuses a decoupled model, None: any number of responses can be carried."""
         self._services = services
         self.forwarded: Forwarded | None = None  # headers that become parameters of the request
+        self.times: CallTimes | None = None  # of the call of the app that this is, if it is one
         self.whose: object = self  # the connection; what one has of the workers' threads is its share
         self.request = InferRequest()
         self.request.model_name = route.model
@@ -280,7 +283,10 @@ class HttpInfer:
     def _begin(self, body: Any, receive_start: int) -> int | None:
         """Does what precedes decoding. Returns the length of the JSON in bytes; None if the whole body is JSON."""
         request = self.request
-        self._services.admission.received(request, receive_start)
+        if self.times is not None:
+            self.times.stamp(self._services.admission, request)
+        else:
+            self._services.admission.received(request, receive_start)
         header_length = None
         if self._header_length is not None:
             header_length = leading_int(self._header_length)

@@ -32,6 +32,7 @@ from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
 from neptrio.transport.rest.infer import Headers, HttpInfer
 from neptrio.transport.rest.routes import Route
+from neptrio.transport.rest.times import CallTimes
 
 FINAL = "triton_final_response"
 MULTIPART = b"multipart/mixed"
@@ -64,7 +65,12 @@ class HttpInferStream:
     """One infer_stream request."""
 
     def __init__(
-        self, services: Services, route: Route, headers: Headers, forwarded: Forwarded | None
+        self,
+        services: Services,
+        route: Route,
+        headers: Headers,
+        forwarded: Forwarded | None,
+        times: CallTimes,
     ) -> None:
         """Raises TritonError for a model that does not serve."""
         found = dict(headers)
@@ -73,6 +79,7 @@ class HttpInferStream:
             services, route, found.get(HEADER_LENGTH), found.get(b"content-encoding"), None, one_response=None
         )
         self._infer.forwarded = forwarded
+        self._infer.times = self._times = times
         self.request = self._infer.request
         if services.admission.tracer.trace_headers:
             self.request.asked = asked(headers)
@@ -94,9 +101,12 @@ class HttpInferStream:
             if plain is None:
                 plain = await unless_gone(receive, infer.inflate_later)
             if infer.is_large(plain):
-                infer.submit_decoded(await unless_gone(receive, infer.decode_later, plain), queue)
+                binary = await unless_gone(receive, infer.decode_later, plain)
+                with self._times.submitting(self.request):
+                    infer.submit_decoded(binary, queue)
             else:
-                infer.submit(plain, queue)
+                with self._times.submitting(self.request):
+                    infer.submit(plain, queue)
             self._services.loop.loop_pass.end()
             answer: tuple[int, Headers, list[Any]] | None = await unless_gone(
                 receive, self._responses, queue, send
@@ -107,12 +117,9 @@ class HttpInferStream:
             if not queue.final and self.request.responder is queue:
                 self._services.admission.cancel(self.request)
                 self._services.loop.loop_pass.end()
-            if self.request.trace is not None:
-                self.request.trace.abandon()  # responses that were not sent by now never will be
 
     async def _responses(self, queue: FlaggedQueue, send: Any) -> tuple[int, Headers, list[Any]] | None:
         begun = False
-        trace = self.request.trace
         while (flagged := await queue.next_flagged()) is not None:
             response, final = flagged
             if response.error is None:
@@ -123,24 +130,16 @@ class HttpInferStream:
             status, headers, parts = answer
             if not begun:
                 if status != 200:
+                    self._times.answers(self.request)
                     return answer
                 begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
-            if trace is not None:
-                trace.send_one()
-            await send(
-                {
-                    "type": "http.response.body",
-                    "body": self._packed(status, headers, parts),
-                    "more_body": True,
-                }
-            )
-            if trace is not None:
-                trace.sent_one()
+            body = self._packed(status, headers, parts)
+            with self._times.sending([(self.request, 1)]):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         if not begun:
             raise Internal("the model ended the request without a response")
-        if trace is not None:
-            trace.left()  # before the client sees the end: settings it updates then find this trace finished
+        self._times.over()  # before the client sees the end: settings it updates then find this trace finished
         await send(
             {"type": "http.response.body", "body": b"--%b--\r\n" % self._boundary if self._boundary else b""}
         )

@@ -28,7 +28,7 @@ from neptrio.codec import openai as codec
 from neptrio.codec.http_json import dump_json
 from neptrio.config.openai import OpenAiMapping
 from neptrio.errors import Denied, Internal, InvalidArgument, NotFound, TritonError
-from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
+from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.service import Services
 from neptrio.service.tokens import Account
@@ -36,6 +36,7 @@ from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.disconnect import unless_gone
 from neptrio.transport.rest.generate import EVENTS, ResponseQueue
 from neptrio.transport.rest.infer import JSON, Headers
+from neptrio.transport.rest.times import CallTimes
 
 Answer = tuple[int, Headers, list[Any]]
 PREFIX = "/v1/"  # of the paths whose errors have OpenAI's shape
@@ -58,16 +59,20 @@ class _Choice:
     reason: str = "stop"
     prompt_tokens: int = 0
     tokens: int = 0
+    unsent: int = 0  # responses of which the client has not been sent anything yet
 
 
 class HttpOpenAi:
     """One request to execute a model; `chat`, else plain completions or embeddings."""
 
-    def __init__(self, services: Services, owner: Account | None, forwarded: Forwarded | None) -> None:
+    def __init__(
+        self, services: Services, owner: Account | None, forwarded: Forwarded | None, times: CallTimes
+    ) -> None:
         self._services = services
         self._owner = owner
         self._forwarded = forwarded
-        self._began_ns = monotonic_ns()
+        self._times = times
+        self._failed: _Choice | None = None  # the one that fails the others
         self._choices: list[_Choice] = []
         self._created = int(time.time())
 
@@ -98,6 +103,9 @@ class HttpOpenAi:
                 receive, self._stream if asked.stream else self._whole, asked, mapping, chat, send
             )
             return answer
+        except TritonError:
+            self._answers_failed()
+            raise
         finally:
             self._end()
 
@@ -113,6 +121,9 @@ class HttpOpenAi:
                 self._submit(model, mapping, {"input": text}, [])
             self._services.loop.loop_pass.end()
             rows: list[Any] = await unless_gone(receive, self._vectors, mapping, as_base64)
+        except TritonError:
+            self._answers_failed()
+            raise
         finally:
             self._end()
         made: dict[str, Any] = {"object": "list", "data": rows, "model": model}
@@ -149,7 +160,7 @@ class HttpOpenAi:
         request.owner = self._owner
         admission = self._services.admission
         admission.find(request, None)
-        admission.received(request, self._began_ns)
+        self._times.stamp(admission, request)
         request.inputs = [
             self._tensor(request, mapping.inputs[role], value)
             for role, value in values.items()
@@ -159,7 +170,8 @@ class HttpOpenAi:
             self._forwarded.into(request)
         queue = ResponseQueue()
         request.responder = queue
-        admission.submit(request)
+        with self._times.submitting(request):
+            admission.submit(request)
         self._choices.append(_Choice(len(self._choices), request, queue, codec.Stops(stops)))
 
     @staticmethod
@@ -182,13 +194,16 @@ class HttpOpenAi:
     def _end(self) -> None:
         for choice in self._choices:
             self._cancel(choice)
-            if choice.request.trace is not None:
-                choice.request.trace.abandon()
         self._services.loop.loop_pass.end()
 
     def _cancel(self, choice: _Choice) -> None:
         if not choice.queue.final:
             self._services.admission.cancel(choice.request)
+
+    def _answers_failed(self) -> None:
+        """The answer is the error of the choice that failed, if one did."""
+        if self._failed is not None:
+            self._times.answers(self._failed.request, self._failed.unsent)
 
     # ------------------------------------------------------------ responses
 
@@ -197,7 +212,7 @@ class HttpOpenAi:
     ) -> None:
         """Passes a choice's text on, piece by piece and without what a stop text cuts off."""
         while (response := await choice.queue.next()) is not None:
-            found = self._outputs(response, mapping)
+            found = self._outputs(choice, response, mapping)
             choice.prompt_tokens = choice.prompt_tokens or found.get("prompt_tokens", 0)
             choice.tokens += found.get("completion_tokens", 0)
             choice.reason = found.get("finish_reason") or choice.reason
@@ -212,10 +227,11 @@ class HttpOpenAi:
         if rest := rest + choice.stops.rest():
             await take(rest)
 
-    @staticmethod
-    def _outputs(response: InferResponse, mapping: OpenAiMapping) -> dict[str, Any]:
+    def _outputs(self, choice: _Choice, response: InferResponse, mapping: OpenAiMapping) -> dict[str, Any]:
         """role -> value of one response. Raises the response's error."""
+        choice.unsent += 1
         if response.error is not None:
+            self._failed = self._failed or choice
             raise response.error
         roles = {name: role for role, name in mapping.outputs.items()}
         found: dict[str, Any] = {}
@@ -250,6 +266,8 @@ class HttpOpenAi:
 
             await self._pieces(choice, mapping, take)
             choice.text = "".join(parts)
+        for choice in self._choices:
+            self._times.answers(choice.request, choice.unsent)
         made = self._object(asked, "chat.completion" if chat else "text_completion")
         made["choices"] = [codec.choice(chat, c.index, c.text, c.reason) for c in self._choices]
         if mapping.counts:
@@ -265,13 +283,18 @@ class HttpOpenAi:
         begun = False
         turn = trio.Lock()  # choices take turns with whole events
 
-        async def event(body: bytes) -> None:
+        async def event(body: bytes, choice: _Choice | None = None) -> None:
             nonlocal begun
             async with turn:
-                if not begun:
-                    begun = True
-                    await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                told = []
+                if choice is not None:
+                    told = [(choice.request, choice.unsent)]
+                    choice.unsent = 0
+                with self._times.sending(told):
+                    if not begun:
+                        begun = True
+                        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
 
         async def follow(choice: _Choice) -> None:
             first = True
@@ -280,7 +303,7 @@ class HttpOpenAi:
                 nonlocal first
                 made = codec.delta(chat, choice.index, piece, reason, first)
                 first = False
-                await event(b"data: %b\n\n" % dump_json({**base, "choices": [made]}))
+                await event(b"data: %b\n\n" % dump_json({**base, "choices": [made]}), choice)
 
             await self._pieces(choice, mapping, take)
             await take(None, choice.reason)
@@ -289,9 +312,10 @@ class HttpOpenAi:
         if failure is not None:
             if not begun:
                 raise failure
-            await event(b"data: %b\n\n" % dump_json(codec.error_object(failure)))
+            await event(b"data: %b\n\n" % dump_json(codec.error_object(failure)), self._failed)
         elif asked.include_usage:
             await event(b"data: %b\n\n" % dump_json({**base, "choices": [], "usage": self._usage(asked)}))
+        self._times.over()  # before the client sees the end, as of the other streams
         await send({"type": "http.response.body", "body": b"" if failure is not None else DONE})
         return None
 
@@ -316,12 +340,15 @@ class HttpOpenAi:
         rows = []
         for choice in self._choices:
             response = await choice.queue.next()
-            found = {} if response is None else self._outputs(response, mapping)
+            found = {} if response is None else self._outputs(choice, response, mapping)
             if "embedding" not in found:
+                self._failed = choice
                 raise Internal(f"model '{choice.request.model_name}' has made no embedding")
             choice.prompt_tokens = found.get("prompt_tokens", 0)
             values = codec.vector(found["embedding"], as_base64)
             rows.append({"object": "embedding", "index": choice.index, "embedding": values})
+        for choice in self._choices:
+            self._times.answers(choice.request, choice.unsent)
         return rows
 
     def _object(self, asked: codec.Asked, kind: str) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""When a request came and when its responses were sent, for the traces of a call of the app.
+
+The problem: the app knows which responses an answer or a piece of a stream has, and when it gives them to send(). Without
+front ends that sends them. With front ends it passes them on, and the client gets them from another process, which also
+received the request. The choice: an object for each call that the app tells of responses; it takes times here, or leaves
+them to what the ASGI scope names (ELSEWHERE).
+
+Rules:
+ 1. A response that does not become bytes of its own counts as sent with the bytes that stand for it.
+ 2. The traces of a call are released with over(), or when the call ends: what was not sent by then never will be.
+ 3. Between answering() and the end no request is held, only its trace: a slow client would keep the model's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from neptrio.errors import TritonError
+from neptrio.execution.admission import Admission
+from neptrio.observe.trace import Trace
+from neptrio.request.infer_request import InferRequest, monotonic_ns
+
+# keys of an ASGI scope
+TIMES = "neptrio.times"  # the CallTimes
+RECEIVED = "neptrio.received"  # when the first byte came and when the request was whole; 0: not known
+ELSEWHERE = "neptrio.elsewhere"  # the Elsewhere, where another process sends
+
+Responses = Sequence[
+    tuple[InferRequest, int]
+]  # how many of the oldest responses to a request that are not sent
+Traced = list[tuple[Trace, int]]
+
+
+class Elsewhere(Protocol):
+    """Another process that sends what the app gives to send(), and tells when."""
+
+    def begins(self) -> bool:
+        """The next bytes stand for traced responses. False: when they are sent is not told."""
+
+    def ends(self, responses: Traced) -> None:
+        """The last of these bytes was given to send()."""
+
+
+class CallTimes:
+    """The times of one call of the app."""
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        began, self._whole = scope.get(RECEIVED, (0, 0))
+        self.began = began or monotonic_ns()
+        self._elsewhere: Elsewhere | None = scope.get(ELSEWHERE)
+        self._requests: list[InferRequest] = []  # that this call has submitted
+        self._traces: list[Trace] = []  # that are to be released
+        self._answer: Traced = []
+
+    # ------------------------------------------------------------ received
+
+    def came(self) -> None:
+        """The request is whole."""
+        self._whole = self._whole or monotonic_ns()
+
+    @property
+    def whole(self) -> int:
+        """When the request was whole."""
+        return self._whole or monotonic_ns()
+
+    def stamp(self, admission: Admission, request: InferRequest) -> None:
+        """Tells admission when a request came."""
+        admission.received_at(request, self.began, self.whole)
+
+    # ------------------------------------------------------------ sent
+
+    @contextmanager
+    def submitting(self, request: InferRequest) -> Iterator[None]:
+        """While the block runs a request is submitted. One that is refused is told of when the answer is sent."""
+        self._requests.append(request)
+        try:
+            yield
+        except TritonError:
+            if request.trace is not None:
+                request.trace.defer()
+                self.answers(request)
+            raise
+
+    def answers(self, request: InferRequest, count: int = 1) -> None:
+        """The answer that the call ends with has so many responses to a request."""
+        if request.trace is not None:
+            self._answer.append((request.trace, count))
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While the block runs that answer is sent."""
+        answer, self._answer = self._answer, []
+        self._let_go()
+        with self._sending(answer):
+            yield
+
+    @contextmanager
+    def sending(self, responses: Responses) -> Iterator[None]:
+        """While the block runs bytes are sent that stand for these responses."""
+        with self._sending([(r.trace, count) for r, count in responses if count and r.trace is not None]):
+            yield
+
+    @contextmanager
+    def _sending(self, responses: Traced) -> Iterator[None]:
+        there = self._elsewhere
+        if not responses:
+            yield
+        elif there is not None and there.begins():
+            yield
+            there.ends(responses)
+        else:
+            for trace, _ in responses:
+                trace.send_one()
+            yield
+            for trace, count in responses:
+                trace.sent_one(count)
+
+    def over(self) -> None:
+        """No more responses are sent."""
+        self._let_go()
+        traces, self._traces = self._traces, []
+        for trace in traces:
+            trace.release()
+
+    def _let_go(self) -> None:
+        requests, self._requests = self._requests, []
+        self._traces += [request.trace for request in requests if request.trace is not None]
