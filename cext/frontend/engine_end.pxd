@@ -26,6 +26,7 @@ cdef class EngineEnd(Channel):
     cdef dict streams                # id -> Stream
     cdef list leaving                # requests whose clients have left, until dispatch()
     cdef readonly Awaited awaited    # traces whose answers the front end sends
+    cdef readonly int64_t begun      # before the front end was: nothing came earlier
     cdef object loop_pass
     cdef Responder http
     cdef Responder grpc

@@ -122,6 +122,7 @@ cdef class EngineEnd(Channel):
         self.streams = {}
         self.leaving = []
         self.awaited = Awaited()
+        self.begun = now_ns()
         self.loop_pass = services.loop.loop_pass
         self.http = FrontResponder(HTTP_PROTOCOL)
         self.grpc = FrontResponder(GRPC_PROTOCOL)
@@ -226,8 +227,8 @@ cdef class EngineEnd(Channel):
         ended = <int64_t>read_u64(&self.reader)
         if began:
             now = now_ns()
-            request.timestamps[<int>RECV_END] = min(max(ended, 1), now)
-            request.timestamps[<int>RECV_START] = min(max(began, 1), request.timestamps[<int>RECV_END])
+            request.timestamps[<int>RECV_END] = min(max(ended, self.begun), now)
+            request.timestamps[<int>RECV_START] = min(max(began, self.begun), request.timestamps[<int>RECV_END])
         request.timeout_us = read_u64(&self.reader)
         request.priority = read_u64(&self.reader)
         request.sequence_id = read_text(&self.reader) if flags & TEXT_ID else read_u64(&self.reader)

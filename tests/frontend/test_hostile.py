@@ -10,12 +10,17 @@ import gc
 import os
 import random
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
-from neptrio.request.infer_request import RequestedOutput, Tensor
+from neptrio.loop.loop_pass import LoopPass
+from neptrio.observe.trace_options import TraceOptions
+from neptrio.observe.tracer import Tracer
+from neptrio.request.infer_request import RequestedOutput, Tensor, Timestamp, monotonic_ns
 from neptrio.request.numpy_tensor import from_numpy
 from neptrio.rings.message import Violation
 from tests.support.fronts import FrontPair
@@ -27,6 +32,7 @@ RECEIVED = 2  # cext/frontend/kinds
 LARGE = np.arange(5000, dtype=np.int32)
 TEXT = np.array([b"one", b"", b"three"], object)
 MANY = np.array([b"x" * 300] * 60, object)  # more than is copied at once
+RECEIVE = Timestamp.RECV_START, Timestamp.RECV_END
 EDGES = [0, 1, 2, 13, 14, 15, 64, 65, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
 
 
@@ -125,3 +131,34 @@ def test_whatever_it_writes(part: int) -> None:
     assert len(os.listdir("/proc/self/fd")) < before + 20, "memory is left behind"
     assert violations
     assert believed
+
+
+@pytest.mark.parametrize("began", EDGES)
+@pytest.mark.parametrize("whole", EDGES)
+def test_when_a_request_came(tmp_path: Path, began: int, whole: int) -> None:
+    """It is believed within what can be: from when there was a front end until now, and the beginning first."""
+    made: list[Tracer] = []
+
+    def tracer(loop_pass: LoopPass) -> Tracer:
+        options = TraceOptions(file=str(tmp_path / "traces"), level=("TIMESTAMPS",), rate="1")
+        made.append(Tracer(options, loop_pass, None))
+        return made[0]
+
+    pair = FrontPair(AREA, tracer)
+    request = pair.request()
+    told = struct.pack("<QQ", *(request.timestamp(int(each)) for each in RECEIVE))
+    at = pair.shared.read(pair.layout.front_area, 1024).find(told)
+    assert at >= 0
+    pair.shared.write(pair.layout.front_area + at, struct.pack("<QQ", began, whole))
+    pair.engine.drain()
+    (taken,) = pair.directory.scheduler.requests
+    start, end = (taken.timestamp(int(each)) for each in RECEIVE)
+    if began:
+        assert pair.engine.begun <= start <= end <= monotonic_ns()
+    else:
+        assert start == end == 0
+    pair.engine.gone()
+    pair.directory.scheduler.answer()
+    pair.loop_pass.end()
+    assert not made[0].open
+    trio.run(made[0].close)

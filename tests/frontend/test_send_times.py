@@ -280,11 +280,13 @@ def test_a_client_that_left_while_its_request_executed(traced: Traced) -> None:
     assert points(traced.late(name))[-1] == "REQUEST_END"
 
 
-def test_a_client_that_left_before_its_answer_was_sent(traced: Traced) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_client_that_left_before_its_answer_was_sent(traced: Traced, version: int) -> None:
     """The engine had answered. Whether the front end sees the answer or the client's end first is not said."""
     name = traced.name()
-    with Client(traced.server) as client:
-        client.send("POST", "/v2/models/gate/infer", infer_body([1], name))
+    asked = "POST", "/v2/models/gate/infer", infer_body([1], name)
+    with Client(traced.server) if version == 1 else Http2(traced.server.http) as client:
+        client.send(*asked) if isinstance(client, Client) else client.start(*asked)
         assert traced.gate.started() == [name]
         with stopped(traced.server):
             answered_by_the_engine(traced)

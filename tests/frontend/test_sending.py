@@ -27,6 +27,7 @@ from neptrio.request.infer_request import (
     monotonic_ns,
 )
 from neptrio.request.numpy_tensor import from_numpy
+from neptrio.transport.rest.app import _Waiter
 from tests.support.fronts import FrontPair
 
 SENT = 5  # cext/frontend/kinds.pxd
@@ -174,6 +175,18 @@ def test_a_transport_that_sends_later_says_when(pair: FrontPair) -> None:
 
 def test_a_client_that_left_before_the_answer_was_sent(pair: FrontPair) -> None:
     """The engine had answered already."""
+    request = pair.request()
+    engine_has_answered(pair)
+    pair.admission.cancel(request)
+    pair.turn()
+    (trace,) = traces(pair)
+    assert names(trace)[-1] == "INFER_RESPONSE_COMPLETE"
+    assert nothing_is_left(pair)
+
+
+def test_a_client_of_the_app_that_left_before_the_answer_was_sent(pair: FrontPair) -> None:
+    """The task that waited for the answer is there no more when it comes."""
+    pair.answers = _Waiter({})  # type: ignore[assignment]
     request = pair.request()
     engine_has_answered(pair)
     pair.admission.cancel(request)

@@ -343,13 +343,14 @@ class Front:
             log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
 
     async def _answer_question(self, number: int) -> None:
-        """Tells what this process holds, behind when the answers that clients have by now were sent (sending, rule 4).
+        """Tells what this process holds, behind when the answers that clients have by now were sent (rule 4 of sending
+        and call_sends).
 
         Those that their clients do not take are waited for a moment only.
         """
-        begun = set(self._end.sends.open)
+        begun, calls = set(self._end.sends.open), set(self._engine.telling)
         with trio.move_on_after(TELL_SECONDS):
-            while not begun.isdisjoint(self._end.sends.open):
+            while not (begun.isdisjoint(self._end.sends.open) and calls.isdisjoint(self._engine.telling)):
                 await trio.sleep(TELL_LOOK_SECONDS)
         self._frames.send_json(Kind.ROW, number, self._row())
 

@@ -20,6 +20,7 @@ import trio
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
 from neptrio.errors import CLASSES, Code, Internal, TritonError
+from neptrio.frontend.call_sends import AwaitedCalls
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.engine_end import EngineEnd
@@ -56,6 +57,7 @@ class Life:
         self.told = 0  # the last question for it that was answered
         self.ended = False
         self._calls: dict[int, HttpCall | GrpcCall] = {}
+        self._awaited = AwaitedCalls()
         self._timer: Timer | None = None
         self._look_ns = LATE_NS
         self._nursery: trio.Nursery | None = None
@@ -237,6 +239,7 @@ class Life:
         if self._timer is not None:
             self._timer.cancel()
         self.end.gone()
+        self._awaited.gone()
         self.clients.end()
         for call in self._calls.values():
             call.end()
@@ -255,9 +258,15 @@ class Life:
         if kind in (Kind.HTTP, Kind.CALL):
             if number in self._calls:
                 raise ValueError(f"a second call with the number {number}")
-            made = HttpCall if kind == Kind.HTTP else GrpcCall
-            call = self._calls[number] = made(self.fronts.verbs, self.frames, number, payload, self.clients)
+            verbs, frames, clients = self.fronts.verbs, self.frames, self.clients
+            if kind == Kind.HTTP:
+                call = HttpCall(verbs, frames, number, payload, clients, self._awaited, self.end.begun)
+            else:
+                call = GrpcCall(verbs, frames, number, payload, clients)
+            self._calls[number] = call
             self._nursery.start_soon(self._answer, number, call)
+        elif kind == Kind.SENT:
+            self._awaited.told(number, payload)
         elif kind == Kind.ENTER:
             why = self.clients.connect(payload.decode())
             self.frames.send_json(Kind.ENTERED, number, why)

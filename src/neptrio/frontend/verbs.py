@@ -20,9 +20,11 @@ from grpclib.metadata import Deadline
 
 from neptrio.addresses import is_loopback
 from neptrio.errors import Code, TooManyRequests, TritonError
+from neptrio.frontend.call_sends import AwaitedCalls
 from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
+from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.certificates import KINDS, Certificate
 from neptrio.transport import admin_only
@@ -41,6 +43,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
 from neptrio.transport.rest.guards import always_answered, refuse
+from neptrio.transport.rest.times import ELSEWHERE, RECEIVED, Traced
 
 log = logging.getLogger("neptrio.frontend")
 
@@ -90,12 +93,30 @@ def certificate_of(document: Any) -> Certificate | None:
     )
 
 
+def believed(received: Any, first_ns: int) -> tuple[int, int]:
+    """When a request began to come and when it was whole, as a front end says, within what can be: from `first_ns` to now.
+    Raises ValueError or TypeError."""
+    began, whole = received
+    if type(began) is not int or type(whole) is not int:
+        raise TypeError(f"times that are no whole numbers: {received!r}")
+    whole = min(max(whole, first_ns), monotonic_ns())
+    return min(max(began, first_ns), whole), whole
+
+
 class HttpCall:
     """An HTTP request that a front end has passed on. The constructor raises ValueError, TypeError or KeyError."""
 
     def __init__(
-        self, verbs: Verbs, frames: Frames, number: int, payload: bytes, clients: ClientsOfFront
+        self,
+        verbs: Verbs,
+        frames: Frames,
+        number: int,
+        payload: bytes,
+        clients: ClientsOfFront,
+        awaited: AwaitedCalls,
+        first_ns: int,
     ) -> None:
+        """`first_ns`: the front end has received nothing before."""
         self._verbs = verbs
         self._frames = frames
         self._number = number
@@ -104,6 +125,8 @@ class HttpCall:
         self._room = Room()
         self._gone = trio.Event()
         self._ended = False
+        self._awaited = awaited
+        awaited.forget(number)  # of an earlier call with that number, of which nobody tells any more
         (length,) = LENGTH.unpack_from(payload)
         told = json.loads(payload[LENGTH.size : LENGTH.size + length])
         self._body: bytes | None = payload[LENGTH.size + length :]
@@ -121,6 +144,8 @@ class HttpCall:
         }
         if told["raw_headers"] is not None:
             self._scope[RAW_HEADERS] = pairs(told["raw_headers"])
+        self._scope[RECEIVED] = believed(told["received"], first_ns)
+        self._scope[ELSEWHERE] = self
         certificate = certificate_of(told["certificate"])
         if certificate is not None:
             self._scope[CERTIFICATE] = certificate
@@ -191,6 +216,19 @@ class HttpCall:
             await self._unless_gone(self._room.take)
             self._frames.send(Kind.BODY, self._number, bytes(body[at : at + PIECE]))
         self._ended = not event.get("more_body", False)
+
+    def begins(self) -> bool:
+        """See transport.rest.times.Elsewhere."""
+        if not self._awaited.wants(self._number):
+            return False
+        self._frames.send(Kind.TRACED, self._number)
+        return True
+
+    def ends(self, responses: Traced) -> None:
+        """See transport.rest.times.Elsewhere. No task runs between the last bytes and this: whoever has those finds that
+        the front end is asked for their times."""
+        self._frames.send(Kind.WHOLE, self._number)
+        self._awaited.expect(self._number, responses)
 
     async def _unless_gone(self, wait: Callable[[], Awaitable[None]]) -> None:
         async with trio.open_nursery() as nursery:
