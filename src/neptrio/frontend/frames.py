@@ -14,7 +14,7 @@ import json
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import IntEnum
 from typing import Any
 
@@ -93,7 +93,7 @@ class Frames:
             self._news = trio.Event()
             await self._news.wait()
 
-    async def read(self) -> AsyncIterator[tuple[int, int, bytes]]:
+    async def read(self) -> AsyncGenerator[tuple[int, int, bytes], None]:
         """(kind, number, payload) of each frame, until the other side has ended. Raises ValueError (rule 2)."""
         got = bytearray()
         while True:

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -204,11 +205,12 @@ class Life:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
                 try:
-                    async for kind, number, payload in self.frames.read():
-                        self._came(kind, number, payload)
-                        if self.ended:
-                            break
-                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    async with aclosing(self.frames.read()) as frames:
+                        async for kind, number, payload in frames:
+                            self._came(kind, number, payload)
+                            if self.ended:
+                                break
+                except Exception as error:  # which may be any, of what was written by whoever had the process
                     self.violated(f"{type(error).__name__}: {error}")
                 self._gone()
                 self._nursery.cancel_scope.cancel()
