@@ -381,9 +381,9 @@ def serve(settings: Settings, warnings: list[str]) -> int:
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
     from neptrio import server
     from neptrio.logs import settle, start_logging
-    from neptrio.observe import memory
+    from neptrio.loop import allocator
 
-    memory.keep_one_arena()
+    allocator.set_up()
     try:
         start_logging(settings)
         for warning in warnings:

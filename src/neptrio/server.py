@@ -30,7 +30,7 @@ from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
-from neptrio.loop import open_files
+from neptrio.loop import allocator, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import LoopLag
@@ -212,6 +212,7 @@ class Server:
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
             await core.start(self.repository.run)
+            core.start_soon(allocator.give_back_at_rest, self.services.large_work)
             if self.tokens is not None:
                 core.start_soon(self._watch_tokens, self.tokens)
             try:

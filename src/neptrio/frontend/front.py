@@ -33,7 +33,7 @@ from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Hand
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
 from neptrio.frontend.turns import Counts, OwnTurn
-from neptrio.loop import open_files
+from neptrio.loop import allocator, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
@@ -41,7 +41,6 @@ from neptrio.loop.poller import Poller
 from neptrio.loop.time_slice import serve_soon
 from neptrio.loop.timers import Timer, Timers
 from neptrio.loop.workers import Workers
-from neptrio.observe import memory
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.rings.ring import Segment
 from neptrio.scheduling.base import LoopServices
@@ -243,6 +242,7 @@ class Front:
             await core.start(self._loop.poller.run)
             core.start_soon(self._listen_to_engine, core)
             core.start_soon(self._write)
+            core.start_soon(allocator.give_back_at_rest, self._services.large_work)
             self._loop.poller.listen(self._wake.fileno(), self._woken)
             self._look_before_sleeping()
             await self._known.wait()
@@ -399,7 +399,7 @@ def main(settings: Settings, number: int, descriptors: list[int]) -> NoReturn:
         signal.signal(each, signal.SIG_IGN)  # the engine says when to end
     status = 1
     try:
-        memory.keep_one_arena()
+        allocator.set_up()
         logs.start_logging(settings)
         open_files.raise_limit()
         serve_soon()

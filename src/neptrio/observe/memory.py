@@ -9,42 +9,15 @@ with accounts of its own (pinned pools, GPU memory) adds them through Backend.me
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from neptrio.errors import TritonError
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
-M_ARENA_MAX = -8  # of malloc.h
-
-
-def anonymous_resident_bytes() -> int:
-    """The process's resident memory in bytes without mapped files; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            fields = file.read().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * PAGE
-
-
-def keep_one_arena() -> None:
-    """Makes all threads allocate from one arena, unless MALLOC_ARENA_MAX is set. To be called before threads start.
-
-    glibc gives threads arenas of their own (up to 8 per core), and malloc_trim() shrinks only the top of the
-    first one. Each other arena keeps up to 64 MiB of freed memory, so a server that loads and unloads models on
-    changing threads would grow by a model's size per arena.
-    """
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        try:
-            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-        except (AttributeError, OSError):
-            pass  # a C library without mallopt
+from neptrio.loop import allocator
+from neptrio.loop.allocator import anonymous_resident_bytes
 
 
 def give_back() -> None:
@@ -54,10 +27,7 @@ def give_back() -> None:
     Takes a few milliseconds; no other Python code runs during the first part.
     """
     gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        pass  # a C library without malloc_trim
+    allocator.give_back()
 
 
 class Load:

@@ -36,6 +36,7 @@ class HeldBytes:
         """`limit` 0: default_limit()."""
         self.limit = limit or default_limit()
         self.full = False  # as of the last look
+        self.asked = 0  # how often there was to be room for a large body
         self._kept = 0
         self._sources: list[Callable[[], int]] = [lambda: self._kept]
         self._total = 0
@@ -54,6 +55,7 @@ class HeldBytes:
 
     def take(self, size: int, now_ns: int | None = None) -> None:
         """A body of `size` bytes is about to come. Raises Overloaded when there is no room for it."""
+        self.asked += 1
         now = monotonic_ns() if now_ns is None else now_ns
         if now - self._looked_ns > GOOD_NS:
             self.look(now)
