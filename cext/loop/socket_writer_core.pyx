@@ -5,8 +5,12 @@ what it keeps before it returns, because the next receive() overwrites them.
 
 The GIL is kept during a small send: sending takes no longer than giving up the GIL and getting it back, and a model's
 thread that gets it in between may keep it for a whole switch interval.
+
+Who receives a large body has the next part of it to receive at once, for milliseconds in all. The system takes the core
+away at its next tick only, up to 4 ms later, also where a process waits for it that would need it for microseconds.
+So the core is offered behind each large part.
 """
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memset
@@ -35,12 +39,16 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
     ssize_t recvmsg(int fd, msghdr* message, int flags)
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
 cdef enum:
     CONGESTED = 1 << 20     # pending bytes; above this, callers should not produce more output
     AT_ONCE = 128           # most buffers in one sendmsg call
     SEND = 1 << 20          # most bytes given to the kernel by one call: it copies them in a fraction of a millisecond
     LAST = 64 << 10         # so many more if they are the last: a call of their own costs more than copying them
     KEEP_GIL = 64 << 10     # bytes; sending fewer takes less time than switching threads
+    LARGE = 128 << 10       # bytes received by one call: 25 to 100 microseconds, many times what offering the core takes
 
 CONGESTED_BYTES = CONGESTED
 RECEIVE_BYTES = RECEIVE
@@ -79,9 +87,22 @@ cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2
     else:
         with nogil:
             n = recvmsg(fd, &message, 0)
+            if n >= LARGE:
+                sched_yield()
     if n < 0 and errno not in (EAGAIN, EINTR):
         raise OSError(errno, os.strerror(errno))
     return n
+
+
+def receive_into(int fd, place not None):
+    """Reads once to a writable buffer; the bytes read, 0 at the end of input, -1 when there are none now. Raises OSError when
+    the connection is broken."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(place, &view, PyBUF_WRITABLE)
+    try:
+        return receive_at(fd, <char*>view.buf, <size_t>view.len, 0)
+    finally:
+        PyBuffer_Release(&view)
 
 
 cdef Py_ssize_t too_much(Py_ssize_t n, Py_ssize_t last) noexcept nogil:

@@ -9,6 +9,8 @@ RECEIVE_BYTES: int
 BUFFER: bytearray
 VIEW: memoryview
 
+def receive_into(fd: int, place: object) -> int: ...
+
 class SocketWriterCore:
     @property
     def sock(self) -> socket.socket: ...

@@ -26,7 +26,7 @@ import trio
 from neptrio.codec.compression import too_large
 from neptrio.errors import TritonError, Unavailable
 from neptrio.loop.socket_writer import SocketWriter
-from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW
+from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW, receive_into
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.transport.header_policy import HeaderPolicy
@@ -42,7 +42,7 @@ log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies of which more bytes are to come are received into a buffer of their own
 CHUNKED_STEP = 1 << 20  # bytes of chunked bodies that are taken from the budget at once
-DIRECT_READ, DIRECT_READS = 1 << 20, 1
+DIRECT_READ = 1 << 20  # bytes of a body received at once
 MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined requests
 PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head
@@ -225,17 +225,13 @@ class Http1Input(Http1FastPath):
     def receive_direct(self) -> None:
         buffer, at = self.direct, self._direct_at
         length = len(buffer)
-        try:
-            for _ in range(DIRECT_READS):  # then other connections are served
-                n = self.sock.recv_into(buffer[at : at + DIRECT_READ])
-                if n == 0:
-                    self.end_of_input()
-                    return
-                self._direct_at = self._received = at = at + n
-                if at == length:
-                    break
-        except (BlockingIOError, InterruptedError):
+        # once, then other connections are served
+        n = receive_into(self.sock.fileno(), buffer[at : at + DIRECT_READ])
+        if n == 0:
+            self.end_of_input()
+        if n <= 0:
             return
+        self._direct_at = self._received = at = at + n
         if at == length:
             method, version, keep_alive = self._direct_request
             self.direct = None
