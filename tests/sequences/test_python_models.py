@@ -19,9 +19,10 @@ from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
-# Writes what it hears of into a file of its folder; value 1 waits until the latch `open` is opened.
+# Writes what it hears of into a file of its folder; value 1 waits until the latch `open` is opened, value 7 is
+# answered, and then no thread of the process runs until the latch `held` is opened.
 MODEL = """
-import asyncio, json, os, pathlib
+import asyncio, ctypes, json, os, pathlib
 import triton_python_backend_utils as pb
 
 class TritonPythonModel:
@@ -31,6 +32,10 @@ class TritonPythonModel:
     def note(self, text):
         with open(os.path.join(self.folder, "notes"), "a") as file:
             file.write(text + "\\n")
+
+    def hold(self):
+        file = os.open(os.path.join(self.folder, "held"), os.O_RDONLY)
+        ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
 
     ASYNC def on_sequence_end(self, sequence_id, reason):
         self.note(f"{sequence_id!r} {reason}")
@@ -46,6 +51,8 @@ class TritonPythonModel:
             value = pb.get_input_tensor_by_name(request, "INPUT").as_numpy()
             if value.flat[0] == 1:
                 READ
+            if value.flat[0] == 7:
+                asyncio.get_running_loop().call_soon(self.hold)
             out.append(pb.InferenceResponse([pb.Tensor("OUTPUT", value)]))
         return out
 """
@@ -55,22 +62,35 @@ input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 sequence_batching { max_sequence_idle_microseconds: 3600000000 oldest { max_candidate_sequences: 4 } }
 """
-ISOLATED = 'parameters { key: "isolation" value: { string_value: "process" } }'
+HOOK = "    async def on_sequence_end(self, sequence_id, reason):\n"
+ISOLATION = {
+    isolated: f'parameters {{ key: "isolation" value: {{ string_value: "{value}" }} }}'
+    for isolated, value in {False: "none", True: "process"}.items()
+}
+in_both_places = pytest.mark.parametrize("isolated", ISOLATION, ids=["in-process", "isolated"])
+in_both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
-@pytest.mark.parametrize("isolated", [False, True], ids=["in-process", "isolated"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> None:
-    code = MODEL.replace("ASYNC ", "" if kind == "sync" else "async ")
+def of_kind(model: str, kind: str) -> str:
+    code = model.replace("ASYNC ", "" if kind == "sync" else "async ")
     read = 'pathlib.Path(self.folder, "open").read_bytes'
-    code = code.replace("READ", f"{read}()" if kind == "sync" else f"await asyncio.to_thread({read})")
-    write_model(tmp_path, "m", CONFIG + (ISOLATED if isolated else ""), {"1/model.py": code})
+    return code.replace("READ", f"{read}()" if kind == "sync" else f"await asyncio.to_thread({read})")
+
+
+def told(notes: Path) -> list[str]:
+    return notes.read_text().splitlines() if notes.exists() else []
+
+
+@in_both_places
+@in_both_kinds
+def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> None:
+    write_model(tmp_path, "m", CONFIG + ISOLATION[isolated], {"1/model.py": of_kind(MODEL, kind)})
     notes = tmp_path / "m" / "notes"
     expected: list[str] = []
 
     def heard(line: str) -> None:
         expected.append(line)
-        until(lambda: notes.exists() and notes.read_text().splitlines() == expected)
+        until(lambda: told(notes) == expected, lambda: told(notes))
 
     with (
         Latch(tmp_path / "m" / "open") as latch,
@@ -108,6 +128,38 @@ def test_every_reason_of_an_end(tmp_path: Path, kind: str, isolated: bool) -> No
         heard("finalized")
 
 
+@in_both_places
+@in_both_kinds
+def test_every_end_at_an_unload_is_told_before_finalize(tmp_path: Path, kind: str, isolated: bool) -> None:
+    """Also when there are more of them than the ring to a model's process takes at once, and the process has not taken
+    those yet: what comes over its socket must not overtake them."""
+    count = 600
+    config = CONFIG.replace("max_candidate_sequences: 4", f"max_candidate_sequences: {count}")
+    code = of_kind(MODEL, kind)
+    if kind == "async":  # hooks that take some turns of the loop, so that whoever does not wait for them is too early
+        code = code.replace(HOOK, HOOK + "        for _ in range(100): await asyncio.sleep(0)\n")
+        assert code.count("asyncio.sleep(0)") == 1
+    write_model(tmp_path, "m", config + ISOLATION[isolated], {"1/model.py": code})
+    notes = tmp_path / "m" / "notes"
+    with (
+        Latch(tmp_path / "m" / "held") as held,
+        ServerProcess(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server,
+    ):
+        with Stream(server) as stream:
+            for id in range(count):
+                stream.send("m", 100 + id, "s", 5)
+            for _ in range(count):
+                stream.receive()
+            if isolated and kind == "async":  # others take finalize where they take the rest anyway
+                stream.send("m", 100, "", 7)
+                stream.receive()
+        assert rest(server, "POST", "/v2/repository/models/m/unload", {})[0] == 200
+        assert rest(server, "GET", "/v2/health/live")[0] == 200  # the loop has passed since: it has told of all ends
+        held.open()
+        until(lambda: "finalized" in told(notes), lambda: told(notes))
+        assert told(notes) == [*(f"{100 + id} unloaded" for id in range(count)), "finalized"]
+
+
 ITERATIVE = """
 import pathlib
 import numpy as np
@@ -143,7 +195,7 @@ sequence_batching { max_sequence_idle_microseconds: 200000 iterative_sequence: t
 """
 
 
-@pytest.mark.parametrize("isolated", [False, True], ids=["in-process", "isolated"])
+@in_both_places
 def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) -> None:
     """The model counts its own rounds by START, is rescheduled, and is forgotten when it idles too long."""
     code = ITERATIVE.replace(
@@ -151,7 +203,7 @@ def test_iterative_sequences_of_python_models(tmp_path: Path, isolated: bool) ->
         "done = self.rounds[request.correlation_id()] = "
         "0 if request.flags() & 1 else self.rounds[request.correlation_id()] + 1",
     ).replace("def initialize(self, args):\n", "def initialize(self, args):\n        self.rounds = {}\n")
-    config = ITERATIVE_CONFIG + (ISOLATED if isolated else "")
+    config = ITERATIVE_CONFIG + ISOLATION[isolated]
     write_model(tmp_path, "patient", config.replace(": 200000", ": 3600000000"), {"1/model.py": code})
     write_model(tmp_path, "m", config.replace(": 200000", ": 1000000"), {"1/model.py": code})
     with Latch(tmp_path / "m" / "open") as latch, ServerProcess(tmp_path) as server, Stream(server) as stream:

@@ -188,10 +188,8 @@ class Child:
                 self.descriptors_came(message)
             elif kind == "is_ready":
                 threading.Thread(target=self._is_ready, args=(message["k"],), daemon=True).start()
-            elif self.loop is not None:
-                self.loop.call_soon_threadsafe(self._dispatch, message)
             else:
-                self.inbox.put(message)
+                self.pass_on(message)
 
     def _acknowledge(self, message: dict[str, Any]) -> None:
         # a function of its own, so that no variable of receive()'s loop keeps the channel alive
@@ -259,6 +257,13 @@ class Child:
                 self.send({"t": "dropped", "r": id}, [])
 
     # ------------------------------------------------------------ RingChild overrides these
+
+    def pass_on(self, message: dict[str, Any]) -> None:
+        """Passes a message that is for the model to its thread. The receiving thread."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._dispatch, message)
+        else:
+            self.inbox.put(message)
 
     def host(self) -> ChildHost:
         """Makes the Host through which the model asks the server."""

@@ -7,6 +7,9 @@ compiled for the server's Python (compiled_ring.py), or in Python for any other 
 The main thread waits for batches. The answer to a call that it makes comes on the same ring; batches that come before
 the answer are kept for later. A second thread takes cancellations, acknowledgements and the answers to other calls.
 With `async def execute` the main thread runs the event loop, and a third thread passes batches to it.
+
+What crosses on the socket may overtake what the server put into a ring before it. So `finalize` waits in the inbox
+until K_LOOK comes on the ring of batches, behind the last ends of sequences.
 """
 
 from __future__ import annotations
@@ -161,6 +164,9 @@ class RingChild(Child):
     def host(self) -> ChildHost:
         return RingHost(self)
 
+    def pass_on(self, message: dict[str, Any]) -> None:
+        self.inbox.put(message)  # until K_LOOK comes on the ring
+
     def prepare(self, message: dict[str, Any]) -> None:
         rings = message["rings"]
         memory, bell = message["descriptors"]
@@ -298,7 +304,7 @@ class RingChild(Child):
         threading.Thread(target=self.hear_for_ever, daemon=True).start()
         if self.loop is not None:
             threading.Thread(target=self._feed, daemon=True).start()
-            self._run_loop()
+            self.loop.run_forever()
             return
         end, ends = self.end, self.ends
         aside = self.aside
@@ -323,8 +329,8 @@ class RingChild(Child):
             message = None
 
     def _feed(self) -> None:
-        """Passes batches from the ring to the event loop; the third thread runs it."""
-        end, loop = self.end, self.loop
+        """Passes what comes on the ring to the event loop, in line; the third thread runs it."""
+        end, loop, look = self.end, self.loop, self.ends.K_LOOK
         assert loop is not None
         while True:
             end.wait()
@@ -332,7 +338,10 @@ class RingChild(Child):
                 taken = end.take()
                 if taken is None:
                     break
-                loop.call_soon_threadsafe(self._spawn, taken)
+                if taken[0] == look:
+                    loop.call_soon_threadsafe(self._dispatch, self.inbox.get())
+                else:
+                    loop.call_soon_threadsafe(self._spawn, taken)
                 taken = None
 
     def _spawn(self, taken: Any) -> None:
@@ -341,14 +350,11 @@ class RingChild(Child):
         ends = self.ends
         if kind == ends.K_BATCH:
             task = self.loop.create_task(self._execute_ring_async(number, message))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
         elif kind == ends.K_SEQUENCE_END:
             id, reason = self.end.sequence_end(message)
             self._dispatch({"t": "sequence_end", "c": id, "reason": reason})
-            return
-        else:
-            return
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     def _taken(self, number: int, message: Any) -> list[InferenceRequest]:
         given: list[InferenceRequest] = self.end.requests(number, message)
