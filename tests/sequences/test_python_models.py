@@ -136,7 +136,9 @@ def test_every_end_at_an_unload_is_told_before_finalize(tmp_path: Path, kind: st
     count = 600
     config = CONFIG.replace("max_candidate_sequences: 4", f"max_candidate_sequences: {count}")
     code = of_kind(MODEL, kind)
-    if kind == "async":  # hooks that take some turns of the loop, so that whoever does not wait for them is too early
+    if (
+        kind == "async"
+    ):  # hooks that take some turns of the loop: whoever does not wait for all of them is too early
         code = code.replace(HOOK, HOOK + "        for _ in range(100): await asyncio.sleep(0)\n")
         assert code.count("asyncio.sleep(0)") == 1
     write_model(tmp_path, "m", config + ISOLATION[isolated], {"1/model.py": code})
@@ -154,10 +156,66 @@ def test_every_end_at_an_unload_is_told_before_finalize(tmp_path: Path, kind: st
                 stream.send("m", 100, "", 7)
                 stream.receive()
         assert rest(server, "POST", "/v2/repository/models/m/unload", {})[0] == 200
-        assert rest(server, "GET", "/v2/health/live")[0] == 200  # the loop has passed since: it has told of all ends
+        assert rest(server, "GET", "/v2/health/live")[0] == 200  # another pass: it has told of all ends
         held.open()
         until(lambda: "finalized" in told(notes), lambda: told(notes))
         assert told(notes) == [*(f"{100 + id} unloaded" for id in range(count)), "finalized"]
+
+
+# has answered while it still executes
+EARLY = """
+import asyncio, os, pathlib
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+    def note(self, text):
+        with open(os.path.join(self.folder, "notes"), "a") as file:
+            file.write(text + "\\n")
+
+    ASYNC def on_sequence_end(self, sequence_id, reason):
+        self.note(f"{sequence_id!r} {reason}")
+
+    def finalize(self):
+        self.note("finalized")
+
+    ASYNC def execute(self, requests):
+        for request in requests:
+            made = pb.InferenceResponse([pb.Tensor("OUTPUT", np.array([[5]], np.int32))])
+            request.get_response_sender().send(made, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        READ
+        self.note("executed")
+"""
+
+
+@in_both_places
+@in_both_kinds
+def test_an_unload_waits_for_executions_that_have_answered(tmp_path: Path, kind: str, isolated: bool) -> None:
+    models = {"decoupled": "model_transaction_policy { decoupled: true }", "plain": ""}
+    for name, extra in models.items():
+        config = CONFIG + ISOLATION[isolated] + extra
+        write_model(tmp_path, name, config, {"1/model.py": of_kind(EARLY, kind)})
+    flags = ("--model-control-mode=explicit", "--load-model=*")
+    with ServerProcess(tmp_path, *flags) as server:
+        for name in models:
+            _unload_beside_an_execution(server, name, tmp_path / name)
+
+
+def _unload_beside_an_execution(server: ServerProcess, name: str, folder: Path) -> None:
+    notes = folder / "notes"
+    with Latch(folder / "open") as latch:
+        with Stream(server) as stream:
+            stream.send(name, 4, "s", 5)
+            assert stream.receive()["OUTPUT"] == 5
+        assert rest(server, "POST", f"/v2/repository/models/{name}/unload", {})[0] == 200
+        assert rest(server, "GET", "/v2/health/live")[0] == 200  # another pass
+        assert told(notes) == []
+        latch.open()
+        until(lambda: "finalized" in told(notes), lambda: told(notes))
+        assert told(notes) == ["executed", "4 unloaded", "finalized"]
 
 
 ITERATIVE = """

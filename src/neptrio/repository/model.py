@@ -1,7 +1,8 @@
 """A loaded model version: its backend, its instances and its scheduler.
 
 In order: Model.load() reads files on a loader thread; start() makes the instances on the trio thread and waits for
-their initialize(); drain() waits until the last accepted request is answered; stop() finalizes the instances.
+their initialize(); drain() waits until the last accepted request is answered; stop() finalizes the instances
+when their last batch is back.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.choose import make_scheduler
 
 log = logging.getLogger("neptrio.model")
+
+# how long an unload waits for executions that have answered all they were given; after that finalize() is called, which
+# kills a process that hangs
+BATCHES_SECONDS = 30.0
 
 
 class _Question:
@@ -300,6 +305,8 @@ class Model(ServedModel):
     async def stop(self) -> None:
         """Finalizes every instance and unloads the backend."""
         self._serving = self.ready = False
+        with trio.move_on_after(BATCHES_SECONDS):
+            await self._batches_back()
         if self.scheduler is not None:
             self.scheduler.close()
         self.pool.dispatch(0)
@@ -309,6 +316,14 @@ class Model(ServedModel):
         self.pool.clear()
         self.pass_soon()
         self.backend.unload()
+
+    async def _batches_back(self) -> None:
+        """Returns when no batch is under way. Requests may be answered before their batch is back, by a response sender
+        of the model, and the warm-up of a load that was given up may be under way."""
+        while self.pool.executing:
+            back = trio.Event()
+            self.pool.on_free = back.set  # the scheduler has nothing left that waits for room
+            await back.wait()
 
     async def _stop_instance(self, instance: Instance) -> None:
         error = await _called(instance.stop)
