@@ -32,6 +32,7 @@ from tests.repository.regrouping import (
 from tests.sequences.models import rest
 from tests.support import onnx_models
 from tests.support.control import load, post, refused, rows
+from tests.support.embedded import EmbeddedServer
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -101,14 +102,18 @@ def test_counts_go_up_and_down_under_load(backends: ServerProcess, name: str) ->
 
 def test_instances_that_are_kept_are_the_very_same(tmp_path: Path) -> None:
     log = witness(tmp_path / "repository", "m", "instance_group { count: 2 kind: KIND_CPU }")
-    with ServerProcess(tmp_path / "repository", *EXPLICIT) as server:
+    explicit = {"model_control_mode": "explicit", "load_model": ("*",)}
+    with EmbeddedServer(tmp_path / "repository", **explicit) as server:
+        (model,) = server.server.repository.ready_models()
         assert lines(log) == ["1 start m_0_0 of 2", "1 start m_0_1 of 2"]
         regroup(server, "m", [{"count": 4, "kind": CPU, "name": "m_0"}])
         assert lines(log, 2) == ["1 start m_0_2 of 4", "1 start m_0_3 of 4"]
         regroup(server, "m", [{"count": 1, "kind": CPU, "name": "another name"}])
         until(lambda: len(lines(log)) == 7, lambda: lines(log))
         assert lines(log, 4) == ["1 stop m_0_1", "1 stop m_0_2", "1 stop m_0_3"], "the oldest one stays"
-        # names of those that are left are not given again
+        # names of those that are left are not given again, but of those that are gone, which is a moment after the model's
+        # own `finalize` wrote the lines above
+        server.until(lambda: len(model.pool.all) == 1, "the stopped instances are gone")
         regroup(server, "m", [{"count": 2, "kind": CPU, "name": "m_0"}])
         assert lines(log, 7) == ["1 start m_0_1 of 2"]
         # what differs in more than name and count is another kind of instance
