@@ -23,6 +23,8 @@ cdef enum:
     PINNED
     PIN_REFUSED                 # the driver would not lock it: it is ordinary memory
 
+cdef int enter(Memory* memory, cu.CUstreamCaptureMode* before) noexcept nogil
+cdef void leave(cu.CUstreamCaptureMode before) noexcept nogil
 cdef int judged(Memory* memory, int code) noexcept nogil
 cdef int wait_stream(Memory* memory, cu.CUstream stream, double seconds) noexcept nogil
 cdef void nap(int64_t nanoseconds) noexcept nogil

@@ -102,7 +102,7 @@ cdef class DevicePool:
         """Gives the memory of blocks that are gone back to the pool. On the device's thread."""
         cdef list freed = self.freed
         cdef cu.CUdeviceptr address
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef int r
         self.freed = []
         for number in freed:
@@ -110,27 +110,27 @@ cdef class DevicePool:
             if self.c.broken:
                 return
             with nogil:
-                r = cu.cuCtxPushCurrent(self.c.context)
+                r = enter(&self.c, &mode)
                 if r == 0:
                     r = cu.cuMemFreeAsync(address, self.c.side)
-                    cu.cuCtxPopCurrent(&old)
+                    leave(mode)
                 judged(&self.c, r)
 
     def trim(self):
         """Gives memory that the pool holds unused back to the device. Not on the trio thread."""
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         if self.closed or self.c.broken:
             return
         with nogil:
-            if cu.cuCtxPushCurrent(self.c.context) == 0:
+            if enter(&self.c, &mode) == 0:
                 if wait_stream(&self.c, self.c.side, 1.0) == 0:  # frees under way
                     cu.cuMemPoolTrimTo(self.c.pool, 0)
-                cu.cuCtxPopCurrent(&old)
+                leave(mode)
 
     def close(self):
         """Destroys the side stream, after its work. When that does not end in time, the context is given up: what is
         under way may still use the memory. No block may be left. On the device's thread."""
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef double seconds = self.patience
         cdef int r
         self.free()
@@ -138,12 +138,12 @@ cdef class DevicePool:
             return
         self.closed = True
         with nogil:
-            r = cu.cuCtxPushCurrent(self.c.context)
+            r = enter(&self.c, &mode)
             if r == 0:
                 r = wait_stream(&self.c, self.c.side, seconds)
                 if r == 0:
                     cu.cuStreamDestroy(self.c.side)
-                cu.cuCtxPopCurrent(&old)
+                leave(mode)
             if r and not self.c.broken:
                 self.c.broken = r
 
@@ -197,42 +197,42 @@ cdef class DevicePool:
     def block(self, size_t nbytes):
         """A DeviceBlock with memory for `nbytes`, not cleared. Not on the trio thread. Raises Internal."""
         cdef DeviceBlock made = new_device_block(self, nbytes)
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef int r = self.c.broken
         with nogil:
             if r == 0:
-                r = cu.cuCtxPushCurrent(self.c.context)
+                r = enter(&self.c, &mode)
                 if r == 0:
                     r = allocate(&self.c, &made.address, nbytes if nbytes else 1, self.c.side)
                     if r == 0:
                         r = wait_stream(&self.c, self.c.side, PATIENCE)
-                    cu.cuCtxPopCurrent(&old)
+                    leave(mode)
                 judged(&self.c, r)
         check(r, "allocating memory on the device")
         return made
 
     def wait_default_stream(self):
         """Waits for the work that other libraries have queued in the default stream. Raises Internal."""
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef int r
         with nogil:
-            r = cu.cuCtxPushCurrent(self.c.context)
+            r = enter(&self.c, &mode)
             if r == 0:
                 r = wait_stream(&self.c, <cu.CUstream><uintptr_t>1, PATIENCE)  # CU_STREAM_LEGACY
-                cu.cuCtxPopCurrent(&old)
+                leave(mode)
             judged(&self.c, r)
         check(r, "waiting for the default stream")
 
     cdef int copy_(self, const char* from_host, cu.CUdeviceptr to, char* to_host, cu.CUdeviceptr source,
                    size_t nbytes) noexcept nogil:
         cdef Memory* m = &self.c
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef int r
         if nbytes == 0:
             return 0
         r = m.broken
         if r == 0:
-            r = cu.cuCtxPushCurrent(m.context)
+            r = enter(m, &mode)
             if r == 0:
                 if from_host != NULL:
                     r = cu.cuMemcpyHtoDAsync(to, from_host, nbytes, m.side)
@@ -242,9 +242,34 @@ cdef class DevicePool:
                     r = cu.cuMemcpyDtoDAsync(to, source, nbytes, m.side)
                 if r == 0:
                     r = wait_stream(m, m.side, PATIENCE)
-                cu.cuCtxPopCurrent(&old)
+                leave(mode)
             judged(m, r)
         return r
+
+
+cdef int enter(Memory* memory, cu.CUstreamCaptureMode* before) noexcept nogil:
+    """Makes the context current on a thread that may be anybody's, until leave(). Returns a CUresult.
+
+    Until then the thread takes no notice of graphs that others record. Libraries in the process (torch, ONNX Runtime) do
+    so in a mode in which the driver refuses many calls of every other thread, a mere query of an event among them, and
+    gives up their recording for it. Nothing here touches their streams.
+    """
+    cdef int r
+    before[0] = cu.CU_STREAM_CAPTURE_MODE_RELAXED
+    r = cu.cuThreadExchangeStreamCaptureMode(before)
+    if r:
+        return r
+    r = cu.cuCtxPushCurrent(memory.context)
+    if r:
+        cu.cuThreadExchangeStreamCaptureMode(before)
+    return r
+
+
+cdef void leave(cu.CUstreamCaptureMode before) noexcept nogil:
+    """Ends what enter() began; `before` is what it told."""
+    cdef cu.CUcontext old
+    cu.cuCtxPopCurrent(&old)
+    cu.cuThreadExchangeStreamCaptureMode(&before)
 
 
 cdef int judged(Memory* memory, int code) noexcept nogil:
@@ -435,7 +460,7 @@ cdef class PinnedPool:
     def drop(self):
         """Unlocks and frees the blocks that are unused. Not on the trio thread."""
         cdef uintptr_t pointer
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef int r
         taken, self.idle = self.idle, {}
         for size, idle in taken.items():
@@ -444,10 +469,10 @@ cdef class PinnedPool:
                 if self.device.c.broken:
                     return
                 with nogil:
-                    r = cu.cuCtxPushCurrent(self.device.c.context)
+                    r = enter(&self.device.c, &mode)
                     if r == 0:
                         r = cu.cuMemHostUnregister(<void*>pointer)
-                        cu.cuCtxPopCurrent(&old)
+                        leave(mode)
                     judged(&self.device.c, r)
                 if r == 0:
                     free(<void*>pointer)
@@ -475,14 +500,14 @@ cdef class PinnedBlock(Block):
 
     def lock(self):
         """Has the driver lock the block. On the device's thread."""
-        cdef cu.CUcontext old
+        cdef cu.CUstreamCaptureMode mode
         cdef Memory* m = &self.pool.device.c
         if m.broken or self.pool.closed:
             return
         with nogil:
-            if cu.cuCtxPushCurrent(m.context) == 0:
+            if enter(m, &mode) == 0:
                 judged(m, pin(&self.pin))
-                cu.cuCtxPopCurrent(&old)
+                leave(mode)
 
     def __len__(self):
         return self.nbytes

@@ -35,7 +35,7 @@ from neptrio.backends.kernel.cuda_launch cimport (
     copy_late,
     fence,
 )
-from neptrio.backends.kernel.cuda_memory cimport Memory, judged, nap, nap_after, wait_stream
+from neptrio.backends.kernel.cuda_memory cimport Memory, enter, judged, leave, nap, nap_after, wait_stream
 from neptrio.backends.kernel.cuda_queue cimport SLOTS, Queue, Slot
 from neptrio.backends.kernel.plan cimport Plan
 from neptrio.loop.mailbox cimport Mailbox, Work
@@ -204,13 +204,16 @@ cdef void run_device(Work* work) noexcept nogil:
     """A batch's turn in its mailbox."""
     cdef DeviceWork* w = &(<DeviceBatch>work.owner).c
     cdef Memory* memory = w.queue.memory
-    cdef int r
+    cdef cu.CUstreamCaptureMode mode
+    cdef int r = memory.broken
     begin(w)
-    if not memory.broken:
-        r = cu.cuCtxSetCurrent(memory.context)
+    if r == 0:
+        r = enter(memory, &mode)
         if r:
             w.status = judged(memory, r)
     work_off(w, True)
+    if r == 0:
+        leave(mode)
     w.times[3] = now_ns()
     w.times[2] = w.times[3] - <int64_t>(w.output_ms * 1e6)
     w.times[1] = w.times[2] - <int64_t>(w.infer_ms * 1e6)

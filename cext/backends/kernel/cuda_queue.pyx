@@ -22,7 +22,16 @@ from libc.string cimport memset
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.backends.kernel.cuda_error cimport check
-from neptrio.backends.kernel.cuda_memory cimport DevicePool, PinnedPool, allocate, judged, rounded, wait_stream
+from neptrio.backends.kernel.cuda_memory cimport (
+    DevicePool,
+    PinnedPool,
+    allocate,
+    enter,
+    judged,
+    leave,
+    rounded,
+    wait_stream,
+)
 from neptrio.backends.kernel.plan cimport Plan
 
 
@@ -159,11 +168,13 @@ cdef class DeviceQueue:
 
     def close(self):
         """Frees everything, unless the context is broken (rule 3)."""
+        cdef cu.CUstreamCaptureMode mode
         if self.c.memory == NULL:
             return
         with nogil:
-            if self.c.memory.broken == 0 and cu.cuCtxSetCurrent(self.c.memory.context) == 0:
+            if self.c.memory.broken == 0 and enter(self.c.memory, &mode) == 0:
                 self.give_back()
+                leave(mode)
         free(self.c.functions)
         memset(&self.c, 0, sizeof(Queue))
         self.owner = None

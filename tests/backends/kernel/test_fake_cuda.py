@@ -201,6 +201,62 @@ other.start(); other.join()
         gpu["violations"] = 0
 
 
+RECORDING = """
+import threading
+mode = d.CUstreamCaptureMode
+event = call(d.cuEventCreate(0))
+call(d.cuEventRecord(event, b))
+call(d.cuStreamBeginCapture(a, mode.CU_STREAM_CAPTURE_MODE_BEGUN))
+def other():
+    call(d.cuCtxSetCurrent(context))
+    call(d.cuThreadExchangeStreamCaptureMode(mode.CU_STREAM_CAPTURE_MODE_OTHER))
+    print(d.cuEventQuery(event)[0].name)
+thread = threading.Thread(target=other)
+thread.start(); thread.join()
+print(d.cuStreamEndCapture(a)[0].name)
+"""
+
+
+@pytest.mark.parametrize(
+    "begun, other, query, end",
+    [
+        ("GLOBAL", "GLOBAL", "STREAM_CAPTURE_UNSUPPORTED", "STREAM_CAPTURE_INVALIDATED"),
+        ("GLOBAL", "RELAXED", "NOT_READY", "SUCCESS"),
+        ("THREAD_LOCAL", "GLOBAL", "NOT_READY", "SUCCESS"),
+    ],
+)
+def test_a_query_ends_the_recording_of_another_thread(begun: str, other: str, query: str, end: str) -> None:
+    """As torch's issues tell of its own watchdog: unless one of the two threads has said that it does not mind."""
+    with FakeGpu() as gpu:
+        done = run(gpu, RECORDING.replace("BEGUN", begun).replace("OTHER", other))
+        names = [name.removeprefix("CUDA_").removeprefix("ERROR_") for name in done.stdout.split()]
+        assert names == [query, end], done.stderr
+        assert gpu["violations"] == (query == "STREAM_CAPTURE_UNSUPPORTED")
+        gpu["violations"] = 0
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("d.cuMemcpyHtoDAsync(memory(), ctypes.addressof(keep := ctypes.c_int(7)), 4, a)", "pageable memory was recorded"),
+        ("d.cuStreamWaitEvent(a, event, 0)", "waits for an event of outside"),
+        ("d.cuMemHostAlloc(4, 0)", "ended the recording"),
+    ],
+    ids=["pageable", "event", "allocation"],
+)  # fmt: skip
+def test_what_cannot_be_recorded(code: str, said: str) -> None:
+    begin = """
+memory = (lambda made: lambda: made)(memory())
+event = call(d.cuEventCreate(0))
+call(d.cuEventRecord(event, b))
+call(d.cuStreamBeginCapture(a, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+"""
+    with FakeGpu() as gpu:
+        done = run(gpu, begin + code)
+        assert said in done.stderr
+        gpu["violations"] = 0
+
+
 def test_pinning_has_a_limit_and_takes_its_time() -> None:
     code = """
 import time

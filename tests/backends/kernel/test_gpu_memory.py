@@ -164,3 +164,57 @@ def test_a_stream_whose_work_does_not_end_is_not_destroyed(patience: int) -> Non
         name = "" if patience else "CUDA_ERROR_LAUNCH_TIMEOUT"
         last = f"GPU 0 cannot be used any more after {name}; the server must be started anew"
         assert done.stdout.splitlines() == [name, "opened" if patience else last], done.stderr
+
+
+RECORDING = """
+import ctypes
+import threading
+from cuda.bindings import driver
+from benchmarks.gpu import Runner, compare, simple_case, stream_case
+import numpy as np
+from neptrio.backends.kernel import device
+
+gpu = device.Device.get(0)
+closing = [gpu.thread._thread]
+driver.cuCtxSetCurrent(gpu.context)
+_, stream = driver.cuStreamCreate(1)
+
+def serve():
+    held = device.Device.get(1)
+    for case, times in ((simple_case(), 8), (stream_case(), 8)):
+        runner = Runner(case)
+        for i in range(times):
+            arrays = case.make(np.random.default_rng(i), 64)
+            compare(case, arrays, runner.infer(arrays)[0])
+        assert runner.instance.usage()["graph_launches"] or case.name != "simple"
+        runner.close()
+    block = gpu.pool.block(8)
+    gpu.pool.store(block.address, b"12345678")
+    fetched = gpu.pool.fetch(block.address, 8)
+    assert ctypes.string_at(fetched.address, 8) == b"12345678"
+    gpu.memory_info()
+    held.release()
+    closing.append(held.thread._thread)
+
+driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+server = threading.Thread(target=serve)
+server.start()
+server.join()
+error, graph = driver.cuStreamEndCapture(stream)
+print(error.name, len(closing))
+driver.cuGraphDestroy(graph)
+driver.cuStreamDestroy(stream)
+gpu.release()
+for thread in closing:
+    thread.join(30)
+"""
+
+
+def test_graphs_that_other_libraries_record_are_left_alone() -> None:
+    """torch and ONNX Runtime record in the mode in which calls of any other thread are refused, and end the recording."""
+    with FakeGpu(devices=2, main_thread=1) as gpu:
+        done = subprocess.run(
+            [sys.executable, "-c", RECORDING], env=gpu.env, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "CUDA_SUCCESS 2\n", done.stderr
+        assert gpu.live() == {}

@@ -254,6 +254,8 @@ int cuCtxGetDevice(int* device) {
 
 int cuCtxSynchronize(void) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     const int result = ready(current());
     return result ? result : synchronize(current());
 }
@@ -288,6 +290,9 @@ static const struct { int code; const char *name, *text; } names[] = {
     {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client has been terminated"},
     {911, "CUDA_ERROR_EXTERNAL_DEVICE", "an async error has occurred in an external device"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"},
+    {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread"},
     {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when a stream is capturing"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };

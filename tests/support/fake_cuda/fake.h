@@ -29,6 +29,9 @@
  *     call, the stream's number (in order of creation), and bytes or the event's number. A query has
  *     a line, `ended`, when the answer is yes for the first time. `pin` has the bytes, `access` a pool's device and who may
  *     reach it, `init` what CUDA_DEVICE_MAX_CONNECTIONS says.
+ * 10. While a graph is recorded some calls that have nothing to do with it (allocations, queries and waits, modules) are
+ *     refused and end the recording: on the thread that records, and in the mode GLOBAL on every thread that has not
+ *     said that it takes no notice (cuThreadExchangeStreamCaptureMode).
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -64,6 +67,9 @@ enum { /* CUresult, as far as it is used here */
     LAUNCH_FAILED = 719,
     COOPERATIVE_TOO_LARGE = 720,
     CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_ISOLATION = 905,
+    CAPTURE_WRONG_THREAD = 908,
 };
 
 /* The file that a test maps: 64-bit numbers by index. tests/support/gpu.py has the same list. */
@@ -127,6 +133,7 @@ typedef struct Stream {
     int hung, blocking, number;
     Graph* capturing;
     pthread_t capturer;
+    int mode, spoilt; /* of the recording: who must not make unsafe calls meanwhile (rule 10), and whether one did */
     struct Stream* next;
 } Stream;
 
@@ -185,6 +192,7 @@ extern int64_t* numbers;
 extern pthread_mutex_t lock; /* recursive; every function of the driver holds it */
 extern Context contexts[8];
 extern int device_count;
+extern Stream* streams;
 
 #define ENTER locked held __attribute__((cleanup(leave), unused)) = enter(__func__)
 typedef int locked;
@@ -213,6 +221,7 @@ void forget_streams(Context* context);
 int push(Stream* stream, Op op);
 void drop(Op* op);
 int usable(Stream* stream);              /* 0, or the error of a call with that stream */
+int unsafe(const char* function);        /* 0, or the error of a call while somebody records a graph (rule 10) */
 void pause_ns(int64_t ns);
 
 int run_function(Function* function, Op* op);

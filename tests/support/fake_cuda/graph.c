@@ -33,12 +33,14 @@ static void drop_graph(Graph* graph) {
 
 int cuStreamBeginCapture(Stream* stream, int mode) {
     ENTER;
-    (void)mode;
     const int result = usable(stream);
     if (result) return result;
+    if (stream == stream->context->legacy) return violation(CAPTURE_UNSUPPORTED, "the legacy stream can't be recorded");
     if (stream->capturing) return violation(CAPTURE_UNSUPPORTED, "a graph is being recorded already");
     stream->capturing = new_graph(stream->context, NULL);
     stream->capturer = pthread_self();
+    stream->mode = mode;
+    stream->spoilt = 0;
     numbers[LIVE_GRAPHS]++;
     return OK;
 }
@@ -46,8 +48,42 @@ int cuStreamBeginCapture(Stream* stream, int mode) {
 int cuStreamEndCapture(Stream* stream, Graph** graph) {
     ENTER;
     const int result = usable(stream);
-    *graph = stream->capturing;
+    *graph = NULL;
+    if (!stream->capturing) return violation(INVALID_VALUE, "no graph is being recorded");
+    if (stream->mode != 2 && !pthread_equal(stream->capturer, pthread_self()))
+        return violation(CAPTURE_WRONG_THREAD, "a recording was ended by another thread than began it");
+    Graph* made = stream->capturing;
     stream->capturing = NULL;
+    if (result || stream->spoilt) {
+        drop_graph(made);
+        numbers[LIVE_GRAPHS]--;
+        return result ? result : CAPTURE_INVALIDATED;
+    }
+    *graph = made;
+    return OK;
+}
+
+static __thread int thread_mode; /* 0 GLOBAL, 1 THREAD_LOCAL, 2 RELAXED */
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+    check_caller(__func__);
+    if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+    const int before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return OK;
+}
+
+int unsafe(const char* function) {
+    int result = OK;
+    if (thread_mode == 2) return OK;
+    for (Stream* s = streams; s; s = s->next) {
+        if (!s->capturing || s->mode == 2) continue;
+        const int own = pthread_equal(s->capturer, pthread_self());
+        if (!own && (s->mode != 0 || thread_mode != 0)) continue;
+        s->spoilt = 1;
+        result = violation(CAPTURE_UNSUPPORTED, "%s ended the recording of a graph", function);
+    }
     return result;
 }
 

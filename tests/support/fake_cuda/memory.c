@@ -166,6 +166,8 @@ void forget_memory(Context* context) {
 
 int cuMemAlloc(Ptr* address, size_t size) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     Context* context = current();
     int result = ready(context);
     if (result) return result;
@@ -184,6 +186,8 @@ int cuMemAlloc(Ptr* address, size_t size) {
 
 int cuMemFree(Ptr address) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     const int result = ready(current());
     if (result) return result;
     Allocation* a = find(address);
@@ -335,6 +339,8 @@ static int note_pinned(void* address, size_t size, int registered) {
 
 int cuMemHostAlloc(void** address, size_t size, unsigned flags) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     (void)flags;
     const int result = ready(current());
     if (result) return result;
@@ -347,6 +353,8 @@ int cuMemHostAlloc(void** address, size_t size, unsigned flags) {
 
 int cuMemHostRegister(void* address, size_t size, unsigned flags) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     (void)flags;
     const int result = ready(current());
     if (result) return result;
@@ -369,11 +377,15 @@ static int unpin(void* address, int registered) {
 
 int cuMemFreeHost(void* address) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     return unpin(address, 0);
 }
 
 int cuMemHostUnregister(void* address) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     return unpin(address, 1);
 }
 
@@ -395,6 +407,8 @@ int cuIpcGetMemHandle(Handle* handle, Ptr address) {
 
 int cuIpcOpenMemHandle(Ptr* address, Handle handle, unsigned flags) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     (void)flags;
     int result = ready(current());
     if (result) return result;
@@ -419,6 +433,8 @@ int cuIpcOpenMemHandle(Ptr* address, Handle handle, unsigned flags) {
 
 int cuIpcCloseMemHandle(Ptr address) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     const int result = ready(current());
     if (result) return result;
     Allocation* a = find(address);

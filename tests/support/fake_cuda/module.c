@@ -138,6 +138,8 @@ int cuModuleLoadDataEx(Module** made, const char* image, unsigned count, const i
 
 int cuModuleLoadData(Module** made, const char* image) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     int result = ready(current());
     if (result) return result;
     if (strncmp(image, "neptrio fake module\n", 20) || due(FAIL_LOAD)) return INVALID_IMAGE;
@@ -162,6 +164,8 @@ int cuModuleLoadData(Module** made, const char* image) {
 
 int cuModuleUnload(Module* module) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     if (!module || !module->context) return violation(INVALID_HANDLE, "a module was unloaded twice");
     synchronize(module->context);
     for (int i = 0; i < 1024; i++)

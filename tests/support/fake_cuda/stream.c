@@ -1,7 +1,7 @@
 /* Streams, events and copies: queued work, and when it runs. */
 #include "fake.h"
 
-static Stream* streams;
+Stream* streams;
 static Event* events;
 static uint64_t random_state;
 
@@ -270,6 +270,8 @@ int cuStreamDestroy(Stream* stream) {
 
 int cuStreamSynchronize(Stream* stream) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     stream = meant(stream);
     const int result = usable(stream);
     if (result) return result;
@@ -280,6 +282,8 @@ int cuStreamSynchronize(Stream* stream) {
 
 int cuStreamQuery(Stream* stream) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     numbers[QUERIES]++;
     stream = meant(stream);
     const int result = usable(stream);
@@ -330,6 +334,10 @@ int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
     (void)flags;
     const int result = usable(stream);
     if (result) return result;
+    if (stream->capturing) {
+        stream->spoilt = 1;
+        return violation(CAPTURE_ISOLATION, "a recording waits for an event of outside");
+    }
     if (!event->version) return OK; /* never recorded: nothing to wait for */
     journal("wait %d %d\n", stream->number, event->number);
     return push(stream, (Op){.kind = WAIT, .on = event->stream, .version = event->position});
@@ -337,6 +345,8 @@ int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
 
 int cuEventQuery(Event* event) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     numbers[QUERIES]++;
     const int result = ready(event->context);
     if (result) return result;
@@ -352,6 +362,8 @@ int cuEventQuery(Event* event) {
 
 int cuEventSynchronize(Event* event) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     const int result = ready(event->context);
     if (result) return result;
     if (event->version) wait_for(event->stream, event->position);
@@ -391,6 +403,8 @@ int cuMemcpyHtoDAsync(Ptr to, const void* from, size_t size, Stream* stream) {
     int result = usable(stream);
     if (!result) result = known(to, size, "copy to");
     if (!result) result = on_host(from, "copy from");
+    if (!result && stream->capturing && !is_pinned(from, size))
+        result = violation(CAPTURE_UNSUPPORTED, "a copy from pageable memory was recorded");
     if (result) return result;
     numbers[HTOD]++;
     numbers[HTOD_BYTES] += (int64_t)size;
@@ -408,6 +422,8 @@ int cuMemcpyDtoHAsync(void* to, Ptr from, size_t size, Stream* stream) {
     int result = usable(stream);
     if (!result) result = known(from, size, "copy from");
     if (!result) result = on_host(to, "copy to");
+    if (!result && stream->capturing && !is_pinned(to, size))
+        result = violation(CAPTURE_UNSUPPORTED, "a copy to pageable memory was recorded");
     if (result) return result;
     numbers[DTOH]++;
     numbers[DTOH_BYTES] += (int64_t)size;
@@ -457,6 +473,8 @@ int cuMemsetD8Async(Ptr to, unsigned char value, size_t size, Stream* stream) {
 
 int cuMemcpyHtoD(Ptr to, const void* from, size_t size) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     int result = ready(current());
     if (!result) result = known(to, size, "copy to");
     if (!result) result = on_host(from, "copy from");
@@ -470,6 +488,8 @@ int cuMemcpyHtoD(Ptr to, const void* from, size_t size) {
 
 int cuMemcpyDtoH(void* to, Ptr from, size_t size) {
     ENTER;
+    const int refused = unsafe(__func__);
+    if (refused) return refused;
     int result = ready(current());
     if (!result) result = known(from, size, "copy from");
     if (!result) result = on_host(to, "copy to");

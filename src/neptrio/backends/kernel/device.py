@@ -91,6 +91,19 @@ def call(result: Any, doing: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values) if values else None
 
 
+@contextmanager
+def ignoring_captures() -> Iterator[None]:
+    """For calls of the driver while another library of the process may record a graph (cuda_memory.enter)."""
+    from cuda.bindings import driver
+
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = call(driver.cuThreadExchangeStreamCaptureMode(mode), "setting up the thread")
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
+
+
 class Occupant(Protocol):
     """An instance on a GPU."""
 
@@ -194,11 +207,12 @@ class Device:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Makes the context current for a few calls on a thread that has another one or none."""
-        call(self._driver.cuCtxPushCurrent(self.context), "making the context current")
-        try:
-            yield
-        finally:
-            self._driver.cuCtxPopCurrent()
+        with ignoring_captures():
+            call(self._driver.cuCtxPushCurrent(self.context), "making the context current")
+            try:
+                yield
+            finally:
+                self._driver.cuCtxPopCurrent()
 
     @property
     def architecture(self) -> str:
@@ -257,7 +271,8 @@ class Device:
             if device is not None and device.pool.broken:
                 raise Unavailable(device.failure)
             if device is None:
-                device = cls(ordinal)
+                with ignoring_captures():
+                    device = cls(ordinal)
                 cls._open[ordinal] = device
                 device_memory.pools[ordinal] = device.pool
             device.users += 1
@@ -281,7 +296,7 @@ class Device:
 
     def _settle(self) -> None:
         """Closes the device when it has no users left (rule 1). On the device's thread."""
-        with self._lock:
+        with self._lock, ignoring_captures():
             if self.pool.broken or self._open.get(self.ordinal) is not self:
                 return
             if self.users or self.pool.blocks or self.pinned.used:
