@@ -42,6 +42,7 @@ cdef class DevicePool:
     cdef public object post         # post(call) has the device's thread call it
     cdef public object ask          # ask(call) does so and waits for the result
     cdef list freed                 # addresses of blocks that are gone, for the device's thread
+    cdef list outlived              # page-locked memory of queues that were closed, for free_pinned()
     cdef bint closed
     cdef int copy_(self, const char* from_host, cu.CUdeviceptr to, char* to_host, cu.CUdeviceptr source,
                    size_t nbytes) noexcept nogil

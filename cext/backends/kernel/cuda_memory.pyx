@@ -70,6 +70,7 @@ cdef class DevicePool:
     def __cinit__(self):
         memset(&self.c, 0, sizeof(Memory))
         self.freed = []
+        self.outlived = []
         self.patience = PATIENCE
 
     def __init__(self, uintptr_t context, uintptr_t pool, int ordinal):
@@ -113,6 +114,24 @@ cdef class DevicePool:
                 r = enter(&self.c, &mode)
                 if r == 0:
                     r = cu.cuMemFreeAsync(address, self.c.side)
+                    leave(mode)
+                judged(&self.c, r)
+
+    def free_pinned(self):
+        """Frees the page-locked memory of queues that were closed. It may wait for all that runs on the device."""
+        cdef list outlived = self.outlived
+        cdef cu.CUstreamCaptureMode mode
+        cdef uintptr_t pointer
+        cdef int r
+        self.outlived = []
+        for number in outlived:
+            pointer = number
+            if self.c.broken:
+                return
+            with nogil:
+                r = enter(&self.c, &mode)
+                if r == 0:
+                    r = cu.cuMemFreeHost(<void*>pointer)
                     leave(mode)
                 judged(&self.c, r)
 

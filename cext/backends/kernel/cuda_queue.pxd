@@ -8,7 +8,6 @@ from neptrio.backends.kernel.plan cimport Plan
 cdef enum:
     SLOTS = 3                   # so many runs may be under way: one computes while others are copied in and out
     GRAPHS = 64
-    OUTGROWN = 16
     SMALL_BLOCK = 65536         # bytes; so much is copied by the host sooner than a block is locked for it
 
 cdef struct Graph:              # a plan's kernels recorded as one launch (cuda_graph)
@@ -20,7 +19,7 @@ cdef struct Graph:              # a plan's kernels recorded as one launch (cuda_
 cdef struct Slot:
     char* pinned                # buffer for staging inputs, and behind them the outputs of small batches
     size_t pinned_size
-    char* outgrown[OUTGROWN]    # smaller ones that it had before
+    char** outgrown             # smaller ones that it had before
     int n_outgrown
     cu.CUdeviceptr work         # inputs and scratch buffers
     size_t work_size
@@ -69,4 +68,5 @@ cdef class DeviceQueue:
     cdef int64_t told               # the value of `grown` at the last report
     cdef object make(self)
     cdef int create(self) noexcept nogil
-    cdef void give_back(self) noexcept nogil
+    cdef bint give_back(self) noexcept nogil
+    cdef object leave_pinned(self)

@@ -10,13 +10,13 @@ Rules:
  1. Memory grows to powers of two and never shrinks while the instance lives. Its bytes are counted; any thread may
     read them.
  2. A slot grows while nothing uses it, so the old block is freed, and the new one allocated, in the stream in which
-    its run begins. The slot's graphs become invalid. Outgrown page-locked buffers are kept until the end, because
-    freeing one may wait for the whole device.
+    its run begins. The slot's graphs become invalid. Outgrown page-locked buffers are kept until the end, and then left
+    to the device's thread with the others (DevicePool.free_pinned), because freeing one may wait for the whole device.
  3. A queue is made and closed on its instance's thread, without the GIL. With a broken context, or when its streams do
     not come to an end, close() passes nothing to the driver: what was taken is lost until the process ends.
 """
 from libc.stdint cimport int64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 cimport cuda.bindings.cydriver as cu
@@ -51,15 +51,16 @@ cdef int ensure(Queue* q, Slot* s, Plan* plan, bint small, cu.CUstream stream) n
     """Grows a slot's memory to the sizes that the plan needs; `small`: the outputs arrive here too; `stream`: where the
     run begins. Returns a CUresult."""
     cdef int r
+    cdef char** grown
     cdef size_t size = plan.input_bytes + (plan.output_bytes if small else 0)
     if s.pinned_size < size:
         if s.pinned != NULL:
-            if s.n_outgrown < OUTGROWN:
-                s.outgrown[s.n_outgrown] = s.pinned
-                s.n_outgrown += 1
-            else:
-                cu.cuMemFreeHost(s.pinned)
-                q.pinned_bytes -= s.pinned_size
+            grown = <char**>realloc(s.outgrown, (s.n_outgrown + 1) * sizeof(char*))
+            if grown == NULL:
+                return cu.CUDA_ERROR_OUT_OF_MEMORY
+            s.outgrown = grown
+            s.outgrown[s.n_outgrown] = s.pinned
+            s.n_outgrown += 1
         s.pinned = NULL
         s.pinned_size = 0
         s.generation += 1
@@ -169,33 +170,50 @@ cdef class DeviceQueue:
     def close(self):
         """Frees everything, unless the context is broken (rule 3)."""
         cdef cu.CUstreamCaptureMode mode
+        cdef bint ended = False
+        cdef int i
         if self.c.memory == NULL:
             return
         with nogil:
             if self.c.memory.broken == 0 and enter(self.c.memory, &mode) == 0:
-                self.give_back()
+                ended = self.give_back()
                 leave(mode)
+        if ended:
+            self.leave_pinned()
+        for i in range(SLOTS):
+            free(self.c.slots[i].outgrown)
         free(self.c.functions)
         memset(&self.c, 0, sizeof(Queue))
         self.owner = None
 
-    cdef void give_back(self) noexcept nogil:
+    def progress(self) -> tuple:
+        """(how many batches are under way, when the last one ended)."""
+        return self.c.under_way, self.c.finished
+
+    cdef object leave_pinned(self):
+        cdef int i, k
+        cdef Slot* s
+        for i in range(SLOTS):
+            s = &self.c.slots[i]
+            if s.pinned != NULL:
+                self.pool.outlived.append(<uintptr_t>s.pinned)
+            for k in range(s.n_outgrown):
+                self.pool.outlived.append(<uintptr_t>s.outgrown[k])
+
+    cdef bint give_back(self) noexcept nogil:
+        """All but page-locked memory; False where something has not ended."""
         cdef int i, k
         cdef Slot* s
         cdef cu.CUevent* events[EVENTS]
         cdef cu.CUstream[4] streams = [self.c.inward, self.c.compute, self.c.outward, self.c.last]
         for k in range(4):
             if streams[k] != NULL and judged(self.c.memory, wait_stream(self.c.memory, streams[k], PATIENCE)):
-                return
+                return False
         for i in range(SLOTS):
             s = &self.c.slots[i]
             for k in range(GRAPHS):
                 if s.graphs[k].executable != NULL:
                     cu.cuGraphExecDestroy(s.graphs[k].executable)
-            if s.pinned != NULL:
-                cu.cuMemFreeHost(s.pinned)
-            for k in range(s.n_outgrown):
-                cu.cuMemFreeHost(s.outgrown[k])
             if s.work_size:
                 cu.cuMemFreeAsync(s.work, self.c.compute)
             if s.out_size:
@@ -206,7 +224,8 @@ cdef class DeviceQueue:
                     cu.cuEventDestroy(events[k][0])
         if self.c.compute != NULL and judged(
                 self.c.memory, wait_stream(self.c.memory, self.c.compute, PATIENCE)):
-            return  # the frees
+            return False  # the frees
         for k in range(4):
             if streams[k] != NULL:
                 cu.cuStreamDestroy(streams[k])
+        return True

@@ -84,7 +84,7 @@ class CudaRegion:
         if device_memory.places.get(self.name) == self.address:
             del device_memory.places[self.name]
         if self.address and not gpu.pool.broken:
-            gpu.thread.post(partial(_unmap, gpu, self.address))
+            gpu.later(partial(_unmap, gpu, self.address))
         self.address = 0
         gpu.release()
 

@@ -12,6 +12,7 @@ import queue
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -406,6 +407,54 @@ def test_a_hanging_kernel_does_not_keep_the_server_from_ending(tmp_path: Path) -
             assert server.stop() == 1
         with pytest.raises((OSError, http.client.HTTPException)):
             hanging.result(60)
+
+
+def test_unloads_do_not_wait_for_another_models_kernel(tmp_path: Path) -> None:
+    """Freeing page-locked memory and unloading a module wait for all that runs on a device, and hold up other calls."""
+    for model in ("one", "two", "three"):
+        write_model(tmp_path, model, limited("300"), {"1/model.cu": ADD})
+    flags = ["--model-control-mode=explicit", "--exit-timeout-secs=2"]
+    flags += [f"--load-model={model}" for model in ("one", "two", "three")]
+    with FakeGpu() as gpu, ThreadPoolExecutor(1) as pool:
+        with ServerProcess(tmp_path, *flags, env=gpu.env) as server:
+            # large enough for page-locked outputs
+            for model in ("one", "three"):
+                assert add(server, model, *range(100_000))[0] == 200
+            gpu["hang_kernel"] = 1
+            hanging = pool.submit(add, server, "two", 1)
+            until(lambda: gpu["hang_kernel"] == 0, "the kernel hangs")
+            modules = gpu["live_modules"]
+            assert post(server, "/v2/repository/models/one/unload")[0] == 200
+            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            assert gpu["live_modules"] == modules == 3, "it is given back when nothing hangs any more"
+            assert add(server, "three", 1) == (200, [2]), "the device serves"
+            assert server.stop() == 1
+        with pytest.raises((OSError, http.client.HTTPException)):
+            hanging.result(60)
+
+
+def test_what_an_unload_leaves_is_given_back_while_others_are_busy(tmp_path: Path) -> None:
+    write_model(tmp_path, "one", limited("300"), {"1/model.cu": ADD})
+    write_model(tmp_path, "two", limited("300"), {"1/model.cu": ADD})
+    flags = ("--model-control-mode=explicit", "--load-model=one", "--load-model=two")
+    with FakeGpu(kernel_ns=5_000_000) as gpu, ThreadPoolExecutor(4) as pool:
+        with ServerProcess(tmp_path, *flags, env=gpu.env) as server:
+            assert add(server, "one", *range(100_000))[0] == 200
+            ended = threading.Event()
+
+            def ask() -> None:
+                while not ended.is_set():
+                    assert add(server, "two", 1) == (200, [2])
+
+            busy = [pool.submit(ask) for _ in range(4)]
+            until(lambda: gpu["launches"] > 20, "the other model is busy")
+            assert post(server, "/v2/repository/models/one/unload")[0] == 200
+            until(lambda: reason(server, "one") == ("UNAVAILABLE", "unloaded"), "the unload's end")
+            assert gpu["live_modules"] == 1
+            ended.set()
+            for asking in busy:
+                asking.result(60)
+        assert gpu.live() == {}
 
 
 def test_a_limit_must_be_a_time(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ Rules:
     only a new process can use the device after such an error.
  4. break_() and users' callbacks run on the trio thread. Everything that calls the driver runs elsewhere: opening on
     the thread that loads, closing and giving memory back on the device's own thread (driver_thread.py).
+ 5. Some calls wait for everything on the device, whoever began it: freeing page-locked memory, unloading a module,
+    closing a region. While a kernel hangs they never return, and the driver holds up other threads' calls meanwhile. So
+    they are left to the device's thread (later()), which makes them when no instance hangs, or later, when there is
+    more to give back or the device is closed.
 
 What happens for each batch is in cext/backends/kernel/cuda_*.pyx. The module can be imported without a driver; its
 functions then say that there is none.
@@ -27,7 +31,8 @@ import functools
 import importlib.util
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,6 +51,7 @@ POOL_KEEPS = (
     2**64 - 1
 )  # bytes that the memory pool keeps while unused: all, until a model goes or memory runs out
 SETTLE_SECONDS = 10.0  # how long an unload waits for the device's thread
+ALIVE_SECONDS = 1.0  # how long that waits for a sign that no kernel hangs
 
 
 @functools.lru_cache(1)
@@ -166,6 +172,8 @@ class Device:
             )
         self.context = call(driver.cuDevicePrimaryCtxRetain(self.handle), "creating the context")
         self.thread = DriverThread(f"gpu-{ordinal}")
+        self.queues: list[Any] = []  # of the instances
+        self._leavings: list[Callable[[], object]] = []
         self._pool: Any = None
         self._pool_bytes = (0, 0)  # reserved, used
         try:
@@ -275,6 +283,8 @@ class Device:
                     device = cls(ordinal)
                 cls._open[ordinal] = device
                 device_memory.pools[ordinal] = device.pool
+            elif device._leavings:
+                device.thread.post(device._clear)
             device.users += 1
             if pinned_limit is not None:
                 device.pinned.limit = pinned_limit
@@ -294,6 +304,42 @@ class Device:
         if self.users == 0:
             self.thread.post(self._settle)
 
+    # ---------------------------------------------------------------- what may wait for the whole device
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Has the device's thread make calls that give something back and may wait for all that runs on the device, as
+        soon as nothing hangs there (rule 5). Any thread."""
+        self._leavings.append(call)
+        self.thread.post(self._clear)
+
+    def _clear(self) -> None:
+        if not self._leavings or not self._alive():
+            return
+        calls, self._leavings = self._leavings, []
+        for call in calls:
+            if self.pool.broken:
+                return
+            try:
+                call()
+            except Exception:
+                log.exception("%s: a call of the driver failed", self.thread.name)
+
+    def _alive(self, seconds: float = ALIVE_SECONDS) -> bool:
+        """Whether every instance has nothing under way, or has finished something since this was asked."""
+        before = {queue: queue.progress() for queue in list(self.queues)}
+        end = time.monotonic() + seconds
+        while not self.pool.broken:
+            for queue, (_, ended) in list(before.items()):
+                under_way, last = queue.progress()
+                if not under_way or last != ended:
+                    del before[queue]
+            if not before:
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.001)
+        return False
+
     def _settle(self) -> None:
         """Closes the device when it has no users left (rule 1). On the device's thread."""
         with self._lock, ignoring_captures():
@@ -305,6 +351,7 @@ class Device:
             if self.pool.broken:
                 log.error("%s", self.failure)
                 return
+            self._clear()
             del self._open[self.ordinal]
             device_memory.pools.pop(self.ordinal, None)
             self.pinned.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from neptrio.backends.kernel import nvrtc
@@ -107,6 +108,7 @@ class DeviceInstance(BackendInstance):
             (device, self._module),
             backend.execute_seconds,
         )
+        device.queues.append(self._queue)
         self._builder.use(self._queue)
 
     def _check(self, name: str, function: Any, path: Path) -> None:
@@ -205,21 +207,28 @@ class DeviceInstance(BackendInstance):
 
     def finalize(self) -> None:
         self._builder.use(None)
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None
         device, self._device = self._device, None
+        queue, self._queue = self._queue, None
         if device is None:
             return
+        if queue is not None:
+            queue.close()
+            device.queues.remove(queue)
         if self in device.occupants:
             device.occupants.remove(self)
         if not device.pool.broken:
-            if self._module is not None:
-                with device.current():
-                    device._driver.cuModuleUnload(self._module)
-            device.pool.trim()
-            device.pinned.drop()
+            device.later(partial(_give_back, device, self._module))
         self._module = None
         device.release()
         if not device.pool.broken:
             device.thread.settle(SETTLE_SECONDS)
+
+
+def _give_back(device: Device, module: Any) -> None:
+    """What an instance had, after its queue was closed."""
+    if module is not None:
+        with device.current():
+            device._driver.cuModuleUnload(module)
+    device.pool.free_pinned()
+    device.pool.trim()
+    device.pinned.drop()
