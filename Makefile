@@ -106,8 +106,8 @@ $(VENV)/.deps-cuda: $(VENV)/.built-test requirements/cuda.txt
 	@$(BIN)/python tools/install.py cuda
 	@touch $@
 
-test-gpu: $(VENV)/.deps-cuda ## Run the tests that need a GPU (skipped, saying why, where there is none), with the extra `cuda`
-	@$(BIN)/python -m pytest -m gpu -rs $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests) $(ARGS)
+test-gpu: $(VENV)/.deps-cuda ## Run the tests that need a GPU (skipped, saying why, where there is none) and those of the compiler of kernels, with the extra `cuda`
+	@$(BIN)/python -m pytest -m 'gpu or nvrtc' -rs $$(grep -rlE --include='test_*.py' '^(pytestmark = \[?| +)pytest\.mark\.(gpu|nvrtc)' tests) $(ARGS)
 
 gpu-wheels: $(VENV)/.deps ## Fetch what tools/gpu_run.sh needs on a GPU machine without a network into build/gpu-wheels; ARGS='--without numpy' leaves out what it has
 	@$(BIN)/python tools/gpu_wheels.py $(ARGS)

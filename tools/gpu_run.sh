@@ -9,7 +9,7 @@
 #   install   the wheels, into build/gpu-site; what the machine's Python has besides stays in reach
 #   build     the compiled modules, in place
 #   check     what there is: driver, compiler of kernels, headers, ONNX Runtime's providers
-#   test      the tests with the mark `gpu`; without a GPU they fail
+#   test      the tests with the marks `gpu` (without a GPU they fail) and `nvrtc`
 #   bench     benchmarks/gpu.py
 #
 # In $OUT (build/gpu-run) are report.md, and a log of each step. All steps of one call take at most 570 seconds together
@@ -85,9 +85,9 @@ check() {
 }
 
 tests() {
-    # only files with that mark: others need more packages
+    # only files with those marks: others need more packages
     # shellcheck disable=SC2046,SC2086
-    run test "$PYTHON" -m pytest -m gpu -rA $(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests | sort) ${TEST_ARGS:-}
+    run test "$PYTHON" -m pytest -m "gpu or nvrtc" -rA $(grep -rlE --include='test_*.py' '^(pytestmark = \[?| +)pytest\.mark\.(gpu|nvrtc)' tests | sort) ${TEST_ARGS:-}
 }
 
 bench() {

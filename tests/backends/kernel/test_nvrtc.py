@@ -1,7 +1,8 @@
-"""Compiling for GPUs, which needs no GPU. Skipped where NVRTC is not installed."""
+"""Compiling for GPUs, which needs no GPU. Skipped where NVRTC is not installed, unless NEPTRIO_REQUIRE_GPU=1."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ from neptrio.backends.kernel import device, nvrtc, source
 from neptrio.errors import InvalidArgument
 from tests.backends.kernel.family import FAMILY, HERE
 
+pytestmark = pytest.mark.nvrtc
+
 
 @pytest.fixture(autouse=True)
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +22,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         nvrtc.library()
     except InvalidArgument as error:
+        if os.environ.get("NEPTRIO_REQUIRE_GPU") == "1":
+            raise
         pytest.skip(str(error))
 
 
