@@ -27,6 +27,13 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.parametrize("capability, name", [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 1), "sm_121a")])
+def test_the_architecture_is_the_devices_own(capability: tuple[int, int], name: str, tmp_path: Path) -> None:
+    assert device.architecture(capability) == name
+    (tmp_path / "model.cu").write_text("__global__ void run(int* x) { x[0] = 1; }")
+    assert nvrtc.compile_source(source.read(tmp_path / "model.cu"), (), name, "m", ["run"]).code
+
+
 @pytest.mark.parametrize("name", sorted({case.source for case in FAMILY}))
 def test_the_family_compiles(name: str) -> None:
     if name == "dtypes.cu" and not nvrtc.include_folders():
@@ -99,6 +106,14 @@ __global__ void run(const __nv_fp8_e4m3* x, const __nv_bfloat16* w, __nv_fp8_e5m
     if (i < n) y[i] = __nv_fp8_e5m2(float(x[i]) * __bfloat162float(w[i]));
 }
 """,
+    "matrix products of one generation": """
+__global__ void run(int* x)
+{
+    asm volatile("wgmma.fence.sync.aligned;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    x[0] = 1;
+}
+""",
     "kernels that nobody launches": """
 namespace other { __global__ void hidden(int* x) { x[0] = 1; } }
 __global__ void twice(int* x) { }
@@ -122,7 +137,8 @@ def test_sources_that_people_have_compile(tmp_path: Path, name: str) -> None:
     ]
     if len(found) < 3:
         pytest.skip(f"of CUDA's headers there are only those with {', '.join(found) or 'nothing'}")
-    made = nvrtc.compile_source(source.read(tmp_path / "model.cu"), (), "sm_90", "m", ["run"])
+    architecture = device.architecture((9, 0))
+    made = nvrtc.compile_source(source.read(tmp_path / "model.cu"), (), architecture, "m", ["run"])
     assert made.code[:4] == b"\x7fELF" and "run" in made.names["run"]
 
 

@@ -110,6 +110,13 @@ def ignoring_captures() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(before)
 
 
+def architecture(capability: tuple[int, int]) -> str:
+    """The architecture to compile for on a device: since sm_90 with what only its own generation has (wgmma, setmaxnreg),
+    because the code runs nowhere else."""
+    major, minor = capability
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
 class Occupant(Protocol):
     """An instance on a GPU."""
 
@@ -224,8 +231,8 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """The architecture to compile for, such as sm_90."""
-        return f"sm_{self.capability[0]}{self.capability[1]}"
+        """The architecture to compile for, such as sm_90a."""
+        return architecture(self.capability)
 
     def statistics(self) -> DeviceStatistics:
         """Bytes in the pools; zeros after the context has broken. On the trio thread, which must not ask the driver,
