@@ -509,6 +509,30 @@ def test_a_region_may_be_a_part_of_an_allocation(region_server: Any) -> None:
         client.unregister_cuda_shared_memory("part")
 
 
+def test_two_regions_may_be_the_same_memory(region_server: Any) -> None:
+    """The driver opens it once, at one address, and it stays open until both are gone."""
+    import base64
+
+    server, gpu, device = region_server
+    before = gpu["live_ipc"]
+    address, handle = device.region(0, 4096)
+    values = np.array([[1, 2, 3]], np.int32)
+    device.write(address, values.tobytes().ljust(4096, b"\0"))
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        for name in ("first", "second"):
+            client.register_cuda_shared_memory(name, base64.b64encode(handle), 0, 4096)
+        assert gpu["live_ipc"] == before + 1
+        client.unregister_cuda_shared_memory("first")
+        tensor = grpcclient.InferInput("X", [1, 3], "INT32")
+        tensor.set_shared_memory("second", 12)
+        output = grpcclient.InferRequestedOutput("Y")
+        output.set_shared_memory("second", 12, 1024)
+        client.infer("a", [tensor], outputs=[output])
+        assert np.frombuffer(device.read(address + 1024, 12), np.int32).tolist() == [2, 3, 4]
+        client.unregister_cuda_shared_memory("second")
+        until(lambda: gpu["live_ipc"] == before, "the memory is closed")
+
+
 # ---------------------------------------------------------------- Python models
 
 DEVICE_PYTHON = """

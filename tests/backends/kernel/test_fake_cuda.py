@@ -95,8 +95,10 @@ def test_the_host_cannot_touch_device_memory() -> None:
         "d.cuMemcpyHtoDAsync(memory(), pinned(1), 5, a)",
         "call(d.cuStreamDestroy(a)); d.cuStreamSynchronize(a)",
         "call(d.cuCtxSetCurrent(None)); d.cuMemAlloc(4)",
+        "x = ctypes.create_string_buffer(16384); at = -(-ctypes.addressof(x) // 4096) * 4096;"
+        "call(d.cuMemHostRegister(at, 8192, 0)); d.cuMemHostRegister(at + 4096, 4096, 0)",
     ],
-    ids=["after-free", "device-as-host", "too-long", "destroyed-stream", "no-context"],
+    ids=["after-free", "device-as-host", "too-long", "destroyed-stream", "no-context", "registered-twice"],
 )
 def test_what_cuda_forbids_is_a_violation(code: str) -> None:
     with FakeGpu() as gpu:
@@ -254,6 +256,22 @@ call(d.cuStreamBeginCapture(a, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THRE
     with FakeGpu() as gpu:
         done = run(gpu, begin + code)
         assert said in done.stderr
+        gpu["violations"] = 0
+
+
+def test_a_forked_process_has_no_driver() -> None:
+    code = """
+import os
+if not os.fork():
+    print(d.cuMemAlloc(4)[0].value, d.cuInit(0)[0].value, flush=True)
+    os._exit(0)
+os.wait()
+print(d.cuMemAlloc(4)[0].value)
+"""
+    with FakeGpu() as gpu:
+        done = run(gpu, code)
+        assert done.stdout == "3 3\n0\n", done.stderr
+        assert gpu["violations"] == 2
         gpu["violations"] = 0
 
 

@@ -10,6 +10,7 @@ pthread_mutex_t lock;
 Context contexts[8];
 int device_count = -1;
 static __thread Context* stack[16];
+static pid_t starter;
 static __thread int depth;
 
 __attribute__((constructor)) static void begin(void) {
@@ -96,6 +97,7 @@ Context* current(void) {
 
 int ready(Context* context) {
     if (device_count < 0) return NOT_INITIALIZED;
+    if (starter != getpid()) return violation(NOT_INITIALIZED, "a call in a process that was forked after cuInit");
     if (!context) return violation(INVALID_CONTEXT, "a call without a current context");
     if (!context->retained) return violation(INVALID_CONTEXT, "a call in a context that was given back");
     return context->sticky;
@@ -105,8 +107,11 @@ int ready(Context* context) {
 
 int cuInit(unsigned flags) {
     (void)flags;
+    if (device_count >= 0 && starter != getpid())
+        return violation(NOT_INITIALIZED, "cuInit in a process that was forked after cuInit");
     if (device_count >= 0) return device_count ? OK : NO_DEVICE; /* takes no time again */
     ENTER;
+    starter = getpid();
     const char* count = getenv("FAKE_CUDA_DEVICES");
     const char* connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS"); /* read once, as by a driver */
     journal("init %s\n", connections ? connections : "-");
@@ -181,7 +186,7 @@ static void forget(Context* context) {
 
 /* The process ends, and with it what nobody could give back. */
 __attribute__((destructor)) static void end(void) {
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8 && starter == getpid(); i++)
         if (contexts[i].sticky && contexts[i].retained && !pthread_mutex_trylock(&lock)) {
             forget(&contexts[i]);
             forget_pools(i);
@@ -271,6 +276,7 @@ static const struct { int code; const char *name, *text; } names[] = {
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},

@@ -32,6 +32,8 @@
  * 10. While a graph is recorded some calls that have nothing to do with it (allocations, queries and waits, modules) are
  *     refused and end the recording: on the thread that records, and in the mode GLOBAL on every thread that has not
  *     said that it takes no notice (cuThreadExchangeStreamCaptureMode).
+ * 11. A process that was forked from one that had started the driver has none: every call of its is refused.
+ * 12. A handle that was opened is opened again at the same address, and closed as often.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -66,6 +68,7 @@ enum { /* CUresult, as far as it is used here */
     ASSERT = 710,
     LAUNCH_FAILED = 719,
     COOPERATIVE_TOO_LARGE = 720,
+    ALREADY_REGISTERED = 712,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
     CAPTURE_ISOLATION = 905,
@@ -112,6 +115,8 @@ typedef struct Allocation {
     Context* context; /* NULL: a pool's */
     struct Pool* pool;
     int device, ready, ipc, fd;
+    int opened, owner; /* of another process's memory: how often it was opened, and whose it is */
+    uint64_t inode;
     struct Allocation* next;
 } Allocation;
 

@@ -1,6 +1,7 @@
 /* Device memory behind addresses that nobody can touch, pools, pinned memory, regions of other processes. */
 #include "fake.h"
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #define ARENA ((size_t)1 << 40)
 #define PAGE ((size_t)65536)
@@ -360,6 +361,9 @@ int cuMemHostRegister(void* address, size_t size, unsigned flags) {
     if (result) return result;
     if (due(FAIL_PINNED) || over(size)) return OUT_OF_MEMORY;
     if ((uintptr_t)address % 4096) return violation(INVALID_VALUE, "cuMemHostRegister: not page-aligned");
+    for (Pinned* p = pinned; p; p = p->next)
+        if ((char*)address < p->address + whole(p->size) && p->address < (char*)address + size)
+            return violation(ALREADY_REGISTERED, "cuMemHostRegister(%p): known already", address);
     return note_pinned(address, size, 1);
 }
 
@@ -419,14 +423,25 @@ int cuIpcOpenMemHandle(Ptr* address, Handle handle, unsigned flags) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
     const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return INVALID_VALUE;
+    struct stat file;
+    if (fd < 0 || fstat(fd, &file)) return INVALID_VALUE;
     Allocation* a;
+    for (a = allocations; a; a = a->next)
+        if (a->ipc && a->owner == shared.pid && a->inode == file.st_ino && a->context == current()) {
+            close(fd);
+            a->opened++;
+            *address = a->address + shared.offset;
+            return OK;
+        }
     result = allocate(&a, shared.device, shared.size, fd, 1);
     if (result) {
         close(fd);
         return result;
     }
     a->context = current();
+    a->opened = 1;
+    a->owner = shared.pid;
+    a->inode = file.st_ino;
     *address = a->address + shared.offset;
     return OK;
 }
@@ -439,6 +454,7 @@ int cuIpcCloseMemHandle(Ptr address) {
     if (result) return result;
     Allocation* a = find(address);
     if (!a || !a->ipc) return violation(INVALID_VALUE, "cuIpcCloseMemHandle(%llx): not open", address);
+    if (--a->opened) return OK;
     synchronize(current());
     release(a);
     return current()->sticky;
