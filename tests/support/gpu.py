@@ -72,6 +72,7 @@ SETTINGS = [
     "fail_times",
     "no_peers",
     "hold",
+    "spoil",
     "journal",
 ]
 INDEX = {name: i for i, name in enumerate(NUMBERS)} | {name: 40 + i for i, name in enumerate(SETTINGS)}

@@ -9,11 +9,18 @@ Rules:
  2. An entry of an older generation is never launched, because the memory at its addresses was freed.
  3. Batches that use memory which only they have (a region, a state, a tensor between two steps) are launched kernel
     by kernel: their addresses differ every time.
- 4. When recording fails, the batch fails with the driver's error, and the next batch records again.
+ 4. When recording fails, the batch is launched kernel by kernel. Others can end a recording: the driver does so when a
+    library of the process waits for the whole device meanwhile. It is tried anew after some uses, FAILURES times.
 """
 from libc.string cimport memset
 
 cimport cuda.bindings.cydriver as cu
+
+from neptrio.backends.kernel.cuda_memory cimport judged
+
+cdef enum:
+    FAILURES = 3
+    NEVER = -(1 << 30)
 
 
 cdef Graph* graph_of(Slot* s, Plan* plan) noexcept nogil:
@@ -41,3 +48,14 @@ cdef int end_recording(cu.CUstream stream, Graph* graph, int result) noexcept no
     if result:
         graph.executable = NULL
     return result
+
+
+cdef int not_recorded(Queue* q, Graph* graph, int result) noexcept nogil:
+    """After a recording that failed with `result`: 0, and the run does without (rule 4), or the error that ended the
+    context."""
+    judged(q.memory, result)
+    if q.memory.broken:
+        return q.memory.broken
+    graph.failures += 1
+    graph.uses = 0 if graph.failures < FAILURES else NEVER
+    return 0

@@ -34,7 +34,7 @@ from libc.string cimport memcpy, memset
 cimport cuda.bindings.cydriver as cu
 
 from neptrio.execution.batch cimport Batch
-from neptrio.backends.kernel.cuda_graph cimport end_recording, graph_of
+from neptrio.backends.kernel.cuda_graph cimport end_recording, graph_of, not_recorded
 from neptrio.backends.kernel.cuda_memory cimport (
     PINNED,
     DeviceBlock,
@@ -197,16 +197,15 @@ cdef int whole(DeviceWork* w, DeviceRun* run, Slot* s) noexcept nogil:
         find_addresses(w, run, s)
         w.doing = "recording a graph"
         r = cu.cuStreamBeginCapture(q.compute, cu.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-        if r:
-            return r
-        r = copy_in(run.plan, s, q.compute)
         if r == 0:
-            r = kernels(w, run, s)
-        if r == 0:
-            r = copy_out(run.plan, s, q.compute)
-        r = end_recording(q.compute, graph, r)
+            r = copy_in(run.plan, s, q.compute)
+            if r == 0:
+                r = kernels(w, run, s)
+            if r == 0:
+                r = copy_out(run.plan, s, q.compute)
+            r = end_recording(q.compute, graph, r)
         if r:
-            return r
+            return not_recorded(q, graph, r)
     run.graph = graph
     return 0
 
@@ -294,9 +293,9 @@ cdef int record(DeviceWork* w, DeviceRun* run, Slot* s, Graph* graph) noexcept n
     cdef int r
     w.doing = "recording a graph"
     r = cu.cuStreamBeginCapture(q.compute, cu.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-    if r:
-        return r
-    return end_recording(q.compute, graph, kernels(w, run, s))
+    if r == 0:
+        r = end_recording(q.compute, graph, kernels(w, run, s))
+    return not_recorded(q, graph, r) if r else 0
 
 
 cdef int launch(DeviceWork* w, DeviceRun* run) noexcept nogil:

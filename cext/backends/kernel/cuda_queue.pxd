@@ -14,6 +14,7 @@ cdef struct Graph:              # a plan's kernels recorded as one launch (cuda_
     uint64_t plan
     uint64_t generation
     int uses
+    int failures
     cu.CUgraphExec executable
 
 cdef struct Slot:

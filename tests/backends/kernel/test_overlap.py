@@ -15,6 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from tests.support.gpu import FakeGpu, needs_fake_gpu
+from tests.backends.kernel.family import kernel_config, parameter, tensors
 from tests.support.gpu_models import ADD, add, add_config
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess, without_front_ends
@@ -107,6 +108,45 @@ def test_while_nothing_else_is_under_way_one_stream_does_everything_and_then_one
         assert add(server, "add", 7) == (200, [8])
         calls = [line[0] for line in gpu.journal()[known:]]
         assert calls == ["graph", "record", "ended"], "copies and kernels are in the graph"
+
+
+def test_a_recording_that_others_end_costs_no_request(tmp_path: Path) -> None:
+    """The driver ends it when a library in the process waits for the whole device. It is tried again."""
+    write_model(tmp_path, "add", add_config(GROUP), {"1/model.cu": ADD})
+    twice = kernel_config(
+        8,
+        tensors("input", ("X", "INT32", "-1")),
+        tensors("output", ("Y", "INT32", "-1")),
+        parameter(
+            "kernels",
+            "add<<<ceil_div(X.size, 64), 64>>>(X, T, X.size); add<<<ceil_div(X.size, 64), 64>>>(T, Y, X.size)",
+        ),
+        parameter("scratch", "T = INT32[batch, X.shape[1]]"),
+        parameter("shapes", "Y = [batch, X.shape[1]]"),
+    )
+    write_model(tmp_path, "twice", twice + GROUP, {"1/model.cu": ADD})
+    large = list(range(50_000))
+    with FakeGpu() as gpu:
+        with ServerProcess(tmp_path, env=gpu.env) as server:
+            for model, values, more in (("add", [5], 1), ("twice", large, 2)):
+                before = gpu["graph_launches"]
+                gpu["spoil"] = 1
+                for _ in range(16):
+                    assert add(server, model, *values) == (200, [v + more for v in values])
+                assert gpu["spoil"] == 0 and gpu["graph_launches"] > before
+        assert gpu.live() == {}
+
+
+def test_recording_is_given_up_when_it_never_succeeds(repository: Path) -> None:
+    with FakeGpu() as gpu:
+        with ServerProcess(repository, env=gpu.env) as server:
+            ended = 0
+            for i in range(40):
+                gpu["spoil"] = 1
+                assert add(server, "add", i) == (200, [i + 1])
+                ended += gpu["spoil"] == 0
+            assert ended == 3 and gpu["graph_launches"] == 0
+        assert gpu.live() == {}
 
 
 def test_other_shapes_have_graphs_of_their_own(repository: Path) -> None:

@@ -98,6 +98,7 @@ enum {
     FAIL_TIMES,           /* so many allocations in a row fail when FAIL_ALLOCATION strikes, 0: one */
     NO_PEERS,             /* 1: no device can reach another's memory */
     HOLD,                 /* 1: no kernel begins, 2: no copy */
+    SPOIL,                /* n: the n-th recording from now is ended by another thread's call, as by cuCtxSynchronize */
     JOURNAL,              /* 1: calls are written to the file's name with .journal (rule 9) */
     NUMBERS = 64
 };

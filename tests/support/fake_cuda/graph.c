@@ -54,6 +54,7 @@ int cuStreamEndCapture(Stream* stream, Graph** graph) {
         return violation(CAPTURE_WRONG_THREAD, "a recording was ended by another thread than began it");
     Graph* made = stream->capturing;
     stream->capturing = NULL;
+    if (due(SPOIL)) stream->spoilt = 1;
     if (result || stream->spoilt) {
         drop_graph(made);
         numbers[LIVE_GRAPHS]--;
