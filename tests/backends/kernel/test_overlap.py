@@ -14,8 +14,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.backends.kernel.family import kernel_config, parameter, tensors
+from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_models import ADD, add, add_config
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess, without_front_ends
