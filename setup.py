@@ -91,6 +91,9 @@ def cuda_headers() -> str | None:
     nvidia = importlib.util.find_spec("nvidia")
     for place in (nvidia.submodule_search_locations or []) if nvidia is not None else []:
         candidates += [*sorted(Path(place).glob("cu*/include")), Path(place) / "cuda_runtime" / "include"]
+    compiler = shutil.which("nvcc")
+    if compiler is not None:
+        candidates.append(Path(compiler).resolve().parent.parent / "include")
     candidates.append(Path("/usr/local/cuda/include"))
     for folder in candidates:
         if (folder / "cuda.h").is_file():

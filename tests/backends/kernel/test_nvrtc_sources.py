@@ -50,6 +50,32 @@ def test_headers_are_found_where_packages_have_them(
     assert nvrtc.include_folders() == list(dict.fromkeys([str(tmp_path / "include"), str(tmp_path / place)]))
 
 
+def test_headers_that_packages_lack_are_found_beside_nvcc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's packages have no crt/mma.h and no cuda/std; a toolkit may be anywhere, with links to its programs."""
+    for header in (
+        "packages/cu13/include/cuda_fp16.h",
+        "toolkit/include/cuda_fp16.h",
+        "toolkit/include/crt/mma.h",
+        "toolkit/include/cccl/cuda/std/cstdint",
+        "toolkit/bin/nvcc",
+        "bin/here",
+    ):
+        (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / header).touch()
+    (tmp_path / "toolkit/bin/nvcc").chmod(0o755)
+    (tmp_path / "bin/nvcc").symlink_to(tmp_path / "toolkit/bin/nvcc")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    stand_in = SimpleNamespace(__path__=[str(tmp_path / "packages")])
+    monkeypatch.setitem(sys.modules, "nvidia", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr(nvrtc, "_toolkit", lambda: [])
+    found = ["packages/cu13/include", "toolkit/include", "toolkit/include/cccl"]
+    assert nvrtc.include_folders() == [str(tmp_path / folder) for folder in found]
+
+
 def test_nvrtc_is_loaded_from_wherever_its_package_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

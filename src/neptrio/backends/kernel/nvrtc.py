@@ -11,6 +11,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -149,6 +150,9 @@ def include_folders() -> list[str]:
             found += [Path(place) / name / "include" for name in ("cuda_crt", "cuda_cccl")]
     except ImportError:
         pass
+    compiler = shutil.which("nvcc")
+    if compiler is not None:
+        found.append(Path(compiler).resolve().parent.parent / "include")
     found.append(Path("/usr/local/cuda/include"))
     found += [folder / "cccl" for folder in found]
     chosen: list[Path] = []
