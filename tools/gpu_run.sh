@@ -73,7 +73,7 @@ run() {
 build() {
     # without Python's headers nothing can be built; modules that came with the tree may fit
     if ! "$PYTHON" -c "import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"; then
-        echo "this Python has no Python.h: the compiled modules of the tree are used as they are" >"$OUT/notes"
+        echo "this Python has no Python.h: compiled modules of a wheel of neptrio, or those of the tree, are used as they are" >"$OUT/notes"
     else
         run build "$PYTHON" setup.py build_ext --inplace || return 1
     fi
