@@ -91,6 +91,21 @@ def test_nothing_follows_a_build_that_failed(machine: Machine) -> None:
     assert len(machine.steps()) == 2
 
 
+@pytest.mark.parametrize("content, outcome", [("a = 1\n", "passed"), ("a = 2\n", "failed (1)")])
+def test_a_wheel_of_this_package_must_be_of_the_same_tree(
+    machine: Machine, content: str, outcome: str
+) -> None:
+    """It would be tested in the tree's place."""
+    for place, text in (("src/neptrio", "a = 1\n"), ("build/gpu-site/neptrio", content)):
+        (machine.folder / place).mkdir(parents=True)
+        (machine.folder / place / "some.py").write_text(text)
+    (machine.folder / "build/gpu-site/neptrio/some.so").touch()
+    _, report = machine.run("build")
+    assert outcomes(report)["wheel"] == outcome
+    assert ("modules" in outcomes(report)) == (outcome == "passed")
+    assert outcome == "passed" or "some.py differ" in report
+
+
 def test_it_is_measured_where_a_test_failed(machine: Machine) -> None:
     status, report = machine.run("test", "bench", fails="pytest")
     assert status == 1

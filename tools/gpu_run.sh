@@ -71,6 +71,10 @@ run() {
 }
 
 build() {
+    # a wheel of this package comes before the tree: it must be of the same
+    if [ -d "$SITE/neptrio" ]; then
+        run wheel diff -rq -x "*.so" -x demo_repository -x __pycache__ src/neptrio "$SITE/neptrio" || return 1
+    fi
     # without Python's headers nothing can be built; modules that came with the tree may fit
     if ! "$PYTHON" -c "import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"; then
         echo "this Python has no Python.h: compiled modules of a wheel of neptrio, or those of the tree, are used as they are" >"$OUT/notes"
@@ -113,7 +117,7 @@ report() {
         for step in check bench; do
             [ -f "$OUT/$step.log" ] && echo && cat "$OUT/$step.log"
         done
-        for step in install build modules test; do
+        for step in install wheel build modules test; do
             [ -f "$OUT/$step.log" ] || continue
             printf '\n## Output of %s\n\n```\n' "$step"
             tail -n 200 "$OUT/$step.log"
@@ -123,7 +127,7 @@ report() {
 }
 
 rm -f "$OUT/steps" "$OUT/notes"
-for step in install build modules check test bench; do rm -f "$OUT/$step.log"; done
+for step in install wheel build modules check test bench; do rm -f "$OUT/$step.log"; done
 for step in $STEPS; do
     ok=0
     case $step in
