@@ -147,8 +147,8 @@ bench-open: build ## Measure latency at half of the saturation rate only (open l
 bench-frontends: build ## Measure one server with 0, 1, 2 and more front ends beside tritonserver, on the cores that there are
 	@$(BIN)/python -m benchmarks.run --parts frontends $(ARGS)
 
-bench-scale: build ## Measure instances, connections and 10,000 idle connections only
-	@$(BIN)/python -m benchmarks.run --parts scale $(ARGS)
+bench-scale: build ## Measure what more of something brings: instances, connections, 10,000 idle connections, front ends
+	@$(BIN)/python -m benchmarks.run --parts scale,frontends $(ARGS)
 
 bench-neighbours: build ## Measure tiny requests beside one heavy client of another model; ARGS='--only json' narrows it
 	@$(BIN)/python -m benchmarks.neighbours $(ARGS)

@@ -3,7 +3,7 @@
 #   What is nogil may be called with the GIL or without; only errors take it.
 #   A function that reads a value starts at its first character and leaves the cursor behind its last.
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.codec.number_text cimport Number
 
@@ -56,6 +56,7 @@ cdef class Reader:
     cdef bint name_escaped
     cdef bint large                                    # long parts are read without the GIL
     cdef const int* stop                               # not 0: the value is no longer wanted, stop reading; may be NULL
+    cdef int64_t look                                  # elements of a tensor after which the next look is due
     cdef int steps                                     # steps since breathe() has let other threads run
     # called with so many bytes before memory for a tensor is allocated; None: nobody counts
     cdef object reserve

@@ -24,6 +24,7 @@ from libc.stdint cimport (
 )
 from libc.string cimport memcpy
 
+from neptrio.loop.offer_core cimport sched_yield
 from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, Stop, unescape
 from neptrio.codec.json_writer cimport Writer
 from neptrio.codec.number_text cimport (
@@ -64,7 +65,7 @@ cdef dict _NAME = NAME
 
 
 cdef enum:
-    STRETCH = 64 << 10         # numbers read between two checks whether to stop
+    STRETCH = 4 << 10          # elements between two looks whether to stop: a fifth of a millisecond
     LONG_BYTES = 64 << 10      # of text; reading less takes no longer than waiting for the GIL
 
 
@@ -312,8 +313,12 @@ cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t cou
             if n[0] >= count:
                 with gil:
                     raise _mismatch()
-            if s.stop != NULL and s.stop[0]:
-                return s.stopped()
+            if s.stop != NULL and n[0] >= s.look:
+                s.look = n[0] + STRETCH
+                if s.stop[0]:
+                    return s.stopped()
+                if s.large:
+                    sched_yield()
             _element(s, dtype, out + n[0] * size, name, strings)
             n[0] += 1
         if s.at + 1 < s.end and s.text[s.at] == b"," and s.text[s.at + 1] > 32:
@@ -352,6 +357,7 @@ cdef Tensor tensor_at(Reader s, Py_ssize_t at, str name, int dtype, tuple shape)
             s.reserve(count * size)
         memory = PyBytes_FromStringAndSize(NULL, count * size)
         out = PyBytes_AS_STRING(memory)
+    s.look = STRETCH
     if s.large and s.end - at > LONG_BYTES:
         with nogil:
             _fill(s, dtype, size, out, &n, count, 4, name, strings)
@@ -397,10 +403,13 @@ cdef int _print(Writer w, Tensor t, const int* stop) except -1 nogil:
     cdef uint32_t length
     w.raw(b"[", 1)
     if dtype == DT_BYTES:
-        at = 0
+        at = i = 0
         while at < t.nbytes:
-            if stop != NULL and stop[0]:
-                return _stopped()
+            i += 1
+            if stop != NULL and i % STRETCH == 0:
+                if stop[0]:
+                    return _stopped()
+                sched_yield()
             if t.nbytes - at < 4:
                 with gil:
                     raise InvalidArgument(
@@ -420,8 +429,10 @@ cdef int _print(Writer w, Tensor t, const int* stop) except -1 nogil:
     n = t.nbytes // size
     i = 0
     while i < n:
-        if stop != NULL and stop[0]:
-            return _stopped()
+        if stop != NULL and i % STRETCH == 0:
+            if stop[0]:
+                return _stopped()
+            sched_yield()
         at = min(n, i + 1024)
         out = w.need((at - i) * 27 + 64)
         while i < at:

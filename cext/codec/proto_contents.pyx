@@ -15,6 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from neptrio.loop.offer_core cimport sched_yield
 from neptrio.codec.protobuf cimport (
     Cursor,
     Slice,
@@ -47,7 +48,7 @@ from neptrio.errors import Cancelled, InvalidArgument
 cdef dict _NAME = NAME
 
 cdef enum:
-    STRETCH = 64 << 10      # elements between two looks whether to stop
+    STRETCH = 8 << 10       # elements between two looks whether to stop
     LONG_BYTES = 64 << 10   # of contents; walking over less takes no longer than waiting for the GIL
 
 cdef enum Outcome:
@@ -168,8 +169,10 @@ cdef Outcome integers(Cursor* where, Slice s, int dtype, int width, char* out, P
         steps += 1
         if steps == STRETCH:
             steps = 0
-            if stop != NULL and stop[0]:
-                return STOPPED
+            if stop != NULL:
+                if stop[0]:
+                    return STOPPED
+                sched_yield()
     return DONE
 
 
@@ -187,8 +190,10 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
         steps += 1
         if steps == STRETCH:
             steps = 0
-            if stop != NULL and stop[0]:
-                return STOPPED
+            if stop != NULL:
+                if stop[0]:
+                    return STOPPED
+                sched_yield()
         before = c[0]
         if not tag_of(c, &tag):
             c[0] = before
@@ -311,7 +316,7 @@ cdef bytes read_contents(Slice contents, int dtype, str name, str model, const i
         with nogil:
             outcome = walk(&c, dtype, width, NULL, &nbytes, stop)
     else:
-        outcome = walk(&c, dtype, width, NULL, &nbytes, stop)
+        outcome = walk(&c, dtype, width, NULL, &nbytes, NULL)
     if outcome != DONE:
         refuse(&c, outcome, dtype, name, model)
     if reserve is not None and nbytes > LONG_BYTES:
@@ -323,7 +328,7 @@ cdef bytes read_contents(Slice contents, int dtype, str name, str model, const i
         with nogil:
             outcome = walk(&c, dtype, width, out, &nbytes, stop)
     else:
-        outcome = walk(&c, dtype, width, out, &nbytes, stop)
+        outcome = walk(&c, dtype, width, out, &nbytes, NULL)
     if outcome != DONE:
         refuse(&c, outcome, dtype, name, model)
     return made

@@ -15,6 +15,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memset
 
+from neptrio.loop.offer_core cimport sched_yield
+
 import os
 from collections import deque
 
@@ -38,9 +40,6 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void* data, size_t n, int flags)
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
     ssize_t recvmsg(int fd, msghdr* message, int flags)
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef enum:
     CONGESTED = 1 << 20     # pending bytes; above this, callers should not produce more output

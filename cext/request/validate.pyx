@@ -25,10 +25,12 @@ from neptrio.request.infer_request cimport (
 from neptrio.datatypes import NAME
 from neptrio.errors import InvalidArgument
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()   # see cext/loop/offer_core, which stands above this package
 
 cdef enum:
     FEW = 16                # up to so many inputs, names are compared each with each
-    STRETCH = 64 << 10      # elements between two looks whether to stop
+    STRETCH = 32 << 10      # elements between two looks whether to stop
     LONG_BYTES = 64 << 10   # of strings; walking over fewer takes no longer than waiting for the GIL
 
 
@@ -98,8 +100,10 @@ cdef void _walk(const char* p, Py_ssize_t nbytes, int64_t most, const int* stop,
         steps += 1
         if steps == STRETCH:
             steps = 0
-            if stop != NULL and stop[0]:
-                return
+            if stop != NULL:
+                if stop[0]:
+                    return
+                sched_yield()
     found.walked = True
 
 

@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 
 cdef enum:
     ALIGN = 64           # where a tensor's bytes begin
+    PART = 262144        # bytes: 30 to 300 microseconds, the latter into pages that are new
 
 cdef struct Piece:
     const char* data
@@ -35,6 +36,7 @@ cdef class Packer:
     cdef uint64_t data_at(self) noexcept nogil            # where the first piece goes, from the message's start
     cdef uint64_t total(self) noexcept nogil
     cdef void copy(self, char* target) noexcept nogil
+    cdef void copy_offering(self, char* target) noexcept nogil
 
 cdef struct Reader:
     const char* at

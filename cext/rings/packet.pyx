@@ -9,6 +9,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()   # see cext/loop/offer_core, which stands above this package
+
 
 cdef extern from "Python.h":
     bint is_ascii "PyUnicode_IS_COMPACT_ASCII"(object)
@@ -130,6 +133,21 @@ cdef class Packer:
 
     cdef uint64_t total(self) noexcept nogil:
         return self.data_at() + self.data
+
+    cdef void copy_offering(self, char* target) noexcept nogil:
+        """copy() of much, on a thread that has no hurry: the core is offered to others behind each PART."""
+        cdef Py_ssize_t i
+        cdef uint64_t done, n
+        memcpy(target, self.buffer, self.used)
+        target += self.data_at()
+        for i in range(self.count):
+            done = 0
+            while done < self.pieces[i].size:
+                n = min(<uint64_t>PART, self.pieces[i].size - done)
+                memcpy(target + done, self.pieces[i].data + done, n)
+                done += n
+                sched_yield()
+            target += (self.pieces[i].size + ALIGN - 1) // ALIGN * ALIGN
 
     cdef void copy(self, char* target) noexcept nogil:
         cdef Py_ssize_t i

@@ -82,7 +82,7 @@ def test_a_slice_ends_early_when_a_socket_is_waiting(monkeypatch: pytest.MonkeyP
 def test_the_core_is_offered_to_others_behind_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     offered: list[str] = []
     monkeypatch.setattr(slices, "SLICE_NS", -1)
-    monkeypatch.setattr(slices, "_offer_core", lambda: offered.append("core"))
+    monkeypatch.setattr(slices, "offer_core", lambda: offered.append("core"))
 
     async def main() -> None:
         assert await in_slices(range(3), lambda number: b"%d" % number) == [b"0", b"1", b"2"]

@@ -64,7 +64,7 @@ cdef class Parcel(WorkItem):
         cdef Packer packer = self.packer
         cdef char* target = self.target
         with nogil:
-            packer.copy(target)
+            packer.copy_offering(target)
 
     cpdef object deliver(self):
         self.ready = True

@@ -39,7 +39,7 @@ class InflateBudget:
         self._changed = trio.Event()
         self._stopped = False
 
-    async def inflate(self, inflater: Inflater, whose: object = None) -> bytearray:
+    async def inflate(self, inflater: Inflater, whose: object = None) -> memoryview:
         """Returns the whole content; the caller must release(len(content)) when it is gone.
 
         Raises Unavailable after stop(), and what Inflater.step() raises. May be cancelled at any time: the
@@ -51,7 +51,7 @@ class InflateBudget:
                 while not inflater.done:
                     await self._grow(inflater)
                     await self._workers.run(inflater.step, whose)
-                    self._set(inflater, len(inflater.content))
+                    self._set(inflater, inflater.made)
             except BaseException:
                 self._set(inflater, 0)
                 raise
@@ -68,7 +68,7 @@ class InflateBudget:
             fits = self.held + STEP_BYTES <= self._limit
             first = next(iter(self._running)) is inflater
             if fits or (first and self.held == sum(self._running.values())):
-                self._set(inflater, len(inflater.content) + STEP_BYTES)
+                self._set(inflater, inflater.made + STEP_BYTES)
                 return
             await self._changed.wait()
 

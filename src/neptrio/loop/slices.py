@@ -15,12 +15,12 @@ Rules:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import trio
 
+from neptrio.loop.offer_core import offer_core
 from neptrio.request.infer_request import monotonic_ns
 
 SLICE_NS = 250_000  # the longest slice: tasks that are not waited for by the poller have their turn too
@@ -32,8 +32,6 @@ waiting: trio.lowlevel.RunVar[Callable[[], object] | None] = trio.lowlevel.RunVa
 )
 
 T = TypeVar("T")
-
-_offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Slices:
@@ -62,7 +60,7 @@ class Slices:
     async def pause(self) -> None:
         """Lets others run, on the loop and on its core. The next slice begins afterwards."""
         await trio.lowlevel.checkpoint()
-        _offer_core()
+        offer_core()
         self._begun = self._looked = monotonic_ns()
 
 

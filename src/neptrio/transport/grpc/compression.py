@@ -68,7 +68,7 @@ def refusal(message: bytes, error: Undecodable | TooLong) -> TritonError:
     return InvalidArgument(f"cannot decompress the message: {error}")
 
 
-async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater, whose: object) -> bytearray:
+async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater, whose: object) -> memoryview:
     """Lets the workers inflate a message that is not small, for the connection `whose`, and returns all of it.
 
     The caller must call budget.release(len(result)) when it drops the result. Raises TritonError.

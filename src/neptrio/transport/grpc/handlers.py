@@ -179,7 +179,7 @@ class HandlerCall(Call):
             inflater = compression.inflater(raw, bits)
             if not inflater.done:
                 await compression.inflate_later(self._connection.inflating, raw, inflater, self._connection)
-                self._connection.inflating.release(len(inflater.content))
+                self._connection.inflating.release(inflater.made)
             raw = bytes(inflater.content)
         return await self.read(raw)
 

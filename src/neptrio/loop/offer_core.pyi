@@ -1,0 +1,3 @@
+# The types of cext/loop/offer_core.pyx, which says what everything does.
+
+def offer_core() -> None: ...
