@@ -67,9 +67,8 @@ class Inflater:
         """How much room to begin with. Pages that nothing is written to take no memory."""
         given = len(self._data)
         expected = 4 * given
-        if (
-            self._bits > zlib.MAX_WBITS and given >= 18
-        ):  # gzip; the last of several members says its own length only
+        gzip = self._bits > zlib.MAX_WBITS
+        if gzip and given >= 18:  # the last of several members says its own length only
             expected = max(given, int.from_bytes(self._data[-4:], "little"))
         return min(max(expected, FIRST_ROOM), MOST_TIMES * given + FIRST_ROOM, self._limit + 1)
 
