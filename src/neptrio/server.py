@@ -148,7 +148,7 @@ class Server:
         )
         self.device_failed = False  # it ends because a GPU cannot be used any more
         self.timed_out = False  # the exit timeout has expired before everything had ended
-        self.abandoned = False  # stopped while models were loading, whose threads may still run
+        self.abandoned = False  # threads may still run: models were loading, or a device has failed
         self._deadline: float | None = None
         self._loading = trio.CancelScope()
 
@@ -256,7 +256,7 @@ class Server:
                     if self.services.audit is not None:
                         await trio.to_thread.run_sync(self.services.audit.close, abandon_on_cancel=True)
                 self.timed_out = self.timed_out or scope.cancelled_caught
-                self.abandoned = self.abandoned or self.repository.left_behind > 0
+                self.abandoned = self.abandoned or self.repository.left_behind > 0 or _devices_hang()
             core.cancel_scope.cancel()
         self.completions.close()
 
@@ -460,8 +460,15 @@ def run(settings: Settings) -> int:
     if server is not None and server.device_failed:
         _leave(1)  # the driver may hang too
     if server is not None and server.abandoned:
-        _leave(0)  # loader threads may hang in a model
+        _leave(0)  # those threads may hang in a model or a driver
     return 0
+
+
+def _devices_hang() -> bool:
+    """Whether something hangs on a GPU, or what it holds is not released: the end of the interpreter might wait for it."""
+    device = sys.modules.get("neptrio.backends.kernel.device")
+    releases = sys.modules.get("neptrio.backends.onnx.releases")
+    return bool((device is not None and device.hangs()) or (releases is not None and releases.unfinished()))
 
 
 def _leave(status: int) -> NoReturn:

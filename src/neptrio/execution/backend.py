@@ -103,6 +103,9 @@ class BackendInstance(ABC):
     healthy = True
     reason = ""
     lost = False  # it will not recover: the next load replaces the model
+    # its thread does not return from execute(), and its batch was answered without it: nobody waits for the thread, and
+    # finalize() is not called
+    hangs = False
 
     def on_health(self) -> None:
         """Called after `healthy` has changed; the model sets this attribute."""

@@ -86,7 +86,13 @@ class Instance(InstanceCore):
         self.mailbox.submit(_Call(self.backend.initialize, done))
 
     def stop(self, done: Callable[[BaseException | None], None]) -> None:
-        """Finalizes the backend after the last batch and ends the thread; calls `done(error)` on the trio thread."""
+        """Finalizes the backend after the last batch and ends the thread; calls `done(error)` on the trio thread. A thread
+        that hangs is left behind."""
+        if self.backend.hangs:
+            log.warning("an execution of %s has not returned: its thread is left behind", self.name)
+            self.mailbox.close()
+            done(None)
+            return
         self.mailbox.submit(_Call(self.backend.finalize, done))
         self.mailbox.close()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +20,12 @@ from onnx import helper
 from neptrio.backends.onnx.device_instance import DeviceInstance
 from neptrio.execution.batch import Batch
 from neptrio.request.infer_request import InferRequest, ModelCore, RequestedOutput, tensor_at
+from tests.backends.kernel.family import parameter
 from tests.backends.kernel.test_device_tensors import CONTROLS, SHM, ensemble, request, step
 from tests.support import onnx_models
 from tests.support.gpu import FakeGpu, needs_fake_gpu
 from tests.support.gpu_client import GpuClient
-from tests.support.gpu_models import ADD, add, add_config, post, reason
+from tests.support.gpu_models import ADD, add, add_config, get, post, reason
 from tests.support.onnx_instances import context
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
@@ -53,20 +56,38 @@ class OnnxGpu:
         self.log = folder / "onnx.log"
         self.log.touch()
         path = f"{STAND_IN}:{gpu.env['PYTHONPATH']}"
-        self.env = gpu.env | {"PYTHONPATH": path, "FAKE_ORT_LOG": str(self.log)} | told
+        self.latches = folder / "latches"
+        self.latches.mkdir()
+        latches = {"FAKE_ORT_LOG": str(self.log), "FAKE_ORT_LATCHES": str(self.latches)}
+        self.env = gpu.env | {"PYTHONPATH": path} | latches | told
+
+    def hold(self, name: str) -> None:
+        """What has that name hangs from now on: "run" or "release"."""
+        os.mkfifo(self.latches / name)
+
+    def let_go(self, name: str) -> None:
+        """What hangs goes on."""
+        (self.latches / name).write_bytes(b"")
 
     def said(self, key: str) -> list[Any]:
         """The values of `key` in the stand-in's log, and the log is empty again."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
         self.log.write_text("")
+        assert not any("on_the_loop" in line for line in lines)
         return [line[key] for line in lines if key in line]
+
+    def has(self, key: str, value: str) -> bool:
+        """Whether the stand-in's log has that."""
+        return f'"{key}": "{value}"' in self.log.read_text()
 
 
 @pytest.fixture
 def onnx_gpu(tmp_path: Path) -> Iterator[tuple[FakeGpu, OnnxGpu]]:
     with FakeGpu(devices=2) as gpu:
-        yield gpu, OnnxGpu(gpu, tmp_path)
+        onnx = OnnxGpu(gpu, tmp_path)
+        yield gpu, onnx
         assert gpu.live() == {}
+        assert "on_the_loop" not in onnx.log.read_text()
 
 
 def models(folder: Path) -> Path:
@@ -192,10 +213,165 @@ def test_a_broken_context_takes_onnx_models_out_of_service_too(
         assert post(server, "/v2/models/onnx/infer", {"inputs": []})[0] != 200
 
 
+# ---------------------------------------------------------------- what hangs on the device
+
+EXPLICIT = ("--model-control-mode=explicit", "--exit-timeout-secs=60")
+
+
+def limited(seconds: str) -> str:
+    return ONNX + parameter("EXECUTE_TIMEOUT_SECONDS", seconds)
+
+
+def hanging_models(folder: Path, **seconds: str) -> tuple[Path, list[str]]:
+    """ONNX models with these limits, the kernel model `a`, and the flags that load them all."""
+    repository = folder / "models"
+    write_model(repository, "a", add_config(GPU), {"1/model.cu": ADD})
+    for name, limit in seconds.items():
+        write_model(repository, name, limited(limit), {"1/model.onnx": PLUS_ONE})
+    return repository, [*EXPLICIT, *(f"--load-model={name}" for name in ("a", *seconds))]
+
+
+def unload(server: ServerProcess, model: str) -> None:
+    assert post(server, f"/v2/repository/models/{model}/unload")[0] == 200
+    until(lambda: reason(server, model) == ("UNAVAILABLE", "unloaded"), "the unload's end")
+
+
+def accepted(server: ServerProcess, model: str, requests: int) -> None:
+    line = f'neptrio_accepted_requests{{model="{model}",version="1"}} {requests}'
+    until(lambda: line in get(server.metrics, "/metrics"), f"{requests} requests wait")
+
+
+def test_a_run_that_hangs_ends_in_time(tmp_path: Path) -> None:
+    """Its batch, what waits behind it and other models' runs fail; unload, load and shutdown do not wait for it."""
+    repository, flags = hanging_models(tmp_path, one="0.5", two="300")
+    with FakeGpu() as gpu, ThreadPoolExecutor(4) as pool:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, env=onnx.env) as server:
+            for model in ("a", "one", "two"):
+                assert add(server, model, 1) == (200, [2])
+            onnx.hold("run")
+            hanging = pool.submit(add, server, "two", -2)
+            until(lambda: onnx.has("hangs", "run"), "the run hangs")
+            behind = [pool.submit(add, server, "two", 1) for _ in range(3)]
+            accepted(server, "two", 4)
+            why = "no end of a run within 0.5 s (EXECUTE_TIMEOUT_SECONDS)"
+            assert add(server, "one", -2) == (504, f"model 'one': {why}")
+            status, answer = hanging.result(60)
+            given_up = f"GPU 0 cannot be used any more after {why} in model 'one'"
+            assert status == 500 and answer.startswith(f"model 'two': {given_up}")
+            for one in behind:
+                status, answer = one.result(60)
+                assert status == 503 and given_up in answer
+            for model in ("a", "one", "two"):
+                assert given_up in reason(server, model)[1]
+                assert add(server, model, 1)[0] == 503
+            unload(server, "one")
+            assert "an execution of one_0_0 has not returned: its thread is left behind" in server.log()
+            status, body = post(server, "/v2/repository/models/one/load")
+            assert status >= 400 and given_up in body["error"]
+            assert server.stop() == 0
+        assert not onnx.has("on_the_loop", "a session")
+
+
+def test_a_run_that_hangs_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
+    repository, flags = hanging_models(tmp_path, one="300")
+    with FakeGpu() as gpu, ThreadPoolExecutor(1) as pool:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, "--exit-timeout-secs=2", env=onnx.env) as server:
+            onnx.hold("run")
+            hanging = pool.submit(add, server, "one", -2)
+            until(lambda: onnx.has("hangs", "run"), "the run hangs")
+            assert server.stop() == 1
+        with pytest.raises((OSError, http.client.HTTPException)):
+            hanging.result(60)
+
+
+def test_nothing_is_left_of_a_run_that_returns_late(tmp_path: Path) -> None:
+    repository, flags = hanging_models(tmp_path, one="0.5")
+    with FakeGpu() as gpu:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, env=onnx.env) as server:
+            onnx.hold("run")
+            assert add(server, "one", -2)[0] == 504
+            onnx.let_go("run")
+            until(lambda: onnx.has("goes_on", "run"), "the run goes on")
+            assert add(server, "one", 1)[0] == 503
+            unload(server, "one")
+            assert server.stop() == 0
+
+
+def test_an_unload_does_not_wait_for_another_models_run(tmp_path: Path) -> None:
+    """What would wait for the whole device is given back when the run has ended."""
+    repository, flags = hanging_models(tmp_path, one="300", two="1")
+    with FakeGpu() as gpu, ThreadPoolExecutor(1) as pool:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, env=onnx.env) as server:
+            assert add(server, "a", *range(100_000))[0] == 200
+            onnx.hold("run")
+            hanging = pool.submit(add, server, "one", -2)
+            until(lambda: onnx.has("hangs", "run"), "the run hangs")
+            unload(server, "a")
+            assert gpu["live_modules"] == 1
+            unload(server, "two")
+            assert "two_0_0's session is released when that has ended" in server.log()
+            onnx.let_go("run")
+            assert hanging.result(60) == (200, [-1])
+            until(lambda: gpu["live_modules"] == 0, "the module is given back")
+            assert add(server, "one", 1) == (200, [2]), "the device serves"
+        assert gpu.live() == {}
+        assert "on_the_loop" not in onnx.log.read_text()
+
+
+def test_a_session_is_not_released_while_a_kernel_hangs(tmp_path: Path) -> None:
+    """The driver would hold up the thread that does it: the fake driver tells that as a violation."""
+    repository, flags = hanging_models(tmp_path, one="1")
+    with FakeGpu() as gpu, ThreadPoolExecutor(1) as pool:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, "--exit-timeout-secs=2", env=onnx.env) as server:
+            gpu["hang_kernel"] = 1
+            hanging = pool.submit(add, server, "a", 1)
+            until(lambda: gpu["hang_kernel"] == 0, "the kernel hangs")
+            unload(server, "one")
+            assert "one_0_0's session is released when that has ended" in server.log()
+            assert server.stop() == 1
+        with pytest.raises((OSError, http.client.HTTPException)):
+            hanging.result(60)
+
+
+def test_a_release_that_hangs_ends_in_time(tmp_path: Path) -> None:
+    repository, flags = hanging_models(tmp_path, one="0.5", two="300")
+    with FakeGpu() as gpu:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, env=onnx.env) as server:
+            onnx.hold("release")
+            unload(server, "one")
+            until(lambda: onnx.has("hangs", "release"), "the release hangs")
+            why = "GPU 0 cannot be used any more after no end of the release of a session within 0.5 s"
+            until(
+                lambda: why in reason(server, "a")[1] and why in reason(server, "two")[1],
+                "the device is given up",
+            )
+            server.until_logged("the release of one_0_0's session hangs on GPU 0: its thread is left behind")
+            unload(server, "two")
+            assert server.stop() == 0
+        assert not onnx.has("on_the_loop", "a session")
+
+
+def test_a_release_that_hangs_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
+    repository, flags = hanging_models(tmp_path, one="300")
+    with FakeGpu() as gpu:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, *flags, "--exit-timeout-secs=2", env=onnx.env) as server:
+            onnx.hold("release")
+            assert server.stop() == 1
+        assert onnx.has("hangs", "release")
+
+
 def test_an_input_that_is_handed_through_is_copied(tmp_path: Path) -> None:
     """Its memory is the request's, perhaps a client's region, and the output may live longer."""
     copied: list[tuple[int, int, int]] = []
     pool = SimpleNamespace(
+        broken="",
         block=lambda nbytes: SimpleNamespace(address=1 << 20),
         copy=lambda to, source, nbytes: copied.append((to, source, nbytes)),
     )
@@ -203,8 +379,8 @@ def test_an_input_that_is_handed_through_is_copied(tmp_path: Path) -> None:
     def run_bound(names: list[str], tensors: list[Any], ready: Any, device: int, kept: set[str]) -> list[Any]:
         return [tensor_at("Y", 8, (1, 4), tensors[0].address, 16, object(), 2, device)]
 
-    instance = DeviceInstance(context(tmp_path, PLUS_ONE), "m_0_0", "GPU", 0)
-    instance._device = SimpleNamespace(pool=pool)  # type: ignore[assignment]
+    instance = DeviceInstance(context(tmp_path, PLUS_ONE), "m_0_0", "GPU", 0, 300.0)
+    instance._device = SimpleNamespace(pool=pool, look_again=lambda: None)  # type: ignore[assignment]
     instance.takes_device_memory = True
     instance._session = SimpleNamespace(run_bound=run_bound)
     instance._outputs = ["Y"]

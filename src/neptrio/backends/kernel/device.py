@@ -51,6 +51,7 @@ POOL_KEEPS = (
     2**64 - 1
 )  # bytes that the memory pool keeps while unused: all, until a model goes or memory runs out
 SETTLE_SECONDS = 10.0  # how long an unload waits for the device's thread
+LATE = "CUDA_ERROR_LAUNCH_TIMEOUT"  # of a device that was given up because something hangs there
 ALIVE_SECONDS = 1.0  # how long that waits for a sign that no kernel hangs
 
 
@@ -179,7 +180,7 @@ class Device:
             )
         self.context = call(driver.cuDevicePrimaryCtxRetain(self.handle), "creating the context")
         self.thread = DriverThread(f"gpu-{ordinal}")
-        self.queues: list[Any] = []  # of the instances
+        self.queues: list[Any] = []  # of what may have work under way here: progress() tells
         self._leavings: list[Callable[[], object]] = []
         self._pool: Any = None
         self._pool_bytes = (0, 0)  # reserved, used
@@ -290,8 +291,8 @@ class Device:
                     device = cls(ordinal)
                 cls._open[ordinal] = device
                 device_memory.pools[ordinal] = device.pool
-            elif device._leavings:
-                device.thread.post(device._clear)
+            else:
+                device.look_again()
             device.users += 1
             if pinned_limit is not None:
                 device.pinned.limit = pinned_limit
@@ -319,6 +320,11 @@ class Device:
         self._leavings.append(call)
         self.thread.post(self._clear)
 
+    def look_again(self) -> None:
+        """Something has ended that may have kept later() waiting. Any thread."""
+        if self._leavings:
+            self.thread.post(self._clear)
+
     def _clear(self) -> None:
         if not self._leavings or not self._alive():
             return
@@ -332,7 +338,7 @@ class Device:
                 log.exception("%s: a call of the driver failed", self.thread.name)
 
     def _alive(self, seconds: float = ALIVE_SECONDS) -> bool:
-        """Whether every instance has nothing under way, or has finished something since this was asked."""
+        """Whether every queue has nothing under way, or has finished something since this was asked."""
         before = {queue: queue.progress() for queue in list(self.queues)}
         end = time.monotonic() + seconds
         while not self.pool.broken:
@@ -383,6 +389,11 @@ class Device:
         for occupant in list(self.occupants):
             occupant.device_broke(self)
         return True
+
+
+def hangs() -> bool:
+    """True when a device was given up because something hangs there: the driver may wait for that at the process's end."""
+    return any(device.pool.broken == LATE for device in list(Device._open.values()))
 
 
 def settle(seconds: float = SETTLE_SECONDS) -> None:

@@ -37,6 +37,10 @@ from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.layout import Layout
 
+# how long an execution on a GPU may take where the model does not say
+EXECUTE_SECONDS = 300.0
+BUILD_SECONDS = 3600.0  # with TensorRT, which builds an engine in a run whose shapes are new
+
 
 class OnnxBackend(Backend):
     """One loaded version of an ONNX model."""
@@ -98,15 +102,18 @@ class OnnxBackend(Backend):
         return own_process.wanted(self.context)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
+        seconds = time_limits.execute_seconds(self.context.config, self.context.name)
+        if kind == "GPU" and seconds is None:
+            seconds = BUILD_SECONDS if onnx_providers.builds_engines(self.context.config) else EXECUTE_SECONDS
         if self.own_processes:
             from neptrio.backends.own_process.instance import own_process_instance
 
-            seconds = time_limits.execute_seconds(self.context.config, self.context.name)
             return own_process_instance(self, name, kind, device_id, 1, seconds)
         if onnx_options.is_native(self.context, kind) and not needs_python(self.context.config):
             return NativeInstance(self.context, name, kind, device_id)
         if kind == "GPU":
             from neptrio.backends.onnx.device_instance import DeviceInstance
 
-            return DeviceInstance(self.context, name, kind, device_id)
+            assert seconds is not None
+            return DeviceInstance(self.context, name, kind, device_id, seconds)
         return OnnxInstance(self.context, name, kind, device_id)

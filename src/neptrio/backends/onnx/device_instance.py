@@ -13,27 +13,39 @@ Rules:
  4. An instance without our own CUDA part, with strings, or with a layout of its own takes tensors on the host only.
  5. ONNX Runtime shares the device's context with everybody else there. When it says that the context has ended, all of
     them leave service, as after such an error of a kernel model.
+ 6. A run that takes longer than EXECUTE_TIMEOUT_SECONDS is answered without it and its thread left behind (run_limit.py),
+    and the device is given up. So are the runs of other models there.
+ 7. ONNX Runtime frees sessions and tensors on a thread of their own (releases.py). A release that takes as long gives up
+    the device, too.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import neptrio.request.device_memory as device_memory
 from neptrio.backends import device_outputs
 from neptrio.backends.kernel import device as devices
 from neptrio.backends.onnx.instance import OnnxInstance
-from neptrio.errors import TritonError, Unavailable
+from neptrio.backends.onnx.releases import WAIT_SECONDS, Release, Releases, keep
+from neptrio.backends.onnx.run_limit import RunBatch, RunLimit
+from neptrio.errors import Code, Internal, Reason, TritonError, Unavailable
+from neptrio.execution.backend import LoadContext
 from neptrio.execution.batch import Batch
 from neptrio.execution.gather import gather
 from neptrio.loop.mailbox import WorkItem
-from neptrio.request.infer_request import InferRequest, InferResponse, Tensor, tensor_at
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor, monotonic_ns, tensor_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from neptrio.backends.kernel.device import Device
+    from neptrio.loop.timers import Timers
 
 GPU = device_outputs.GPU
+LAUNCH_TIMEOUT = 702  # the driver's error for a kernel that takes too long
 ALIGNMENT = 256  # bytes, that of cudaMalloc, on which kernels may rely
 
 
@@ -44,50 +56,146 @@ FAILURE = re.compile(r"CUDA failure (\d+)\b")
 class Broke(WorkItem):
     """Carries the news that a device cannot be used any more to the trio thread."""
 
-    def __init__(self, instance: DeviceInstance, name: str) -> None:
+    def __init__(self, instance: DeviceInstance, device: Device) -> None:
         self._instance = instance
-        self._name = name
+        self._device = device
 
     def deliver(self) -> None:
-        self._instance.broke(self._name)
+        self._instance.broke(self._device, self._device.pool.broken)
+
+
+class Begun(WorkItem):
+    """Carries the news that the release of a session has begun to the trio thread, which looks whether it ends."""
+
+    def __init__(self, timers: Timers, when_ns: int, late: Callable[[], None]) -> None:
+        self._timers, self._when_ns, self._late = timers, when_ns, late
+
+    def deliver(self) -> None:
+        self._timers.at(self._when_ns, self._late)
 
 
 class DeviceInstance(OnnxInstance):
     """One session on one."""
 
+    batch_type = RunBatch
     _device: Device | None = None
 
+    def __init__(self, context: LoadContext, name: str, kind: str, device_id: int, seconds: float) -> None:
+        """`seconds`: how long an execution may take."""
+        super().__init__(context, name, kind, device_id)
+        self._limit = RunLimit(seconds, self._late)
+        self._overdue: TritonError | None = None  # what the batch that took too long is answered with
+        self._failure = ""
+        self._releases = Releases.of(device_id)
+
     def initialize(self) -> None:
-        super().initialize()
-        if not devices.count():
+        # before the session is made: on a device that was given up that might hang
+        device = devices.Device.get(self._device_id) if devices.count() else None
+        try:
+            super().initialize()
+        except BaseException:
+            if device is not None:
+                device.release()
+            raise
+        self._session.hold = self._releases.hold
+        if device is None:
             return
-        device = self._device = devices.Device.get(self._device_id)
+        self._device = device
         self.takes_device_memory = self._layout is None and not self._session.strings
         device.occupants.append(self)
+        device.queues.append(self._limit)
+        self._releases.watch(device)
         if device.pool.broken:  # another model broke it meanwhile
-            failure = device.failure
+            self._releases.given_up = True
             self.finalize()
-            raise Unavailable(failure)
+            raise Unavailable(device.failure)
 
     def finalize(self) -> None:
-        super().finalize()
+        session, self._session = self._session, None
         device, self._device = self._device, None
         if device is not None:
             if self in device.occupants:
                 device.occupants.remove(self)
-            device.release()
+            device.queues.remove(self._limit)
+        if session is not None:
+            begins, done = partial(self._release_begins, device), device.release if device else _nothing
+            seconds = min(WAIT_SECONDS, self._limit.seconds)
+            self._releases.release(session, self._name, device, seconds, begins, done)
+
+    # ---------------------------------------------------------------- a device that cannot be used any more
+
+    @property
+    def hangs(self) -> bool:  # type: ignore[override]
+        return self.lost and self._limit.running
+
+    def prepare(self, batch: Batch) -> Batch:
+        if self.lost:
+            raise Unavailable(self._failure)
+        host = self._context.host
+        if host is not None:  # in a process of its own it is the server that looks
+            self._limit.watch(batch.instance, host.timers)
+        return batch
+
+    def execute(self, batch: Batch) -> None:
+        device = self._device
+        if self.lost or (device is not None and device.pool.broken):
+            raise Unavailable(device.failure if device is not None else self._failure)
+        self._limit.begin(batch)
+        try:
+            super().execute(batch)
+        finally:
+            self._limit.end()
+            if device is not None:
+                if device.pool.broken and not device.broken:
+                    batch.instance.mailbox.completions.post(Broke(self, device))
+                device.look_again()
 
     def device_broke(self, device: Device) -> None:
         """The context has broken, whoever broke it, so this instance can no longer serve."""
-        self.healthy, self.lost = False, True
-        self.reason = f"Unavailable: {device.failure}"
-        self.on_health()
+        failure = Internal(f"model '{self._context.name}': {device.failure}", reason=Reason.BACKEND)
+        self._lose(device.failure, failure)
 
-    def broke(self, name: str) -> None:
-        """ONNX Runtime met an error that ends the context. On the trio thread."""
-        device, host = self._device, self._context.host
-        if device is not None and device.break_(name, self._context.name) and host is not None:
+    def broke(self, device: Device, name: str) -> None:
+        """Something ended the context, or takes too long there. On the trio thread."""
+        host = self._context.host
+        if device.break_(name, self._context.name) and host is not None:
             host.device_failed(device.failure)
+
+    def _late(self) -> None:
+        name = f"no end of a run within {self._limit.seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"
+        error = TritonError(f"model '{self._context.name}': {name}", Code.TIMED_OUT, Reason.BACKEND)
+        device = self._device
+        if device is None:  # the server has no CUDA part of its own, so nobody else can be told
+            self._lose(f"GPU {self._device_id} cannot be used any more after {name}", error)
+            return
+        self._overdue = error
+        device.pool.give_up(LAUNCH_TIMEOUT)
+        self.broke(device, name)
+
+    def _lose(self, failure: str, error: TritonError) -> None:
+        self.healthy, self.lost = False, True
+        self._failure = failure
+        self.reason = f"Unavailable: {failure}"
+        self.on_health()
+        if self._limit.running:
+            self._releases.given_up = self._releases.hangs = True
+            keep(self._session)
+            self._limit.give_up(self._overdue or error, Unavailable(failure))
+
+    def _release_begins(self, device: Device | None, release: Release) -> None:
+        """On the releases' thread."""
+        host = self._context.host
+        if host is not None and device is not None:
+            when_ns = monotonic_ns() + int(self._limit.seconds * 1e9)
+            host.completions.post(Begun(host.timers, when_ns, partial(self._release_late, device, release)))
+
+    def _release_late(self, device: Device, release: Release) -> None:
+        if not release.ended.is_set():
+            device.pool.give_up(LAUNCH_TIMEOUT)
+            limit = f"{self._limit.seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"
+            self.broke(device, f"no end of the release of a session within {limit}")
+
+    # ---------------------------------------------------------------- runs
 
     def _call(
         self, names: list[str], tensors: list[Tensor], batch: Batch, kept: set[str] | None = None
@@ -96,8 +204,8 @@ class DeviceInstance(OnnxInstance):
             return super()._call(names, tensors, batch, kept)
         except TritonError as error:
             found = FAILURE.search(str(error))
-            if found is not None and self._device is not None and self._device.pool.told(int(found[1])):
-                batch.instance.mailbox.completions.post(Broke(self, self._device.pool.broken))
+            if found is not None and self._device is not None:
+                self._device.pool.told(int(found[1]))  # execute() looks what that means
             raise
 
     def _run(self, requests: list[InferRequest], batch: Batch) -> list[InferResponse]:
@@ -160,6 +268,10 @@ class DeviceInstance(OnnxInstance):
             return super()._bound(names, tensors, ready, kept)
         results: list[Tensor] = self._session.run_bound(names, tensors, ready, self._device_id, kept)
         return results
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
 
 
 def _overlap(output: Tensor, given: Tensor) -> bool:

@@ -100,6 +100,12 @@ def chosen(context: LoadContext, kind: str, device_id: int, parameters: Mapping[
     return [*found, CPU]
 
 
+def builds_engines(config: Any) -> bool:
+    """True when instances on a GPU run on TensorRT."""
+    listed = config.optimization.execution_accelerators.gpu_execution_accelerator
+    return any(ACCELERATORS.get(accelerator.name) == TENSORRT for accelerator in listed)
+
+
 def _options(provider: str, given: Mapping[str, str], model: str) -> dict[str, str]:
     """An accelerator's parameters as the options of its provider. Raises InvalidArgument."""
     if provider == CUDA:

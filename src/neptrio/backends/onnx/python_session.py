@@ -73,6 +73,8 @@ class PythonSession:
         import onnxruntime
 
         self._session = session
+        # makes what a tensor on a GPU refers to, so that the value is freed where that may wait for the device
+        self.hold: Callable[[Any], Any] = lambda value: value
         # a failed run would also be reported on the process's stderr, once per request
         self._quiet = onnxruntime.RunOptions()
         self._quiet.log_severity_level = FATAL
@@ -126,6 +128,21 @@ class PythonSession:
         """run() with IO binding: inputs in memory of GPU `device` are read where they lie, and outputs in `kept` are left
         in its memory. Not for models with strings. Raises what onnxruntime raises."""
         binding = self._session.io_binding()
+        try:
+            self._bind(binding, names, tensors, device, kept)
+            ready()
+            self._session.run_with_iobinding(binding, self._quiet)
+            found = [
+                self._left(name, value, device) if name in kept else self._tensor(name, value)
+                for name, value in zip(names, binding.get_outputs(), strict=True)
+            ]
+        finally:
+            del binding  # here, and not with the traceback of a failure, which dies on the trio thread
+        return [_apart(output, tensors) for output in found]
+
+    def _bind(
+        self, binding: Any, names: list[str], tensors: list[Tensor], device: int, kept: set[str]
+    ) -> None:
         for t in tensors:
             if t.name not in self._inputs:
                 continue
@@ -139,20 +156,14 @@ class PythonSession:
                 binding.bind_output(name, "cuda", device)
             else:
                 binding.bind_output(name)
-        ready()
-        self._session.run_with_iobinding(binding, self._quiet)
-        found = [
-            self._left(name, value, device) if name in kept else self._tensor(name, value)
-            for name, value in zip(names, binding.get_outputs(), strict=True)
-        ]
-        return [_apart(output, tensors) for output in found]
 
     def _left(self, name: str, value: Any, device: int) -> Tensor:
         """An output in device memory, which ONNX Runtime frees with the tensor."""
         if value.device_name() == "cpu":
             return self._tensor(name, value)
         shape, size = tuple(value.shape()), value.tensor_size_in_bytes()
-        return tensor_at(name, self._datatypes[name], shape, value.data_ptr(), size, value, GPU, device)
+        held = self.hold(value)
+        return tensor_at(name, self._datatypes[name], shape, value.data_ptr(), size, held, GPU, device)
 
     def _feed(self, tensor: Tensor) -> Any:
         """A tensor in the form in which ONNX Runtime takes inputs."""

@@ -3,6 +3,10 @@
 It computes Y = X + 1, or for models with an input BEFORE, Y = AFTER = BEFORE + X. What it is asked to do is written as
 lines of JSON to the file FAKE_ORT_LOG. FAKE_ORT_LACKS names a provider whose library is to fail; as the real one it then
 runs without. An element -N of X up to -100 makes it answer as if CUDA's error N had come.
+
+With an element -2 of X a run hangs until somebody writes to the pipe `run` in the folder FAKE_ORT_LATCHES. While there is
+a pipe `release`, the release of a session on a GPU hangs in the same way. What is freed on the process's first thread, which
+is the server's loop, is told in the log as `on_the_loop`: a device could keep it waiting there.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +29,20 @@ TYPES = {"tensor(int32)": np.dtype(np.int32), "tensor(float)": np.dtype(np.float
 def note(**said: Any) -> None:
     with open(os.environ["FAKE_ORT_LOG"], "a") as file:
         file.write(json.dumps(said) + "\n")
+
+
+def latch(name: str) -> None:
+    """Waits as long as nobody writes to that pipe, if there is one."""
+    pipe = Path(os.environ.get("FAKE_ORT_LATCHES", "/nowhere"), name)
+    if pipe.exists():
+        note(hangs=name)
+        pipe.read_bytes()
+        note(goes_on=name)
+
+
+def freed(what: str) -> None:
+    if threading.current_thread() is threading.main_thread():
+        note(on_the_loop=what)
 
 
 def get_available_providers() -> list[str]:
@@ -91,6 +111,8 @@ class Device:
         return OrtValue(array, self, found)
 
     def __del__(self) -> None:
+        freed("a session")
+        latch("release")
         self.enter()
         for address, _ in self.idle:
             self._call("cuMemFree", ctypes.c_uint64(address))
@@ -125,6 +147,7 @@ class OrtValue:
 
     def __del__(self) -> None:
         if self.device is not None:
+            freed("a tensor")
             self.device.idle.append(self.block)  # no call of the driver: values die on any thread
 
 
@@ -135,6 +158,9 @@ class Binding:
         self.outputs: dict[str, str] = {}
         self.made: list[OrtValue] = []
         self.said: dict[str, str] = {}
+
+    def __del__(self) -> None:
+        freed("a binding")
 
     def bind_input(
         self, name: str, kind: str, device: int, dtype: Any, shape: list[int], address: int
@@ -188,6 +214,8 @@ class InferenceSession:
 
     def _computed(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         least = int(inputs["X"].min(initial=0))
+        if least == -2:
+            latch("run")
         if least <= -100:
             raise RuntimeError(
                 f"CUDA failure {-least}: an error ; GPU={self.device.number} ; hostname=here ; file=f ; line=1"
