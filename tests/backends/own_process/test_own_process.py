@@ -118,6 +118,21 @@ def test_a_kernel_that_hangs_ends_in_time(tmp_path: Path) -> None:
 
 
 @needs_fake_gpu
+def test_a_run_of_onnx_runtime_that_hangs_ends_with_its_process(tmp_path: Path) -> None:
+    limit = parameter("EXECUTE_TIMEOUT_SECONDS", "0.5")
+    repository = tmp_path / "models"
+    write_model(repository, "apart", ONNX + APART + limit, {"1/model.onnx": PLUS_ONE})
+    with FakeGpu() as gpu:
+        onnx = OnnxGpu(gpu, tmp_path)
+        with ServerProcess(repository, env=onnx.env) as server:
+            assert add(server, "apart", 1) == (200, [2])
+            onnx.hold("run")
+            status, answer = add(server, "apart", -2)
+            assert status == 504 and "did not return within 0.5 s (EXECUTE_TIMEOUT_SECONDS)" in answer
+            works_again(server, "apart")
+
+
+@needs_fake_gpu
 @pytest.mark.parametrize("apart", [False, True], ids=["none", "process"])
 def test_onnx_runtimes_word_that_the_context_has_ended_counts(tmp_path: Path, apart: bool) -> None:
     """It shares the context, so in the server's process kernel models on that GPU leave service with it."""
