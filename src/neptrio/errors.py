@@ -155,3 +155,15 @@ CLASSES: dict[Code, type[TritonError]] = {
     made.code: made
     for made in (InvalidArgument, Denied, NotFound, Unavailable, Unsupported, Internal, AlreadyExists)
 }
+
+
+def bare(error: TritonError) -> TritonError:
+    """The error, from now on without traceback and causes. These refer to all that the frames on its way have held, a whole
+    model, and where the error is kept also to itself: only the collector would free it."""
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None:
+            chain += [link.__cause__, link.__context__]
+            link.__traceback__ = link.__cause__ = link.__context__ = None
+    return error

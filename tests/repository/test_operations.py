@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ class FakeModel:
         self.counters: Any = type("Counters", (), {"memory_usage": None})()
         self.load_duration_secs = 0.0
         self.reason = ""
+        self.backend = SimpleNamespace(runs_code_here=False)
 
     def abort(self) -> None:
         pass
@@ -103,7 +105,7 @@ async def play(
     manager = RepositoryManager(settings, None, None, lambda _: None)  # type: ignore[arg-type]
     fake = FakeLoader(chance)
     manager.loading.loader = fake  # type: ignore[assignment]
-    manager.withdrawal.give_back = lambda: None
+    manager.withdrawal.give_back = lambda with_cycles: None
     errors: list[str] = []
 
     async def one(op: Op) -> None:

@@ -185,6 +185,12 @@ class BackendInstance(ABC):
     def finalize(self) -> None:
         """Called once on the instance's thread after the last batch."""
 
+    def let_go(self) -> None:
+        """Called on the trio thread when nobody uses it any more, finalized or never initialized: drops what refers back
+        to it, so that reference counts free it."""
+        for told in ("on_health", "on_memory"):  # methods of the model
+            self.__dict__.pop(told, None)
+
 
 def _failure_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
@@ -201,6 +207,8 @@ class Backend(ABC):
     default_model_filename = ""
     # every instance is a process of its own; the start-up text says so
     own_processes = False
+    # a model's own Python code runs in the server's process; what such code leaves only a full collection may free
+    runs_code_here = False
     # instances of a CPU instance group whose count the configuration leaves open
     default_cpu_instances = 1
 

@@ -59,7 +59,9 @@ class _Call(WorkItem):
             self._error = error
 
     def deliver(self) -> None:
-        self._done(self._error)
+        done, error = self._done, self._error
+        del self._done, self._error  # the error's traceback refers to this call, and `done` to the error
+        done(error)
 
 
 class Instance(InstanceCore):
@@ -169,6 +171,10 @@ class Instance(InstanceCore):
         )
 
 
+def _nobody(instance: Instance) -> None:
+    """Nobody keeps a record per instance."""
+
+
 class InstancePool(PoolCore):
     """A model version's instances; a batch goes to the one with the fewest batches under way.
 
@@ -182,8 +188,8 @@ class InstancePool(PoolCore):
         self.retiring: list[Instance] = []
         self.unwanted: list[Instance] = []  # started but never to serve: they only wait to be finalized
         # Set by schedulers that keep a record per instance. on_retired may set the instance's `kept`.
-        self.on_added: Callable[[Instance], None] = lambda instance: None
-        self.on_retired: Callable[[Instance], None] = lambda instance: None
+        self.on_added: Callable[[Instance], None] = _nobody
+        self.on_retired: Callable[[Instance], None] = _nobody
         self.gone = (
             trio.Event()
         )  # set when a retired instance has been finalized; each time there is a new event
@@ -211,11 +217,18 @@ class InstancePool(PoolCore):
             self.limiter.unregister(instance.claim)
             instance.claim = None
 
+    def drop(self, instance: Instance) -> None:
+        """Nobody uses that instance any more."""
+        self.unregister(instance)
+        instance.backend.let_go()
+
     def clear(self) -> None:
-        """Drops every instance."""
+        """Drops every instance, and the scheduler that the pool tells of them."""
         for instance in self.all:
-            self.unregister(instance)
+            self.drop(instance)
         self.instances, self.retiring = [], []
+        self.on_free = self.on_finished = None  # type: ignore[assignment]
+        self.on_added = self.on_retired = _nobody
         self._tell_gone()
 
     @property
@@ -265,6 +278,7 @@ class InstancePool(PoolCore):
         if error is not None:
             log.error("finalize of %s failed: %s", instance.name, error)
         (self.unwanted if instance in self.unwanted else self.retiring).remove(instance)
+        self.drop(instance)
         self._tell_gone()
 
     def _tell_gone(self) -> None:

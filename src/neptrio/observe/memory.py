@@ -20,13 +20,14 @@ from neptrio.loop import allocator
 from neptrio.loop.allocator import anonymous_resident_bytes
 
 
-def give_back() -> None:
-    """Frees what unloaded models held: collects reference cycles (the server's garbage collector runs rarely), and
-    returns the allocator's free pages to the system where it can do that (glibc).
+def give_back(with_cycles: bool) -> None:
+    """Returns the allocator's free pages to the system where it can do that (glibc), after unloads.
 
-    Takes a few milliseconds; no other Python code runs during the first part.
+    `with_cycles`: Python code of an unloaded model ran in this process. Its modules and classes refer to themselves, so
+    they are collected first, during which no other Python code runs. Of other models reference counts have freed all.
     """
-    gc.collect()
+    if with_cycles:
+        gc.collect()
     allocator.give_back()
 
 

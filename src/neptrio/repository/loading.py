@@ -19,7 +19,7 @@ import logging
 import trio
 
 from neptrio.config import defaults
-from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
+from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
 from neptrio.repository import change, lifecycle, loader
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
@@ -86,7 +86,7 @@ class Loading:
             self._abandon(operation)
             operation.release()
             if operation.error is not None:
-                record.last_error = str(operation.error).rstrip("\n")
+                record.last_error = str(bare(operation.error)).rstrip("\n")
                 if not record.rows:
                     self._without_versions(operation)
             operation.done.set()
@@ -240,7 +240,7 @@ class Loading:
                         name, version, found, operation.building, operation.tell
                     )
             except TritonError as error:
-                failed.append((version, error))
+                failed.append((version, bare(error)))
 
         async with trio.open_nursery() as nursery:
             for version in found.versions:

@@ -31,7 +31,7 @@ from neptrio.observe.metrics_config import MetricsConfig
 from neptrio.repository.warmup import warm_up
 from neptrio.request import reshape
 from neptrio.request.infer_request import DataType
-from neptrio.scheduling.base import LoopServices, Scheduler, ServedModel
+from neptrio.scheduling.base import NO_SCHEDULER, LoopServices, Scheduler, ServedModel
 from neptrio.scheduling.choose import make_scheduler
 
 log = logging.getLogger("neptrio.model")
@@ -162,7 +162,7 @@ class Model(ServedModel):
             # after the scheduler was made: only then does an ensemble know whether one of its steps is decoupled
             MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)
         except BaseException:
-            self.pool.clear()
+            self._let_go()
             self.backend.unload()
             raise
         tell("initializing instances")
@@ -313,9 +313,15 @@ class Model(ServedModel):
         await self.stop_instances(self.pool.instances)
         while self.pool.retiring:  # drain() has returned, so nothing holds retired instances
             await self.pool.gone.wait()
-        self.pool.clear()
+        self._let_go()
         self.pass_soon()
         self.backend.unload()
+
+    def _let_go(self) -> None:
+        """Drops what refers back to the model, so that reference counts free all of it: a collection of cycles would stop
+        the loop for as long as it takes to look at every model of the server."""
+        self.pool.clear()
+        self.scheduler = NO_SCHEDULER
 
     async def _batches_back(self) -> None:
         """Returns when no batch is under way. Requests may be answered before their batch is back, by a response sender

@@ -86,4 +86,4 @@ class Regrouping:
             await pool.discard(made)
         else:
             for instance in made:
-                pool.unregister(instance)
+                pool.drop(instance)

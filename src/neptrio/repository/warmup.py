@@ -22,7 +22,7 @@ import numpy as np
 import trio
 
 from neptrio import datatypes
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import InvalidArgument, TritonError, bare
 from neptrio.execution.batch import accept
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Tensor, Timestamp
 from neptrio.request.validate import validate
@@ -62,7 +62,7 @@ async def warm_up(model: Any, instances: Iterable[Any]) -> None:
                 for instance in instances:
                     nursery.start_soon(_run, model, sample, inputs, instance, failures)
         except TritonError as error:
-            failures.append(error)
+            failures.append(bare(error))
         if failures:
             raise InvalidArgument(
                 f"warmup sample '{sample.name}' of model '{model.name}' failed: {failures[0]}"
@@ -85,7 +85,7 @@ async def _run(
             try:
                 _check(request, model)
             except TritonError as error:
-                failures.append(error)
+                failures.append(bare(error))
                 return
             requests.append(request)
         for number, request in enumerate(requests):

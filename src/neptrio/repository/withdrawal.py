@@ -32,8 +32,8 @@ class Withdrawal:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.folders: set[Folder] = set()  # temporary folders of file overrides
-        self.give_back: Callable[[], None] = memory.give_back
-        self._giving_back = self._once_more = False
+        self.give_back: Callable[[bool], None] = memory.give_back
+        self._giving_back = self._once_more = self._with_cycles = False
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Takes a model out of service; accepted requests are still answered (state UNLOADING).
@@ -109,6 +109,7 @@ class Withdrawal:
                 row.apply(Event.RETIRED)
         retirement.done.set()
         self._once_more = True
+        self._with_cycles |= retirement.model.backend.runs_code_here
         if not self._giving_back and self._catalog.nursery is not None:
             self._catalog.nursery.start_soon(self._give_back)
 
@@ -119,8 +120,8 @@ class Withdrawal:
         self._giving_back = True
         try:
             while self._once_more:
-                self._once_more = False
-                await trio.to_thread.run_sync(self.give_back, abandon_on_cancel=True)
+                with_cycles, self._once_more, self._with_cycles = self._with_cycles, False, False
+                await trio.to_thread.run_sync(self.give_back, with_cycles, abandon_on_cancel=True)
         finally:
             self._giving_back = False
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from neptrio.errors import Internal, Reason
+from neptrio.errors import Internal, Reason, Unavailable
 from neptrio.execution.backend import LoadContext
 from neptrio.execution.batch import complete
 from neptrio.execution.rate_limiter import RateLimiter
@@ -145,6 +145,27 @@ class Scheduler(ABC):
             ),
             True,
         )
+
+
+class NoScheduler(Scheduler):
+    """Stands in for the scheduler of a model that is gone: whoever still has the model finds nothing there."""
+
+    def enqueue(self, request: InferRequest) -> None:
+        raise Unavailable(
+            f"Request for unknown model: '{request.model_name}' version {request.model.version} is not at ready state"
+        )
+
+    def cancel(self, request: InferRequest) -> None:
+        pass
+
+    def dispatch(self, now_ns: int) -> None:
+        pass
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(queued=0, executing=0)
+
+
+NO_SCHEDULER = NoScheduler()
 
 
 def withdraw(request: InferRequest) -> bool:

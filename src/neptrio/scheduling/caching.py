@@ -153,3 +153,6 @@ class CachingScheduler(Scheduler):
 
     def stop(self) -> None:
         self.inner.stop()
+
+    def close(self) -> None:
+        self.inner.close()

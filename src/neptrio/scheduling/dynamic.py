@@ -167,6 +167,10 @@ class DynamicScheduler(Scheduler):
         """Refuses new requests; queued ones are sent without waiting for more."""
         self.flush()
 
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _refuse(self, request: InferRequest, error: TritonError) -> None:
         self.left(request)
         complete(request, InferResponse(None, error), True)

@@ -7,6 +7,7 @@ the instance, differently for each kind. KIND_AUTO was replaced by GPU or CPU be
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,9 @@ class KernelBackend(Backend):
                 rows += getattr(instance, "memory_rows", ())
         return rows
 
+    def unload(self) -> None:
+        self._instances = []
+
 
 class HostInstance(BackendInstance):
     """Executes on the CPU without the GIL. Every instance loads a private copy of the shared object."""
@@ -157,7 +161,7 @@ class HostInstance(BackendInstance):
             [t.name for t in spec.inputs],
             [t.optional for t in spec.inputs],
             spec.batching,
-            self._plan,
+            partial(_plan, spec, self._order, backend.signatures),
         )
         self.prepare = self._builder.prepare  # type: ignore[method-assign]  # see IdentityInstance
 
@@ -167,23 +171,30 @@ class HostInstance(BackendInstance):
         self._image = image
         self._builder.use(image)
 
-    def _plan(self, shapes: list[tuple[int, ...] | None], batch: int) -> Any:
-        spec = self._backend.spec
-        plan = spec.plan(shapes, batch, self._order, self._backend.signatures)
-        for _, grid, block, shared, _ in plan.launches_as_text():
-            if shared > host.SHARED_LIMIT:
-                raise InvalidArgument(
-                    f"{shared} bytes of shared memory, at most {host.SHARED_LIMIT} are possible"
-                )
-            if any(g * b >= 2**31 for g, b in zip(grid, block, strict=True)):
-                raise InvalidArgument(
-                    f"grid {grid} of blocks {block}: the host runs fewer than 2^31 threads per axis"
-                )
-        return plan
-
     def execute(self, batch: Batch) -> None:
         raise AssertionError("native instances do not execute in Python")
 
     def finalize(self) -> None:
         self._builder.use(None)
         self._image = None
+
+
+def _plan(
+    spec: kernel_config.ModelSpec,
+    order: dict[str, int],
+    signatures: dict[str, Signature],
+    shapes: list[tuple[int, ...] | None],
+    batch: int,
+) -> Any:
+    """The launches of a batch of these shapes on the host. Raises InvalidArgument."""
+    plan = spec.plan(shapes, batch, order, signatures)
+    for _, grid, block, shared, _ in plan.launches_as_text():
+        if shared > host.SHARED_LIMIT:
+            raise InvalidArgument(
+                f"{shared} bytes of shared memory, at most {host.SHARED_LIMIT} are possible"
+            )
+        if any(g * b >= 2**31 for g, b in zip(grid, block, strict=True)):
+            raise InvalidArgument(
+                f"grid {grid} of blocks {block}: the host runs fewer than 2^31 threads per axis"
+            )
+    return plan

@@ -47,7 +47,7 @@ class DeviceInstance(BackendInstance):
         self._limits: list[tuple[int, int]] = []
         spec = backend.spec
         host = backend.context.host  # None without a server, as in unit tests of a model
-        self._builder = DeviceBuilder(
+        self._builder: Any = DeviceBuilder(
             [t.name for t in spec.inputs],
             [t.optional for t in spec.inputs],
             spec.batching,
@@ -222,6 +222,10 @@ class DeviceInstance(BackendInstance):
         device.release()
         if not device.pool.broken:
             device.thread.settle(SETTLE_SECONDS)
+
+    def let_go(self) -> None:
+        super().let_go()
+        self._builder = None  # which asks this instance for plans
 
 
 def _give_back(device: Device, module: Any) -> None:

@@ -174,6 +174,10 @@ class PythonBackend(Backend):
     def own_processes(self) -> bool:  # type: ignore[override]
         return apart(self.context)
 
+    @property
+    def runs_code_here(self) -> bool:  # type: ignore[override]
+        return not apart(self.context)
+
     def load(self) -> None:
         path = self.model_file(self.context)
         own = apart(self.context)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -51,6 +52,10 @@ class OnLoop(WorkItem):
 
     def deliver(self) -> None:
         self._function()
+
+
+def _nobody(response: Any, final: bool) -> None:
+    """Nobody waits for more responses."""
 
 
 class Call(Responder):
@@ -106,7 +111,15 @@ class Call(Responder):
             self._services.admission.submit(request)
         except TritonError as error:
             self._resumed()
-            self._deliver(self.receive(InferResponse(None, error)), True)
+            self._hand(self.receive(InferResponse(None, error)), True)
+
+    def _hand(self, response: Any, final: bool) -> None:
+        """Delivers a response to whoever waits for it. After the last one nothing refers back to this call: neither who
+        waited, nor the request."""
+        self._deliver(response, final)
+        if final:
+            self._deliver = _nobody
+            self._request.responder = None  # type: ignore[assignment]
 
     def receive(self, response: InferResponse) -> Any:
         """Converts a response to the form that `deliver` expects."""
@@ -137,11 +150,16 @@ class Call(Responder):
     def _follow(self, parent: InferRequest) -> None:
         """Cancels this request when its parent is cancelled."""
         before = parent.on_cancel
+        followed = weakref.ref(
+            self
+        )  # the call holds its request, and that its parent, which is to be freed at its end
 
         def on_cancel() -> None:
             if before is not None:
                 before()
-            self._drop()
+            call = followed()
+            if call is not None:
+                call._drop()
 
         parent.on_cancel = on_cancel
 
@@ -150,7 +168,7 @@ class Call(Responder):
             self._resumed()
         try:
             if response.null:
-                self._deliver(None, final)
+                self._hand(None, final)
                 return
             if response.error is None:
                 select(request, response, self._services)
@@ -159,10 +177,10 @@ class Call(Responder):
                 size = sum(tensor.nbytes for tensor in response.outputs or ()) + 1024
                 self._ahead += size
                 self._sizes.append(size)
-            self._deliver(made, final)
+            self._hand(made, final)
         except Exception as error:
             log.exception("a response could not be handed to the model that asked for it")
-            self._deliver(self.receive(InferResponse(None, Internal(str(error)))), final)
+            self._hand(self.receive(InferResponse(None, Internal(str(error)))), final)
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
         if self._ahead <= AHEAD_BYTES or self._unread:

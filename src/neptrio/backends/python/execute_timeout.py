@@ -20,6 +20,10 @@ from neptrio.request.infer_request import monotonic_ns
 LOOKS = 8  # how often a running batch is checked within its time limit
 
 
+def _none() -> None:
+    """No batch runs."""
+
+
 class ExecuteTimeout:
     """Watches the batches of one instance. Trio thread, but for `late` and error()."""
 
@@ -33,7 +37,7 @@ class ExecuteTimeout:
         """`seconds` None: no limit. `first` tells the running batch that was sent first, when (monotonic ns), and its process."""
         self._name = name
         self._seconds = seconds
-        self._first = first
+        self._first: Callable[[], tuple[Batch, int, Process] | None] = first
         self._timers = timers
         self._timer: Any = None
         self._oldest: tuple[Batch | None, int] = (None, 0)  # the oldest running batch, and since when (ns)
@@ -67,6 +71,13 @@ class ExecuteTimeout:
             return
         again = now + int(seconds / LOOKS * 1e9)
         self._timer = self._timers.at(again, lambda: self._look(capacity, seconds))
+
+    def stop(self) -> None:
+        """The instance is gone, and nothing is watched any more."""
+        self._first = _none
+        self._oldest = (None, 0)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _text(self) -> str:
         return f"execute() did not return within {self._seconds:g} s (EXECUTE_TIMEOUT_SECONDS)"

@@ -265,6 +265,10 @@ class IsolatedInstance(BackendInstance):
             process.kill()
         process.close()
 
+    def let_go(self) -> None:
+        super().let_go()
+        self._timeout.stop()
+
     def is_ready(self) -> bool:
         process = self._process
         if process is None:

@@ -279,6 +279,12 @@ class RingInstance(IsolatedInstance):
         for call in list(life.calls.values()):
             call.drop()
 
+    def let_go(self) -> None:
+        super().let_go()
+        life = self._latest
+        if life is not None and life.over:  # that of a process which has just ended by itself may not be yet
+            self._latest = None
+
     def _bound_to(self, life: Life, batch: Batch) -> bool:
         """Whether a batch cannot be given to the next process: the state of its sequence is gone, or its bytes lie
         where the process that has ended, who knows why, may have written."""
