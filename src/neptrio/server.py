@@ -30,7 +30,7 @@ from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
-from neptrio.loop import allocator, open_files
+from neptrio.loop import allocator, collector, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import LoopLag
@@ -213,6 +213,7 @@ class Server:
             await core.start(self._completions)
             await core.start(self.repository.run)
             core.start_soon(allocator.give_back_at_rest, self.services.large_work)
+            core.start_soon(collector.collect_at_rest, lambda: self.loop.lag.count)
             if self.tokens is not None:
                 core.start_soon(self._watch_tokens, self.tokens)
             try:
@@ -429,7 +430,7 @@ def run(settings: Settings) -> int:
         server = Server(settings)
 
         def started() -> None:
-            _tune_collector()
+            collector.set_up()
             _look_before_sleeping(server)
             # in one piece: front ends may write, too
             sys.stderr.write(server.describe() + "\nserving\n")
@@ -478,17 +479,6 @@ def _leave(status: int) -> NoReturn:
     if processes is not None:
         processes.kill_all()
     os._exit(status)
-
-
-def _tune_collector() -> None:
-    """Makes the garbage collector run rarely: requests make almost no cycles, so it mostly walks over modules.
-
-    Objects made during the start are excluded from collections. Full collections, which would stop all requests
-    while they walk over everything, become rare.
-    """
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
-    gc.enable()  # it was off since cli.main: while modules are imported it finds nothing
 
 
 def _look_before_sleeping(server: Server) -> None:

@@ -20,6 +20,7 @@ import trio
 
 from neptrio.config import defaults
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
+from neptrio.loop import collector
 from neptrio.repository import change, lifecycle, loader
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.lifecycle import Event, State
@@ -90,6 +91,7 @@ class Loading:
                 if not record.rows:
                     self._without_versions(operation)
             operation.done.set()
+            collector.loaded()
 
     def _without_versions(self, operation: Operation) -> None:
         """Notes why a load failed before it had any version to show it: in `problem`, for the index. A name that
