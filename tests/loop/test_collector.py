@@ -35,11 +35,30 @@ PYTHON = (
     'output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ] ' + HERE
 )
 
+# its module refers to itself, and tells when it is freed
+LEFT = """
+import pathlib
+
+class Left:
+    def __del__(self):
+        self.freed.touch()
+
+class TritonPythonModel:
+    def initialize(self, args):
+        global left
+        left = Left()
+        left.freed = pathlib.Path(args["model_repository"], "freed")
+
+    def execute(self, requests):
+        return [None for _ in requests]
+"""
+
 
 class Watched:
     """A server of which it is known what it collects."""
 
     def __init__(self, folder: Path, client: httpclient.InferenceServerClient) -> None:
+        self.repository = folder.parent
         self._file = folder / "collections"
         self.client = client
 
@@ -61,7 +80,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         repository, "here", PYTHON, {"1/model.py": WATCHING.replace("gc.callbacks.append(told)", "pass")}
     )
     folder = write_model(repository, "watching", PYTHON, {"1/model.py": WATCHING})
-    flags = ("--model-control-mode=explicit", "--load-model=watching")
+    write_model(repository, "left", PYTHON, {"1/model.py": LEFT})
+    flags = ("--model-control-mode=explicit", "--load-model=watching", "--load-model=left")
     with ServerProcess(repository, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
         made = Watched(folder, client)
         until(lambda: "2" in made.collections(), "the start is over, which ends with a full collection")
@@ -80,6 +100,13 @@ def test_after_the_unload_of_a_models_own_code_everything_is_looked_at(watched: 
     before = watched.collections()
     watched.cycle("here")
     until(lambda: "2" in watched.collections().removeprefix(before), watched.collections)
+
+
+def test_a_model_that_the_start_has_loaded_is_freed_when_it_is_unloaded(watched: Watched) -> None:
+    freed = watched.repository / "left" / "freed"
+    assert not freed.exists()
+    watched.client.unload_model("left")
+    until(freed.exists, "what the model's module held is freed")
 
 
 def test_everything_is_looked_at_when_the_server_rests(watched: Watched) -> None:

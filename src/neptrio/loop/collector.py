@@ -13,7 +13,7 @@ Rules:
     only. Without that the objects of many loads would be young together, and be looked at together.
  4. A full collection comes when DUE collections of young objects have passed and the server rests. One that never rests
     has one after SELDOM of them, and only if the old objects have grown by a quarter (CPython's own rule).
- 5. The unload of a model whose Python code ran in this process collects at once (observe.memory.give_back).
+ 5. The unload of a model whose Python code ran in this process collects everything at once (observe.memory.give_back).
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ def loaded() -> None:
     """A load has ended (rule 3). Takes some hundredths of a millisecond."""
     if _ours:
         gc.collect(1)
+
+
+def everything() -> None:
+    """A model whose Python code ran in this process is gone (rule 5). What the start has made is looked at, too, from now
+    on: the model may be of it, and the next one."""
+    if _ours:
+        gc.unfreeze()
+    gc.collect()
 
 
 class Rest:

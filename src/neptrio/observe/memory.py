@@ -9,14 +9,13 @@ with accounts of its own (pinned pools, GPU memory) adds them through Backend.me
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from neptrio.errors import TritonError
-from neptrio.loop import allocator
+from neptrio.loop import allocator, collector
 from neptrio.loop.allocator import anonymous_resident_bytes
 
 
@@ -27,7 +26,7 @@ def give_back(with_cycles: bool) -> None:
     they are collected first, during which no other Python code runs. Of other models reference counts have freed all.
     """
     if with_cycles:
-        gc.collect()
+        collector.everything()
     allocator.give_back()
 
 
