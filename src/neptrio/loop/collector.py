@@ -1,10 +1,10 @@
 """When the garbage collector may look at what: never at every model while somebody is served.
 
 The problem: the collector stops the whole process while it looks at objects, about 15 us for each model that was loaded
-after the start. With 2,000 models the loop stood still for 30 ms, at unloads and now and then while models were loaded. The
-choice: the server's own objects refer to each other in such a way that reference counts free them, above all those of
-an unloaded model (repository.model.Model.stop). Then a full collection finds only what other people's code has left, and
-can wait until nobody is there.
+after the start. With 2,000 models the loop stood still for 30 ms after each unload. The choice: the server's own objects
+refer to each other in such a way that reference counts free them, above all those of an unloaded model
+(repository.model.Model.stop). Then a full collection finds only what other people's code has left, and can wait until
+nobody is there.
 
 Rules:
  1. Only a process of our own is set up so, never the program that embeds a server.
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import trio
 
-YOUNG = 20_000  # objects that were made and not freed until young ones are looked at: a millisecond
+YOUNG = 20_000  # objects that were made and not freed until young ones are looked at: 1 to 3 ms
 MIDDLE = 20  # looks at the youngest until those that survived are looked at, too
 DUE = 100  # looks at all young objects; each is behind a load, or behind a million small requests
 SELDOM = 10_000
