@@ -135,7 +135,7 @@ class Process:
                 )
             if self._group is not None:
                 self._group.add(self._child.pid)  # it imports the model only when it is told to
-        except OSError:
+        except BaseException:  # OSError, or what the model's preload() raised
             ours.close()
             if self._child is not None:
                 self._child.kill()
