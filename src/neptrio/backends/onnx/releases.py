@@ -34,14 +34,15 @@ AGAIN_SECONDS = 1.0  # after so long it is asked again whether something hangs
 class Held:
     """Holds a tensor of ONNX Runtime on a GPU, for a Tensor that may die on any thread."""
 
-    __slots__ = ("_releases", "_value")
+    __slots__ = ("_box", "_releases")
 
     def __init__(self, value: Any, releases: Releases) -> None:
-        self._value = value
+        # whoever dropped the value itself would have a reference for a moment longer than the thread that is to free it
+        self._box = [value]
         self._releases = releases
 
     def __del__(self) -> None:
-        self._releases.drop(self._value)
+        self._releases.drop(self._box)
 
 
 class Release:
@@ -111,12 +112,12 @@ class Releases:
         """What a tensor that lies in `value` refers to."""
         return Held(value, self)
 
-    def drop(self, value: Any) -> None:
-        """Lets go of a tensor. Any thread, in destructors too."""
+    def drop(self, box: list[Any]) -> None:
+        """Lets go of a tensor that nothing but `box` refers to. Any thread, in destructors too."""
         if self.given_up:
-            keep(value)
+            keep(box)
         else:
-            self._thread.post(partial(_nothing, value))
+            self._thread.post(box.clear)
 
     def release(
         self,
@@ -174,7 +175,3 @@ def keep(thing: Any) -> None:
 def unfinished() -> bool:
     """True when the process cannot end in the ordinary way, because that would wait for a device."""
     return any(releases.unfinished for releases in list(Releases._made.values()))
-
-
-def _nothing(value: Any) -> None:
-    """Called with what dies afterwards."""
