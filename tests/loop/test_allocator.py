@@ -24,6 +24,7 @@ from neptrio.loop.allocator import (
 )
 from tests.support.memory import resident
 from tests.support.repository import write_model
+from tests.support.sanitizer import no_memory_figures
 from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
 
@@ -112,6 +113,7 @@ def test_an_environment_that_has_wishes_is_respected(wish: str) -> None:
 
 
 @glibc
+@no_memory_figures
 @without_front_ends  # which have that memory
 def test_a_server_that_rests_has_given_back(tmp_path: Path) -> None:
     config = """backend: "identity" max_batch_size: 0
