@@ -56,7 +56,7 @@ cdef class Reader:
     cdef bint name_escaped
     cdef bint large                                    # long parts are read without the GIL
     cdef const int* stop                               # not 0: the value is no longer wanted, stop reading; may be NULL
-    cdef int64_t look                                  # elements of a tensor after which the next look is due
+    cdef int64_t look                                  # elements of a tensor after which the core is offered next
     cdef int steps                                     # steps since breathe() has let other threads run
     # called with so many bytes before memory for a tensor is allocated; None: nobody counts
     cdef object reserve

@@ -65,7 +65,7 @@ cdef dict _NAME = NAME
 
 
 cdef enum:
-    STRETCH = 4 << 10          # elements between two looks whether to stop: a fifth of a millisecond
+    STRETCH = 4 << 10          # elements after which the core is offered to others: a fifth of a millisecond
     LONG_BYTES = 64 << 10      # of text; reading less takes no longer than waiting for the GIL
 
 
@@ -313,11 +313,11 @@ cdef int _fill(Reader s, int dtype, int size, char* out, int64_t* n, int64_t cou
             if n[0] >= count:
                 with gil:
                     raise _mismatch()
-            if s.stop != NULL and n[0] >= s.look:
-                s.look = n[0] + STRETCH
+            if s.stop != NULL:
                 if s.stop[0]:
                     return s.stopped()
-                if s.large:
+                if s.large and n[0] >= s.look:
+                    s.look = n[0] + STRETCH
                     sched_yield()
             _element(s, dtype, out + n[0] * size, name, strings)
             n[0] += 1
@@ -406,10 +406,11 @@ cdef int _print(Writer w, Tensor t, const int* stop) except -1 nogil:
         at = i = 0
         while at < t.nbytes:
             i += 1
-            if stop != NULL and i % STRETCH == 0:
+            if stop != NULL:
                 if stop[0]:
                     return _stopped()
-                sched_yield()
+                if i % STRETCH == 0:
+                    sched_yield()
             if t.nbytes - at < 4:
                 with gil:
                     raise InvalidArgument(
