@@ -119,7 +119,7 @@ class Http:
     """One connection that sends the same request again and again."""
 
     def __init__(self, port: int, method: str, path: str, body: bytes = b"", **headers: str) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._request = (method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
 
     def __call__(self) -> None:

@@ -9,13 +9,17 @@ tritonserver, the probe is measured once more beside the neighbour at tritonserv
 
 `make bench-neighbours` writes a table (p50, p90 and p99 of the probe, and the neighbour's own rate) and plots to
 benchmarks/results after every row. ARGS='--only JSON,gzip' measures the neighbours whose names hold one of these texts
-once more and keeps the other rows, `--seconds` makes it longer. All of it takes about ten minutes.
+once more and keeps the other rows, `--turns` and `--seconds` make it longer. A turn of all takes about ten minutes.
+
+The p99 of 5 s is the tenth slowest of a thousand requests: one burst of another process moves it. With several
+turns the rows hold the median of each percentile, and the p99 of every turn is kept in the file beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +34,7 @@ from benchmarks import peers, plots, run
 from benchmarks.neighbour_kinds import AFTER, NEIGHBOURS, Ports, binary, builtin, repository
 
 Rows = dict[
-    str, dict[str, dict[str, float]]
+    str, dict[str, dict[str, Any]]
 ]  # neighbour -> server and probe -> percentiles in ms, and its rate
 
 PERIOD_S = 0.005
@@ -116,22 +120,51 @@ def measure(
 
 
 def visit(
-    row: dict[str, dict[str, float]],
+    found: dict[str, list[dict[str, float]]],
     name: str,
     server: peers.Server,
     model: str,
     seconds: float,
     most: float = 0.0,
 ) -> None:
-    """measure(), into the row."""
+    """measure(), added to the turns that were found before."""
     try:
-        found = measure(name, server, model, seconds, most)
+        measured = measure(name, server, model, seconds, most)
     except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"{name}, {server.name}: {error}", file=sys.stderr, flush=True)
         return
     column = f"{server.name}, {model}" + (", as often" if most else "")
-    row[column] = found
-    print(name or "nobody", column, found, file=sys.stderr, flush=True)
+    found.setdefault(column, []).append(measured)
+    print(name or "nobody", column, measured, file=sys.stderr, flush=True)
+
+
+def turn(
+    found: dict[str, list[dict[str, float]]],
+    name: str,
+    servers: list[peers.Server],
+    models: list[str],
+    seconds: float,
+) -> None:
+    """Every server beside one neighbour, then ours beside one that asks as often as tritonserver's."""
+    cases = [(s, m) for s in servers for m in models if m != "builtin" or s.name == "neptrio"]
+    for server, model in cases:
+        visit(found, name, server, model, seconds)
+    theirs = found.get("tritonserver, probe", [{}])[-1].get("rate", 0.0)
+    for server, model in cases:
+        ours = found.get(f"{server.name}, {model}", [{}])[-1].get("rate", 0.0)
+        if server.name == "neptrio" and theirs and ours > OFTEN * theirs:
+            visit(found, name, server, model, seconds, theirs)
+
+
+def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
+    """Of each column's turns; "p99 of turns" holds them all, in their order."""
+    return {
+        column: {
+            **{key: statistics.median(each[key] for each in turns) for key in turns[0]},
+            "p99 of turns": [each["p99"] for each in turns],
+        }
+        for column, turns in found.items()
+    }
 
 
 def start(names: list[str], folder: Path) -> list[peers.Server]:
@@ -210,6 +243,7 @@ def main() -> None:
         help="neighbours whose name holds one of these texts, separated by commas; others keep their rows",
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    parser.add_argument("--turns", type=int, default=1, help="of which the medians are taken")
     parser.add_argument("--servers", default="neptrio,tritonserver")
     parser.add_argument("--probes", default="probe,builtin", help="models that are probed")
     options = parser.parse_args()
@@ -227,18 +261,10 @@ def main() -> None:
         servers = start(options.servers.split(","), Path(folder))
         try:
             for name in (*([] if options.only and "" in rows else [""]), *wanted):
-                rows[name] = {}
-                for server in servers:
-                    for model in options.probes.split(","):
-                        if model == "builtin" and server.name != "neptrio":
-                            continue
-                        visit(rows[name], name, server, model, options.seconds)
-                theirs = rows[name].get("tritonserver, probe", {}).get("rate", 0.0)
-                for server in servers:
-                    for model in options.probes.split(","):
-                        ours = rows[name].get(f"neptrio, {model}", {}).get("rate", 0.0)
-                        if server.name == "neptrio" and theirs and ours > OFTEN * theirs:
-                            visit(rows[name], name, server, model, options.seconds, theirs)
+                found: dict[str, list[dict[str, float]]] = {}
+                for _ in range(options.turns):
+                    turn(found, name, servers, options.probes.split(","), options.seconds)
+                rows[name] = medians(found)
                 store(rows)
         finally:
             for server in servers:

@@ -62,6 +62,9 @@ cdef const unsigned char* quick_double(
 cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # at most 20 characters
 cdef char* print_int(char* out, int64_t value) noexcept nogil      # at most 20 characters
 cdef char* print_double(char* out, double value) noexcept nogil    # at most 26 characters
+# The shortest decimal digits * 10**exponent that reads back as c * 2**q in its type; of several, the closest. 0 < c < 2**53;
+# `closer`: the next smaller number of the type is half as far away as the next larger one.
+cdef uint64_t shortest_digits(uint64_t c, int q, bint closer, int* exponent) noexcept nogil
 
 
 cdef inline char* put_uint(char* out, uint64_t value) noexcept nogil:

@@ -353,24 +353,28 @@ cdef inline uint64_t round_to_odd(Power g, uint64_t c) noexcept nogil:
 
 
 cdef uint64_t shortest(uint64_t bits, int* exponent) noexcept nogil:
-    """The shortest decimal of a positive finite double: digits * 10**exponent (Schubfach)."""
+    """The shortest decimal of a positive finite double: digits * 10**exponent."""
     cdef uint64_t fraction = bits & ((<uint64_t>1 << 52) - 1)
     cdef int biased = <int>(bits >> 52) & 0x7FF
-    cdef uint64_t c, s, tens, vb, lower, upper
-    cdef int q, k, h
-    cdef bint even, closer, under, over
-    cdef Power g
     if biased:
-        c = fraction | (<uint64_t>1 << 52)
-        q = biased - 1075
-        if -53 < q <= 0 and (c & ((<uint64_t>1 << -q) - 1)) == 0:
-            exponent[0] = 0
-            return c >> -q
-    else:
-        c = fraction
-        q = -1074
+        return searched(fraction | (<uint64_t>1 << 52), biased - 1075, fraction == 0 and biased > 1, exponent)
+    return searched(fraction, -1074, False, exponent)
+
+
+cdef uint64_t shortest_digits(uint64_t c, int q, bint closer, int* exponent) noexcept nogil:
+    return searched(c, q, closer, exponent)
+
+
+cdef inline uint64_t searched(uint64_t c, int q, bint closer, int* exponent) noexcept nogil:
+    """Schubfach, see shortest_digits()."""
+    cdef uint64_t s, tens, vb, lower, upper
+    cdef int k, h
+    cdef bint even, under, over
+    cdef Power g
+    if -53 < q <= 0 and (c & ((<uint64_t>1 << -q) - 1)) == 0:
+        exponent[0] = 0
+        return c >> -q
     even = (c & 1) == 0
-    closer = fraction == 0 and biased > 1
     k = (q * 1262611 - (524031 if closer else 0)) >> 22
     h = q + ((-k * 1741647) >> 19) + 1
     g = rounded_up[-k - LOW_POWER]

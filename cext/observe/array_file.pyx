@@ -68,6 +68,7 @@ cdef enum:
 cdef struct Piece:
     const char* text        # NULL: take `records` instead
     Py_ssize_t size
+    bint goes_on            # an object has begun in the piece before it
     Records* records
 
 
@@ -93,25 +94,33 @@ cdef class ArrayFile:
         self.shown_path, self.spare, self.second = self.names
 
     def append(self, *pieces):
-        """Adds objects. A piece is a TraceBlock, or bytes with objects joined by commas.
+        """Adds objects. A piece is a TraceBlock, or bytes with objects joined by commas, or a tuple of bytes that are such
+        objects one after the other.
 
         Raises OSError and then leaves the array as it was.
         """
-        cdef Py_ssize_t n = 0
+        cdef Py_ssize_t n = 0, many = sum([len(piece) if isinstance(piece, tuple) else 1 for piece in pieces])
         cdef int failed
-        cdef Piece* made = <Piece*>malloc(max(1, len(pieces)) * sizeof(Piece))
+        cdef bint goes_on
+        cdef Piece* made = <Piece*>malloc(max(1, many) * sizeof(Piece))
         if made == NULL:
             raise MemoryError()
         try:
             for piece in pieces:  # the caller's tuple keeps the pieces alive
-                if isinstance(piece, bytes):
-                    made[n].text = PyBytes_AS_STRING(piece)
-                    made[n].size = PyBytes_GET_SIZE(piece)
-                    made[n].records = NULL
-                else:
+                if isinstance(piece, TraceBlock):
                     made[n].text = NULL
-                    made[n].records = &(<TraceBlock?>piece).records
-                n += 1
+                    made[n].goes_on = False
+                    made[n].records = &(<TraceBlock>piece).records
+                    n += 1
+                    continue
+                goes_on = False
+                for text in piece if isinstance(piece, tuple) else (piece,):
+                    made[n].text = PyBytes_AS_STRING(<bytes?>text)
+                    made[n].size = PyBytes_GET_SIZE(text)
+                    made[n].goes_on = goes_on
+                    made[n].records = NULL
+                    goes_on = True
+                    n += 1
             with nogil:  # file systems may be slow
                 failed = self.grow(made, n)
         finally:
@@ -161,7 +170,7 @@ cdef class ArrayFile:
         if self.shown:
             failed = copy(self.shown_path, fd, start, self.shown - END_BYTES)
         for i in range(n):
-            if not failed:
+            if not failed and not pieces[i].goes_on:
                 failed = write_all(fd, b",\n" if self.shown or i else b"[\n", 2)
             if not failed and pieces[i].text != NULL:
                 failed = write_all(fd, pieces[i].text, pieces[i].size)

@@ -1,21 +1,23 @@
-"""The text of a traced tensor's numbers, joined by commas.
+"""The text of a traced tensor's elements, joined by commas, as it stands between the quotes of a JSON string.
 
-Traces with tensors may come with every request, and each may have hundred thousands of numbers: in Python their text
+Traces with tensors may come with every request, and each may have hundred thousands of elements: in Python their text
 took two microseconds each and, as the writer's thread had the interpreter's lock for that, slowed down the loop. Here
-it is made without the lock.
+it is made without the lock, and the core is offered to others on the way (loop/offer_core).
 
 A real number is shown with the fewest digits that are this value and no other of its type, as numpy does.
 """
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.math cimport fabs, isinf, isnan
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.math cimport ldexp
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdio cimport snprintf
-from libc.stdlib cimport atoi, strtod
 from libc.string cimport memcpy, memset
 
-from neptrio.codec.number_text cimport print_int, put_uint
+from neptrio.codec.json_writer cimport Writer
+from neptrio.codec.number_text cimport print_int, put_uint, shortest_digits
+from neptrio.loop.offer_core cimport sched_yield
 from neptrio.request.infer_request cimport (
+    DT_BF16,
     DT_BOOL,
+    DT_FP16,
     DT_FP32,
     DT_FP64,
     DT_INT8,
@@ -29,59 +31,49 @@ from neptrio.request.infer_request cimport (
     element_size,
 )
 
-cdef extern from "float.h" nogil:
-    const double FLT_MIN
-    const double DBL_MIN
-
-cdef extern from "stdlib.h" nogil:
-    float strtof(const char* text, char** end)
-
 cdef enum:
     LONGEST = 32             # characters of a number and its comma
     BEHIND = 48              # bytes that printing an integer may overwrite
-    LEAST_FP32 = 6           # so many digits become a number of the type and the same digits again
-    MOST_FP32 = 9            # digits that tell all of them apart
-    LEAST_FP64 = 15
-    MOST_FP64 = 17
+    OFFER_NUMBERS = 1024     # so many are a tenth of a millisecond
+    OFFER_BYTES = 32768      # so many of strings, too
+    AROUND = 5               # characters around a string: two quotes with their backslashes, and a comma
+    WIDEST = 7               # characters that a byte of a string becomes at most: \\\\x80
+
+cdef const char* HEX = "0123456789abcdef"
 
 
-cdef char* _real(char* out, double value, bint narrow) noexcept nogil:
-    """Prints a number; `narrow`: it is a float."""
-    cdef char[40] text       # d.ddde+xx
-    cdef char[20] digits
-    cdef int precision, least, count = 0, exponent, i
-    cdef int most = MOST_FP32 if narrow else MOST_FP64
-    cdef double size = fabs(value)
-    if isnan(value):
+cdef char* _real(char* out, uint64_t bits, int fraction_bits, int exponent_bits) noexcept nogil:
+    """Prints an IEEE 754 number with so many bits of fraction and exponent."""
+    cdef char[64] digits
+    cdef uint64_t fraction = bits & ((<uint64_t>1 << fraction_bits) - 1)
+    cdef int most = (1 << exponent_bits) - 1
+    cdef int biased = <int>(bits >> fraction_bits) & most
+    cdef int q = 1 - (most >> 1) - fraction_bits    # the exponent of the last bit, of the smallest numbers
+    cdef int exponent, count
+    cdef uint64_t whole
+    cdef double size
+    if biased == most and fraction:
         memcpy(out, b"nan", 3)
         return out + 3
-    if value < 0 or (value == 0 and 1 / value < 0):
+    if bits >> (fraction_bits + exponent_bits):
         out[0] = b"-"
         out += 1
-    if isinf(value):
+    if biased == most:
         memcpy(out, b"inf", 3)
         return out + 3
-    if value == 0:
+    if biased == 0 and fraction == 0:
         memcpy(out, b"0.0", 3)
         return out + 3
-    least = LEAST_FP32 if narrow else LEAST_FP64
-    if size < (FLT_MIN if narrow else DBL_MIN):
-        least = 1    # the smallest numbers have fewer digits
-    for precision in range(least, most + 1):
-        snprintf(text, 40, b"%.*e", precision - 1, size)
-        if precision == most:
-            break
-        if (strtof(text, NULL) == <float>size) if narrow else (strtod(text, NULL) == size):
-            break
-    i = 0
-    while text[i] != b"e":
-        if 48 <= text[i] <= 57:    # a model may have set a locale with another decimal point
-            digits[count] = text[i]
-            count += 1
-        i += 1
-    exponent = atoi(text + i + 1)
-    while count > 1 and digits[count - 1] == b"0":
-        count -= 1
+    if biased:
+        fraction |= <uint64_t>1 << fraction_bits
+        q += biased - 1
+    whole = shortest_digits(fraction, q, biased > 1 and fraction == <uint64_t>1 << fraction_bits, &exponent)
+    size = ldexp(<double>fraction, q)
+    while whole % 10 == 0:
+        whole //= 10
+        exponent += 1
+    count = <int>(put_uint(digits, whole) - digits)
+    exponent += count - 1                           # now of the first digit
     if size < 1e-4 or size >= 1e16:
         out[0] = digits[0]
         out += 1
@@ -89,7 +81,14 @@ cdef char* _real(char* out, double value, bint narrow) noexcept nogil:
             out[0] = b"."
             memcpy(out + 1, digits + 1, count - 1)
             out += count
-        return out + snprintf(out, 8, b"e%c%02d", <int>(b"-" if exponent < 0 else b"+"), -exponent if exponent < 0 else exponent)
+        out[0] = b"e"
+        out[1] = b"-" if exponent < 0 else b"+"
+        out += 2
+        exponent = -exponent if exponent < 0 else exponent
+        if exponent < 10:
+            out[0] = b"0"
+            out += 1
+        return put_uint(out, exponent)
     if exponent < 0:
         memcpy(out, b"0.", 2)
         memset(out + 2, b"0", -exponent - 1)
@@ -109,14 +108,21 @@ cdef char* _real(char* out, double value, bint narrow) noexcept nogil:
 
 
 cdef char* _number(char* out, const char* p, int dtype) noexcept nogil:
-    cdef float narrow
-    cdef double wide
+    cdef uint16_t half
+    cdef uint32_t narrow
+    cdef uint64_t wide
     if dtype == DT_FP32:
         memcpy(&narrow, p, 4)
-        return _real(out, narrow, True)
+        return _real(out, narrow, 23, 8)
     if dtype == DT_FP64:
         memcpy(&wide, p, 8)
-        return _real(out, wide, False)
+        return _real(out, wide, 52, 11)
+    if dtype == DT_FP16:
+        memcpy(&half, p, 2)
+        return _real(out, half, 10, 5)
+    if dtype == DT_BF16:    # as the FP32 that it is the upper half of
+        memcpy(&half, p, 2)
+        return _real(out, <uint64_t>half << 16, 23, 8)
     if dtype == DT_INT8:
         return print_int(out, (<const int8_t*>p)[0])
     if dtype == DT_INT16:
@@ -134,23 +140,122 @@ cdef char* _number(char* out, const char* p, int dtype) noexcept nogil:
     return put_uint(out, (<const uint8_t*>p)[0])
 
 
-def numbers_text(bytes raw not None, int dtype):
-    """The elements in `raw` as text. Raises ValueError for a datatype other than booleans, integers, FP32 and FP64."""
-    cdef int size = element_size(dtype)
-    cdef Py_ssize_t i, n
+def numbers_text(bytes raw not None, int dtype) -> bytes:
+    """The elements in `raw` as text. BF16 is printed as FP32. Raises ValueError for BYTES and unknown datatypes."""
+    cdef int size
+    cdef Py_ssize_t i = 0, n, end
     cdef const char* p = PyBytes_AS_STRING(raw)
     cdef char* begin
     cdef char* out
-    if not (dtype == DT_BOOL or DT_UINT8 <= dtype <= DT_INT64 or dtype == DT_FP32 or dtype == DT_FP64):
-        raise ValueError(f"numbers of datatype {dtype} have no text here")
-    n = len(raw) // size
+    cdef Writer w
+    if not (dtype == DT_BOOL or DT_UINT8 <= dtype <= DT_FP64 or dtype == DT_BF16):
+        raise ValueError(f"elements of datatype {dtype} are no numbers")
+    size = element_size(dtype)
+    n = PyBytes_GET_SIZE(raw) // size
     if n == 0:
-        return ""
-    made = PyBytes_FromStringAndSize(NULL, n * LONGEST + BEHIND)
-    begin = out = PyBytes_AS_STRING(made)
+        return b""
+    w = Writer(min(n, OFFER_NUMBERS) * LONGEST + BEHIND)
     with nogil:
-        for i in range(n):
-            out = _number(out, p + i * size, dtype)
-            out[0] = b","
+        while i < n:
+            begin = out = w.need(OFFER_NUMBERS * LONGEST + BEHIND)
+            end = i + OFFER_NUMBERS if n - i > OFFER_NUMBERS else n
+            while i < end:
+                out = _number(out, p + i * size, dtype)
+                out[0] = b","
+                out += 1
+                i += 1
+            w.used += out - begin
+            sched_yield()
+    w.used -= 1    # the last comma
+    return w.take()
+
+
+cdef inline int _sequence(const uint8_t* p, Py_ssize_t left) noexcept nogil:
+    """How many bytes the UTF-8 character at p has; 0: there is none."""
+    cdef uint8_t c = p[0]
+    if c < 0x80:
+        return 1
+    if c < 0xC2 or c > 0xF4 or left < 2 or p[1] & 0xC0 != 0x80:
+        return 0
+    if c < 0xE0:
+        return 2
+    if left < 3 or p[2] & 0xC0 != 0x80:
+        return 0
+    if c < 0xF0:
+        # no longer than needed, and no half of a surrogate pair
+        return 0 if (c == 0xE0 and p[1] < 0xA0) or (c == 0xED and p[1] >= 0xA0) else 3
+    if left < 4 or p[3] & 0xC0 != 0x80 or (c == 0xF0 and p[1] < 0x90) or (c == 0xF4 and p[1] >= 0x90):
+        return 0
+    return 4
+
+
+cdef char* _string(char* out, const uint8_t* p, Py_ssize_t n, bint* is_text) noexcept nogil:
+    """Prints a string in quotes with backslashes, and all of that once more as JSON. Bytes that are no UTF-8 are \\xNN."""
+    cdef Py_ssize_t i = 0, mark = OFFER_BYTES
+    cdef int length
+    cdef uint8_t c
+    memcpy(out, b'\\"', 2)
+    out += 2
+    while i < n:
+        if i >= mark:
+            mark += OFFER_BYTES
+            sched_yield()
+        c = p[i]
+        if 32 <= c < 0x80 and c != b'"' and c != b"\\":
+            out[0] = c
             out += 1
-    return begin[: out - 1 - begin].decode("ascii")
+            i += 1
+            continue
+        length = _sequence(p + i, n - i)
+        if length == 0:
+            is_text[0] = False
+            memcpy(out, b"\\\\\\\\x", 5)
+            out[5] = HEX[c >> 4]
+            out[6] = HEX[c & 15]
+            out += 7
+            length = 1
+        elif c == b'"':
+            memcpy(out, b'\\\\\\"', 4)
+            out += 4
+        elif c == b"\\":
+            memcpy(out, b"\\\\\\\\", 4)
+            out += 4
+        elif c < 32:
+            memcpy(out, b"\\u00", 4)
+            out[4] = HEX[c >> 4]
+            out[5] = HEX[c & 15]
+            out += 6
+        else:
+            memcpy(out, p + i, length)
+            out += length
+        i += length
+    memcpy(out, b'\\",', 3)
+    return out + 3
+
+
+def strings_text(bytes raw not None) -> tuple:
+    """The elements of a BYTES tensor as on the wire: (text, number of elements, bytes of them, whether all are UTF-8).
+
+    An element that is cut off at the end of `raw` is left out.
+    """
+    cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(raw)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(raw), at = 0, count = 0, since = 0
+    cdef uint32_t size
+    cdef bint is_text = True
+    cdef char* out
+    cdef Writer w = Writer(n + n // 4 + AROUND)
+    with nogil:
+        while n - at >= 4:
+            memcpy(&size, p + at, 4)
+            if size > n - at - 4:
+                break
+            out = w.need(<Py_ssize_t>size * WIDEST + AROUND)
+            w.used += _string(out, p + at + 4, size, &is_text) - out
+            at += 4 + <Py_ssize_t>size
+            count += 1
+            if at - since >= OFFER_BYTES:
+                since = at
+                sched_yield()
+    if count:
+        w.used -= 1    # the last comma
+    return w.take(), count, at, is_text

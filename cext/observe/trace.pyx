@@ -20,7 +20,6 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-import json
 
 from neptrio.request.infer_request cimport (
     COMPUTE_START,
@@ -48,7 +47,7 @@ from neptrio.observe.trace_block import TEXTS
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
 from neptrio.request.device_memory import readable
-from neptrio.observe.trace_record import Copied, tensor_document
+from neptrio.observe.trace_record import Copied, tensor_text
 
 cdef int64_t last_id = 0
 
@@ -465,18 +464,17 @@ cdef class Trace:
             free(points)
             free(copy)
 
-    def document(self) -> list:
-        """The trace's objects for a trace file, tensors included."""
-        return [json.loads(self.text()), *self.activities()]
-
     def activities(self) -> list:
-        """The trace file's objects for the tensors."""
+        """The trace file's objects for the tensors, each as parts of its text."""
         name, version, _ = self.identity
-        return [
-            {"model_name": name, "model_version": version, "id": self.id, "activity": t.activity,
-             **({"response": t.response} if t.response else {}), "tensor": tensor_document(t)}
-            for t in self.tensors or ()
-        ]
+        made = []
+        for tensor in self.tensors or ():
+            head = dump_json(
+                {"model_name": name, "model_version": version, "id": self.id, "activity": tensor.activity,
+                 **({"response": tensor.response} if tensor.response else {})}
+            )
+            made.append((head[:-1] + b',"tensor":', *tensor_text(tensor), b"}"))
+        return made
 
     def text(self) -> bytes:
         """The part's own object, as JSON."""

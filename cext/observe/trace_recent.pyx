@@ -11,7 +11,6 @@ from libc.string cimport memcpy, memset
 from neptrio.observe.trace cimport Trace
 from neptrio.observe.trace_block cimport TraceBlock
 
-from neptrio.codec.json_writer import dump
 
 RECENT = RECENT_TRACES
 
@@ -69,4 +68,4 @@ cdef class Recent:
 def _text(trace) -> bytes:
     if isinstance(trace, TraceBlock):
         return trace.text()
-    return b",".join([dump(part.document()[0]) for part in (<Trace>trace).parts])
+    return b",".join([part.text() for part in (<Trace>trace).parts])

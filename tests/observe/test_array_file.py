@@ -51,6 +51,12 @@ def test_several_pieces_at_once(file: ArrayFile) -> None:
     file.append(b"1", b"2,3", b"4")
     file.append(b"5", b"6")
     assert read(Path(file.path)) == [1, 2, 3, 4, 5, 6]
+    large = b"x" * 300_000
+    file.append((b"7,", b'"', large, b'"'), b"8", (b"9",))
+    assert read(Path(file.path)) == [1, 2, 3, 4, 5, 6, 7, large.decode(), 8, 9]
+    with pytest.raises(TypeError):
+        file.append((b"10", "11"))  # type: ignore[arg-type]
+    assert len(read(Path(file.path))) == 10
 
 
 def written() -> int:

@@ -5,7 +5,8 @@ request may notice any of this. The choice: records of finished traces are colle
 (cext/observe/trace_block). A thread that wakes up a few times a second takes the blocks, makes text of them and
 appends it to files (cext/observe/array_file). Traces with tensors take it a fraction of a millisecond each: it makes their
 text as they come, some milliseconds apart. Those of a quarter of a second at a time would keep a processor for a tenth of
-one, and whoever woke there meanwhile, the server's loop most of all, would wait for the next tick of the clock.
+one, and whoever woke there meanwhile, the server's loop most of all, would wait for the next tick of the clock. For the same
+reason it offers its core between two traces and, without the interpreter's lock, while it prints and writes (loop/offer_core).
 
 Rules:
  1. A file on disk is a complete JSON array at every moment, and exists only if something was traced.
@@ -32,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from neptrio.codec.http_json import dump_json
+from neptrio.loop.offer_core import offer_core
 from neptrio.observe.array_file import ArrayFile, sweep
 from neptrio.observe.trace_block import TraceBlock
 from neptrio.observe.trace_settings import Scope, holds_traces
@@ -45,6 +46,7 @@ SPILL_BYTES = 16 << 20
 QUEUE_BYTES = 64 << 20
 FREE_BLOCKS = 4
 UNLIMITED = 1 << 62
+JOIN_BYTES = 32768  # texts of a trace up to this size are one piece
 PART_BYTES = 1024  # assumed size of a trace's part, without its tensors
 
 
@@ -59,22 +61,24 @@ class TraceWriterStatistics:
 
 @dataclass
 class _Buffer:
-    pieces: list[bytes | TraceBlock] = field(default_factory=list)
+    pieces: list[tuple[bytes, ...] | TraceBlock] = field(default_factory=list)
     nbytes: int = 0
     waiting: int = 0  # traces whose text is in `pieces`
     traces: int = 0  # traces since the last file was finished
     home: str = ""  # the indexed file that this scope's traces are appended to; "": none yet
 
 
-def group_text(parts: list[Any]) -> bytes:
-    """The JSON objects of one trace, as they stand in the array."""
-    texts = []
+def group_text(parts: list[Any]) -> tuple[bytes, ...]:
+    """The JSON objects of one trace as they stand in the array, in pieces: large texts of tensors are not copied."""
+    pieces = []
     for part in parts:
-        texts.append(part.text())
+        pieces += [b",\n", part.text()]
         if part.tensors:
-            texts += [dump_json(activity) for activity in part.activities()]
+            for activity in part.activities():
+                pieces += [b",\n", *activity]
             part.tensors.clear()
-    return b",\n".join(texts)
+    del pieces[0]
+    return tuple(pieces) if sum(map(len, pieces)) > JOIN_BYTES else (b"".join(pieces),)
 
 
 def _may_begin(path: str) -> bool:
@@ -233,6 +237,7 @@ class TraceWriter:
                     self._guarded(item)
                 else:
                     self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
+                offer_core()
             self._collect()
             self._guarded(self._grow)
             if self._inbox and not closing:
@@ -250,6 +255,7 @@ class TraceWriter:
             while self._inbox and not callable(self._inbox[0]) and time.monotonic() < until:
                 item = self._inbox.popleft()
                 self._guarded(lambda item=item: self._take(*item))  # type: ignore[misc]
+                offer_core()
             self._urgent.wait(APART_SECONDS)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -284,6 +290,7 @@ class TraceWriter:
         count = made.traces if block else 1
         try:
             piece = made if block else group_text(made)
+            nbytes = len(piece) if block else sum(map(len, piece))
         finally:
             self._taken_bytes += size
         if self._failed:
@@ -296,7 +303,7 @@ class TraceWriter:
                 self._swept.add(scope.file)
                 sweep(scope.file)
         buffer.pieces.append(piece)
-        buffer.nbytes += len(piece)
+        buffer.nbytes += nbytes
         buffer.waiting += count
         buffer.traces += count
         if scope.frequency and buffer.traces >= scope.frequency:
