@@ -11,6 +11,8 @@ cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2
 cdef class SocketWriterCore:
     cdef readonly object sock
     cdef int fd
+    cdef int look                    # readable while somebody waits for the loop; -1: nobody knows
+    cdef public bint full            # the kernel took less than it was given
     cdef public Py_ssize_t pending   # bytes that the kernel has not taken yet
     cdef public bint broken
     cdef public object queue         # deque of memoryviews of these bytes
@@ -18,5 +20,6 @@ cdef class SocketWriterCore:
     cpdef append(self, list buffers)
     cpdef drop(self, Py_ssize_t sent)
     cpdef fail(self)
+    cpdef ssize_t send_pending(self) except -2
     cdef ssize_t try_send(self, list buffers, Py_ssize_t* total) except? -2
     cdef bint congested_now(self) noexcept

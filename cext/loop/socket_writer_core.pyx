@@ -9,6 +9,9 @@ thread that gets it in between may keep it for a whole switch interval.
 Who receives a large body has the next part of it to receive at once, for milliseconds in all. The system takes the core
 away at its next tick only, up to 4 ms later, also where a process waits for it that would need it for microseconds.
 So the core is offered behind each large part.
+
+A large answer is given to the kernel in portions. Behind each one the sockets are looked at, which takes a microsecond: when
+somebody waits for the loop, the rest follows in a later pass of it.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -41,10 +44,18 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
     ssize_t recvmsg(int fd, msghdr* message, int flags)
 
+cdef extern from "<poll.h>" nogil:
+    struct pollfd:
+        int fd
+        short events
+    int poll(pollfd* fds, unsigned long n, int timeout)
+    short POLLIN
+
 cdef enum:
     CONGESTED = 1 << 20     # pending bytes; above this, callers should not produce more output
     AT_ONCE = 128           # most buffers in one sendmsg call
-    SEND = 1 << 20          # most bytes given to the kernel by one call: it copies them in a fraction of a millisecond
+    SEND = 1 << 20          # most bytes given to the kernel in one pass of the loop
+    PORTION = 256 << 10     # most bytes given to it by one call: copying them takes 50 to 150 microseconds
     LAST = 64 << 10         # so many more if they are the last: a call of their own costs more than copying them
     KEEP_GIL = 64 << 10     # bytes; sending fewer takes less time than switching threads
     LARGE = 128 << 10       # bytes received by one call: 25 to 100 microseconds, many times what offering the core takes
@@ -105,16 +116,53 @@ def receive_into(int fd, place not None):
 
 
 cdef Py_ssize_t too_much(Py_ssize_t n, Py_ssize_t last) noexcept nogil:
-    """How many of `n` bytes one call does not send, where the last buffer has `last` of them."""
+    """How many of `n` bytes one pass does not send, where the last buffer has `last` of them."""
     return 0 if n <= SEND + LAST else min(n - SEND, last)
+
+
+cdef ssize_t push(int fd, iovec* parts, Py_ssize_t n, int look, bint* full) noexcept nogil:
+    """Sends the first n bytes of the parts, less when the kernel takes no more (`full`) or, behind a portion, when `look`, a
+    descriptor or -1, has something to read. Returns the bytes sent, or -1 with errno. Changes the parts."""
+    cdef msghdr message
+    cdef pollfd waits
+    cdef ssize_t got, sent = 0
+    cdef Py_ssize_t want, left, whole
+    cdef iovec* last = parts
+    memset(&message, 0, sizeof(message))
+    waits.fd = look
+    waits.events = POLLIN
+    full[0] = False
+    while True:
+        want = left = PORTION if n - sent > PORTION + LAST else n - sent
+        message.msg_iov = last
+        message.msg_iovlen = 1
+        while <Py_ssize_t>last.iov_len < left:
+            left -= last.iov_len
+            last += 1
+            message.msg_iovlen += 1
+        whole = last.iov_len
+        last.iov_len = left
+        got = sendmsg(fd, &message, MSG_NOSIGNAL)
+        if got < 0:
+            full[0] = True
+            return sent if sent else -1    # an error comes again
+        sent += got
+        if got < want or sent == n:
+            full[0] = got < want
+            return sent
+        if look >= 0 and poll(&waits, 1, 0) > 0:
+            return sent
+        last.iov_base = <char*>last.iov_base + left
+        last.iov_len = whole - left
 
 
 cdef class SocketWriterCore:
     """Sends as much as the kernel takes at once; the subclass's task sends the rest."""
 
-    def __init__(self, sock):
+    def __init__(self, sock, int look=-1):
         self.sock = sock
         self.fd = sock.fileno()
+        self.look = look
         self.queue = deque()
 
     def write_later(self):
@@ -146,6 +194,14 @@ cdef class SocketWriterCore:
             self.drop(sent)
             self.write_later()
 
+    cpdef ssize_t send_pending(self) except -2:
+        """Sends pending bytes once; the bytes sent, -1 when the writer is broken. `full` tells whether to wait for room."""
+        cdef Py_ssize_t total = 0
+        cdef ssize_t sent = self.try_send(self.some(), &total)
+        if sent > 0:
+            self.drop(sent)
+        return sent
+
     cdef ssize_t try_send(self, list buffers, Py_ssize_t* total) except? -2:
         """Sends once; returns the bytes sent, -1 when the writer is broken. `total` becomes the bytes of all buffers; with
         too many buffers or bytes for one call, only some number greater than the bytes sent."""
@@ -154,17 +210,17 @@ cdef class SocketWriterCore:
         cdef msghdr message
         cdef Py_ssize_t i, taken = 0, n = 0, beyond
         cdef ssize_t sent
-        cdef int flags = MSG_NOSIGNAL
-        cdef const char* text
         if len(buffers) == 1 and PyBytes_CheckExact(buffers[0]):
             data = buffers[0]
             total[0] = n = PyBytes_GET_SIZE(data)
-            text = PyBytes_AS_STRING(data)
             if n <= KEEP_GIL:
-                sent = send(self.fd, text, n, flags)
+                sent = send(self.fd, PyBytes_AS_STRING(data), n, MSG_NOSIGNAL)
+                self.full = sent < n
             else:
+                parts[0].iov_base = PyBytes_AS_STRING(data)
+                parts[0].iov_len = n
                 with nogil:
-                    sent = send(self.fd, text, n - too_much(n, n), flags)
+                    sent = push(self.fd, parts, n - too_much(n, n), self.look, &self.full)
         else:
             try:
                 for data in buffers:
@@ -175,16 +231,16 @@ cdef class SocketWriterCore:
                     parts[taken].iov_len = held[taken].len
                     n += held[taken].len
                     taken += 1
-                beyond = too_much(n, held[taken - 1].len)
-                parts[taken - 1].iov_len -= beyond
-                memset(&message, 0, sizeof(message))
-                message.msg_iov = parts
-                message.msg_iovlen = taken
                 if n <= KEEP_GIL:
-                    sent = sendmsg(self.fd, &message, flags)
+                    memset(&message, 0, sizeof(message))
+                    message.msg_iov = parts
+                    message.msg_iovlen = taken
+                    sent = sendmsg(self.fd, &message, MSG_NOSIGNAL)
+                    self.full = sent < n
                 else:
+                    beyond = too_much(n, held[taken - 1].len)
                     with nogil:
-                        sent = sendmsg(self.fd, &message, flags)
+                        sent = push(self.fd, parts, n - beyond, self.look, &self.full)
                 total[0] = n + (len(buffers) > taken)
             finally:
                 for i in range(taken):

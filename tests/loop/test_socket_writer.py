@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
-from typing import Any
 
 import pytest
 import trio
 
+from neptrio.loop.slices import look_at
 from neptrio.loop.socket_writer import SocketWriter
+from neptrio.loop.socket_writer_core import SocketWriterCore
 
 MIB = 1 << 20
 
@@ -42,32 +44,45 @@ def test_everything_arrives_in_order(seed: int, one_by_one: bool) -> None:
     trio.run(main)
 
 
-def test_others_run_after_each_mebibyte() -> None:
-    """The kernel takes all at once here; the writer still gives it a MiB at a time."""
+class Steps(trio.abc.Instrument):
+    """How many bytes the kernel has taken in each step of a task."""
 
-    class Sock:
-        def __init__(self, sock: socket.socket) -> None:
-            self._sock = sock
-            self.calls: list[int] = []
+    def __init__(self, writer: SocketWriter) -> None:
+        self.writer, self.before = writer, writer.pending
+        self.taken: list[int] = []
 
-        def fileno(self) -> int:
-            return self._sock.fileno()
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self.writer.pending != self.before:
+            self.taken.append(self.before - self.writer.pending)
+            self.before = self.writer.pending
 
-        def sendmsg(self, buffers: list[Any]) -> int:
-            self.calls.append(sum(map(len, buffers)))
-            return self.calls[-1]
+
+@pytest.mark.parametrize(("somebody_waits", "most"), [(False, MIB), (True, MIB // 4)])
+def test_others_run_after_each_portion(somebody_waits: bool, most: int) -> None:
+    """However much the kernel takes, a pass of the loop gives it a MiB, and a quarter of one when somebody waits."""
+    sent = bytes(MIB // 2), bytes(6 * MIB), b"end"
 
     async def main() -> None:
         near, far = socket.socketpair()
         near.setblocking(False)
-        sock: Any = Sock(near)
-        with near, far, trio.fail_after(60):
+        waits = os.eventfd(int(somebody_waits), os.EFD_CLOEXEC)
+        look_at.set(waits)
+        with near, trio.socket.from_stdlib_socket(far) as peer, trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                writer = SocketWriter(sock, nursery)
-                writer.append([bytes(MIB // 2), bytes(3 * MIB), b"end"])
-                writer.write_later()
+                writer = SocketWriter(near, nursery)
+                writer.send(list(sent))
+                total = sum(map(len, sent))
+                assert 0 < total - writer.pending <= most
+                steps = Steps(writer)
+                trio.lowlevel.add_instrument(steps)
+                left = total
+                while left:
+                    left -= len(await peer.recv(MIB))
                 await writer.drained()
-        assert sock.calls == [MIB, MIB, MIB, MIB // 2 + 3]
+                trio.lowlevel.remove_instrument(steps)
+        os.close(waits)
+        assert max(steps.taken) <= most + 65_536
+        assert sum(steps.taken) > 5 * MIB
 
     trio.run(main)
 
@@ -86,6 +101,6 @@ def test_others_run_after_each_mebibyte() -> None:
 def test_a_little_more_than_a_mebibyte_is_given_at_once(sizes: list[int], expected: list[int]) -> None:
     near, far = socket.socketpair()
     with near, far:
-        writer = SocketWriter(near, None)  # type: ignore[arg-type]  # nothing is written here
+        writer = SocketWriterCore(near)
         writer.append([bytes(size) for size in sizes])
         assert [len(buffer) for buffer in writer.some()] == expected

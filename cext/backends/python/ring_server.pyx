@@ -43,6 +43,8 @@ from neptrio.rings.message import Violation
 
 cdef enum:
     DRAIN_AT_ONCE = 512      # descriptors, before other events have their turn
+    DRAIN_NS = 100_000       # or so long, as answers on their way to clients take ten times as long as others
+    CLOCK_AFTER = 4          # descriptors between two looks at the clock
     MOST_SEGMENTS = 1088     # that have come for messages still to come: as many as descriptors, and a few threads more
 
 
@@ -134,6 +136,7 @@ cdef class ServerEnd(RingSender):
         """Takes what the process has pushed. True when there is more, and it is to be called again."""
         cdef Entry entry
         cdef int got, count = 0
+        cdef int64_t until = 0
         if self.closed:
             return False
         while True:
@@ -145,8 +148,11 @@ cdef class ServerEnd(RingSender):
                 if ring_sleep(&self.answers):
                     break
                 continue
-            if count == DRAIN_AT_ONCE:
-                return True
+            if count % CLOCK_AFTER == CLOCK_AFTER - 1:
+                if until == 0:
+                    until = now_ns() + DRAIN_NS
+                elif now_ns() >= until or count >= DRAIN_AT_ONCE:
+                    return True
             count += 1
             self.received += 1
             try:

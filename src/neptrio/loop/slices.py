@@ -31,6 +31,9 @@ waiting: trio.lowlevel.RunVar[Callable[[], object] | None] = trio.lowlevel.RunVa
     "neptrio.waiting", default=None
 )
 
+# a descriptor that is readable then, for code that is compiled; -1: there is none
+look_at: trio.lowlevel.RunVar[int] = trio.lowlevel.RunVar("neptrio.look_at", default=-1)
+
 T = TypeVar("T")
 
 

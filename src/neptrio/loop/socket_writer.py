@@ -10,7 +10,7 @@ Rules:
  2. At most one task waits until the socket is writable, and only while something is pending.
  3. The callers bound the `pending` bytes: they check `congested` before they produce more.
  4. No more than a MiB, or a little more if that is all, is given to the kernel before others are served: it is
-    copied there.
+    copied there. When somebody waits already, it is 256 KiB.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import trio
 
+from neptrio.loop.slices import look_at
 from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
 
 __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
@@ -30,7 +31,7 @@ class SocketWriter(SocketWriterCore):
     """The sending half of a connection."""
 
     def __init__(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        super().__init__(sock)
+        super().__init__(sock, look_at.get())
         self.on_drained: Callable[[], None] = lambda: None
         self._nursery = nursery
         self._writing = False
@@ -59,14 +60,12 @@ class SocketWriter(SocketWriterCore):
     async def _write(self) -> None:
         try:
             while self.queue and not self.broken:
-                some = self.some()
-                try:
-                    sent = self.sock.sendmsg(some)
-                except (BlockingIOError, InterruptedError):
-                    sent = 0
+                sent = self.send_pending()
+                if sent < 0:
+                    self.fail()
+                    break
                 self._taken += sent
-                self.drop(sent)
-                if sent < sum(map(len, some)):
+                if self.full:
                     await trio.lowlevel.wait_writable(self.sock)
                 else:
                     await trio.lowlevel.checkpoint()  # then others have their turn
