@@ -53,9 +53,13 @@ from triton_python_backend_utils._types import _NUMPY, join_strings, numpy_dtype
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
 cdef enum:
     MOST_IN_VAIN = 63       # see ChildEnd.wait_answer()
     STRINGS = 13
+    OFFER_ABOVE = 16384     # bytes of a response, behind which the core is offered to others
     WITHOUT_GIL = 65536      # bytes; below this, giving the GIL up costs more than the copy
 
 cdef object _frombuffer = np.frombuffer
@@ -526,11 +530,16 @@ cdef class ChildEnd:
         """Sends a response of a sender. Raises what a tensor that cannot be sent raises."""
         cdef Packer packer = self.checkout()
         cdef list refers = []
+        cdef bint large
         packer.u32((FINAL if final else 0) | (NULL_RESPONSE if response is None else 0))
         packer.u64(size)
         if response is not None:
             self.pack_response(packer, response, names, False, refers, None, None)
+        large = packer.total() > OFFER_ABOVE
         self.send(SEND, id, packer, refers or None)
+        if large:  # the next one would come before the server and the client had a core for this one
+            with nogil:
+                sched_yield()
 
     def call(self, uint64_t key, request, bint decoupled, bint blocking, parent, uint64_t batch):
         """Sends a request to another model."""
