@@ -133,6 +133,10 @@ def visit(
     except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"{name}, {server.name}: {error}", file=sys.stderr, flush=True)
         return
+    finally:  # gigabytes of traces would keep the disk busy beside whoever is measured next
+        if server.trace_file is not None:
+            for file in server.trace_file.parent.glob(server.trace_file.name + "*"):
+                file.unlink(missing_ok=True)
     column = f"{server.name}, {model}" + (", as often" if most else "")
     found.setdefault(column, []).append(measured)
     print(name or "nobody", column, measured, file=sys.stderr, flush=True)
@@ -189,6 +193,7 @@ def start(names: list[str], folder: Path) -> list[peers.Server]:
             else:
                 server = peers.tritonserver(models, None, folder / f"{name}.log", flags=flags)
             server.metrics_port = port
+            server.trace_file = folder / f"{name}.trace"
             made.append(server)
         except (RuntimeError, OSError, StopIteration) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)

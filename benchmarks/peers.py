@@ -46,6 +46,7 @@ class Server:
     idle_rss: int = 0  # bytes, before any load
     pids: list[int] = field(default_factory=list)
     metrics_port: int = 0
+    trace_file: Path | None = None
 
     def tree(self) -> list[int]:
         """The server's process and everything below it."""
