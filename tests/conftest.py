@@ -10,6 +10,8 @@ import os
 
 from hypothesis import Phase, settings
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import ONNX Runtime themselves
+
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 # whether a failure is found is all that tools/mutants.py asks

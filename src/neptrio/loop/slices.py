@@ -37,6 +37,14 @@ look_at: trio.lowlevel.RunVar[int] = trio.lowlevel.RunVar("neptrio.look_at", def
 T = TypeVar("T")
 
 
+def looked_at() -> int:
+    """The descriptor of this run of trio; -1 outside of one, where the code of connections is tried without a server."""
+    try:
+        return look_at.get()
+    except RuntimeError:
+        return -1
+
+
 class Slices:
     """The clock of one piece of work."""
 

@@ -7,6 +7,8 @@ import gc
 import importlib.metadata
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,6 +284,33 @@ def test_failures_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
     work(500)
     assert grown(allocated, lambda: work(10000), 2 << 20) < 2 << 20
     backend.finalize()
+
+
+@pytest.mark.parametrize("api", ["c", "python"])
+def test_nothing_is_reported_to_anybody(tmp_path: Path, api: str) -> None:
+    """ONNX Runtime's telemetry begins with a database in the user's home."""
+    content = onnx_models.model(
+        [helper.make_node("Neg", ["X"], ["Y"])],
+        [onnx_models.tensor("X", "FP32", [None])],
+        [onnx_models.tensor("Y", "FP32", [None])],
+    )
+    (tmp_path / "model.onnx").write_bytes(content)
+    code = (
+        "import sys\nfrom neptrio.backends.onnx import library\n"
+        "if sys.argv[1] == 'c': assert library.unusable() == ''\n"
+        "library.module().InferenceSession(sys.argv[2], providers=['CPUExecutionProvider'])\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+    }
+    subprocess.run(
+        [sys.executable, "-c", code, api, str(tmp_path / "model.onnx")],
+        env={**environment, "HOME": str(home)},
+        check=True,
+    )
+    assert list(home.rglob("*")) == []
 
 
 def held() -> tuple[int, int]:

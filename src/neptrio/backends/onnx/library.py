@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -39,8 +40,16 @@ PACKAGES = (
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
+def stay_silent() -> None:
+    """To be called before ONNX Runtime is loaded. Recent builds for Linux (1.31.1, for one) report use and failures to
+    their publisher: a file in the user's home, a thread, and 4 KB of memory for each failed run until they are sent.
+    Whoever has set the variable decides."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def module() -> Any:
     """The Python module. Raises InvalidArgument that says what to install where there is none."""
+    stay_silent()
     try:
         import onnxruntime
     except ImportError as error:
@@ -72,6 +81,7 @@ def doubled() -> str:
 @cache
 def unusable() -> str:
     """Loads the C library. Returns why it cannot be used here, "" when it can. Any thread."""
+    stay_silent()
     doubled()
     path = find()
     if path is None:
