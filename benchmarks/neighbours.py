@@ -9,7 +9,7 @@ tritonserver, the probe is measured once more beside the neighbour at tritonserv
 
 `make bench-neighbours` writes a table (p50, p90 and p99 of the probe, and the neighbour's own rate) and plots to
 benchmarks/results after every row. ARGS='--only JSON,gzip' measures the neighbours whose names hold one of these texts
-once more and keeps the other rows, `--turns` and `--seconds` make it longer. A turn of all takes about ten minutes.
+once more and keeps the other rows, `--turns` and `--seconds` make it longer. A turn of all takes about seven minutes.
 
 The p99 of 5 s is the tenth slowest of a thousand requests: one burst of another process moves it. With several
 turns the rows hold the median of each percentile, and the p99 of every turn is kept in the file beside it.
