@@ -357,16 +357,16 @@ cdef uint64_t shortest(uint64_t bits, int* exponent) noexcept nogil:
     cdef uint64_t fraction = bits & ((<uint64_t>1 << 52) - 1)
     cdef int biased = <int>(bits >> 52) & 0x7FF
     if biased:
-        return searched(fraction | (<uint64_t>1 << 52), biased - 1075, fraction == 0 and biased > 1, exponent)
-    return searched(fraction, -1074, False, exponent)
+        return schubfach(fraction | (<uint64_t>1 << 52), biased - 1075, fraction == 0 and biased > 1, exponent)
+    return schubfach(fraction, -1074, False, exponent)
 
 
 cdef uint64_t shortest_digits(uint64_t c, int q, bint closer, int* exponent) noexcept nogil:
-    return searched(c, q, closer, exponent)
+    return schubfach(c, q, closer, exponent)
 
 
-cdef inline uint64_t searched(uint64_t c, int q, bint closer, int* exponent) noexcept nogil:
-    """Schubfach, see shortest_digits()."""
+cdef inline uint64_t schubfach(uint64_t c, int q, bint closer, int* exponent) noexcept nogil:
+    """See shortest_digits()."""
     cdef uint64_t s, tens, vb, lower, upper
     cdef int k, h
     cdef bint even, under, over

@@ -9,7 +9,7 @@ import socket
 import pytest
 import trio
 
-from neptrio.loop.slices import look_at
+from neptrio.loop.slices import waiting_fd
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import SocketWriterCore
 
@@ -66,7 +66,7 @@ def test_others_run_after_each_portion(somebody_waits: bool, most: int) -> None:
         near, far = socket.socketpair()
         near.setblocking(False)
         waits = os.eventfd(int(somebody_waits), os.EFD_CLOEXEC)
-        look_at.set(waits)
+        waiting_fd.set(waits)
         with near, trio.socket.from_stdlib_socket(far) as peer, trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 writer = SocketWriter(near, nursery)

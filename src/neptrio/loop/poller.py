@@ -47,7 +47,7 @@ import trio
 from neptrio.loop.busy_poll import BusyPoll
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
-from neptrio.loop.slices import look_at, waiting
+from neptrio.loop.slices import waiting, waiting_fd
 from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns
 
@@ -277,7 +277,7 @@ class Poller(trio.abc.Instrument):
         look.register(
             self._epoll.fileno(), select.POLLIN
         )  # an epoll is readable when it has something to tell
-        before, looked_at = waiting.set(lambda: look.poll(0)), look_at.set(self._epoll.fileno())
+        before, fd_before = waiting.set(lambda: look.poll(0)), waiting_fd.set(self._epoll.fileno())
         task_status.started()
         try:
             if inside is None:
@@ -300,7 +300,7 @@ class Poller(trio.abc.Instrument):
         finally:
             self._running = False
             waiting.reset(before)
-            look_at.reset(looked_at)
+            waiting_fd.reset(fd_before)
             self._epoll.close()
 
     async def _read_for_all(self, epoll: select.epoll) -> None:

@@ -32,15 +32,15 @@ waiting: trio.lowlevel.RunVar[Callable[[], object] | None] = trio.lowlevel.RunVa
 )
 
 # a descriptor that is readable then, for code that is compiled; -1: there is none
-look_at: trio.lowlevel.RunVar[int] = trio.lowlevel.RunVar("neptrio.look_at", default=-1)
+waiting_fd: trio.lowlevel.RunVar[int] = trio.lowlevel.RunVar("neptrio.waiting_fd", default=-1)
 
 T = TypeVar("T")
 
 
-def looked_at() -> int:
+def waiting_descriptor() -> int:
     """The descriptor of this run of trio; -1 outside of one, where the code of connections is tried without a server."""
     try:
-        return look_at.get()
+        return waiting_fd.get()
     except RuntimeError:
         return -1
 

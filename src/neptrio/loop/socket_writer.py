@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import trio
 
-from neptrio.loop.slices import looked_at
+from neptrio.loop.slices import waiting_descriptor
 from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
 
 __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
@@ -31,7 +31,7 @@ class SocketWriter(SocketWriterCore):
     """The sending half of a connection."""
 
     def __init__(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        super().__init__(sock, looked_at())
+        super().__init__(sock, waiting_descriptor())
         self.on_drained: Callable[[], None] = lambda: None
         self._nursery = nursery
         self._writing = False
