@@ -23,7 +23,7 @@ cdef class InstanceCore(Executor):
     cdef public object claim     # its Claim with the rate limiter, or None
     cdef public list under_way       # batches submitted and not back, in order of submission
     cdef public object awaiting_grant  # deque of batches that wait for the rate limiter
-    cdef public object line          # deque of batches behind one whose inputs are copied from a device, or None
+    cdef public object line          # deque of batches behind one that waits for copies of its inputs, or None
     cdef public int64_t outstanding
     cdef public int64_t owed         # requests it must still answer though their batch is back
     cdef public bint retired         # gets no new batches; the pool is told when it has less left to do

@@ -8,6 +8,7 @@ execution.
 from libc.stdint cimport int64_t
 
 from neptrio.execution.batch cimport Batch, Executor
+from neptrio.observe.trace cimport Trace
 from neptrio.request.device_memory cimport any_on_device, in_use
 from neptrio.loop.mailbox cimport CompletionQueue, Mailbox
 from neptrio.execution.inline_policy cimport INLINE_NS, mean_after
@@ -174,6 +175,8 @@ cdef class InstanceCore(Executor):
             self.fetch(batch)
         elif batch.error is not None:
             batch.deliver()
+        elif batch.copying:
+            self.await_copies(batch)
         elif self.outstanding == 1 and self.mean_ns < INLINE_NS and not batch.off_loop:
             self.inline_executions += 1
             batch.work.run(&batch.work)
@@ -186,6 +189,10 @@ cdef class InstanceCore(Executor):
     def fetch(self, batch):
         """Has the batch's inputs copied to the host; begins it and those behind it when they are there."""
         raise NotImplementedError(f"{type(self).__name__}.fetch")
+
+    def await_copies(self, batch):
+        """Begins the batch and those behind it when the tensors of its requests' traces are copied."""
+        raise NotImplementedError(f"{type(self).__name__}.await_copies")
 
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns):
         """A batch made and prepared from `requests`; when that fails, the batch's error says why. One whose inputs lie on
@@ -214,6 +221,8 @@ cdef class InstanceCore(Executor):
             batch.compute_start = batch.compute_end = now_ns()
         for request in requests:
             request.batch = batch
+            if request.trace is not None and not self.native and (<Trace>request.trace).copying():
+                batch.copying = True  # no native backend writes to inputs
         return batch
 
     cpdef finished(self, Batch batch):

@@ -5,18 +5,20 @@ from libc.stdint cimport int64_t
 from neptrio.request.infer_request cimport InferRequest, InferResponse
 from neptrio.observe.trace_block cimport Record, TraceBlock
 from neptrio.observe.trace_scope cimport Sampling
+from neptrio.observe.traced_tensors cimport TracedTensors
 from neptrio.loop.loop_pass_core cimport LoopPassCore
 
 cdef class Tracing:
     cdef public LoopPassCore loop_pass
     cdef public int64_t tensor_bytes # most bytes of a tensor that a trace copies
+    cdef public object copier        # the observe.tensor_copier.TensorCopier for large tensors
     cdef object finish(self, Trace root)
 
 cdef class Trace:
     cdef Record record               # its timestamps are set when it is closed
     cdef readonly Trace root         # the root of a part; None in a root itself
     cdef readonly str error
-    cdef readonly list tensors       # [observe.trace_record.Copied], None = not traced
+    cdef readonly TracedTensors tensors  # None = none are traced
     cdef readonly dict parameters    # a client's request whose tensors are traced: its parameters; or None
     cdef int answers                 # number of answers with outputs
     cdef public tuple headers        # ((name, value), ...): headers of the answer
@@ -42,10 +44,12 @@ cdef class Trace:
     cdef readonly bint asked         # the request or its parent asked for this trace: it is kept and not counted
     cdef readonly int64_t open       # parts that have not ended
     cdef list children               # the other parts, None = none
+    cdef int64_t last_copy           # the copier's number of the last large tensor, 0 = none
     cdef public object trace_id      # of OpenTelemetry, 0 in mode triton
     cdef public object root_span_id
     cdef public object remote        # the observe.propagation.Asked with the parent's span, or None
     cdef Trace top(self)
+    cdef bint copying(self)
     cdef object answering(self, InferResponse response, bint final, int64_t now)
     cdef object answered(self, bint final)
     cdef object sent(self)

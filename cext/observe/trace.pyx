@@ -42,12 +42,13 @@ from neptrio.observe.trace_block cimport (
     collect,
     record_size,
 )
+from neptrio.observe.traced_tensors cimport TracedTensors
 
 from neptrio.observe.trace_block import TEXTS
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
 from neptrio.request.device_memory import readable
-from neptrio.observe.trace_record import Copied, tensor_text
+from neptrio.observe.trace_record import tensor_text
 
 cdef int64_t last_id = 0
 
@@ -115,11 +116,28 @@ cdef class Trace:
         return [self, *(self.children or ())]
 
     def copy(self, str activity, tensors, int response=0):
-        """Copies tensors as they are at this moment."""
+        """Copies tensors as they are at this moment: small ones at once, large ones soon."""
+        cdef Trace top = self.top()
+        cdef int64_t last
         if self.tensors is None:
-            self.tensors = []
-        limit = self.sampler.tensor_bytes
-        self.tensors += [Copied(activity, tensor, limit, response) for tensor in readable(tensors or ())]
+            self.tensors = TracedTensors()
+        last = self.tensors.add(activity, readable(tensors or ()), response, self.sampler.tensor_bytes, self.sampler.copier)
+        top.last_copy = max(top.last_copy, last)
+
+    cdef bint copying(self):
+        """Whether there are tensors of this trace to which nobody must write, because they are not copied yet."""
+        cdef int64_t last = self.top().last_copy
+        return last > 0 and last > <int64_t>self.sampler.copier.done
+
+    @property
+    def copier(self):
+        """The observe.tensor_copier.TensorCopier that copies its large tensors."""
+        return self.sampler.copier
+
+    def drop_tensors(self):
+        """Nobody will read them."""
+        if self.tensors is not None:
+            self.tensors.drop()
 
     cdef object answering(self, InferResponse response, bint final, int64_t now):
         """The request is about to be answered. Called by complete() before it calls the responder.
@@ -468,12 +486,12 @@ cdef class Trace:
         """The trace file's objects for the tensors, each as parts of its text."""
         name, version, _ = self.identity
         made = []
-        for tensor in self.tensors or ():
+        for activity, response, one in self.tensors.rows if self.tensors is not None else ():
             head = dump_json(
-                {"model_name": name, "model_version": version, "id": self.id, "activity": tensor.activity,
-                 **({"response": tensor.response} if tensor.response else {})}
+                {"model_name": name, "model_version": version, "id": self.id, "activity": activity,
+                 **({"response": response} if response else {})}
             )
-            made.append((head[:-1] + b',"tensor":', *tensor_text(tensor), b"}"))
+            made.append((head[:-1] + b',"tensor":', *tensor_text(one), b"}"))
         return made
 
     def text(self) -> bytes:

@@ -16,8 +16,9 @@ import pytest
 
 from neptrio.datatypes import NUMBER, NUMPY
 from neptrio.observe import trace_file
+from neptrio.observe.tensor_copy import TensorCopy
 from neptrio.observe.trace_file import TraceWriter
-from neptrio.observe.trace_record import Copied, tensor_text
+from neptrio.observe.trace_record import tensor_text
 from neptrio.observe.trace_settings import DEFAULTS, Scope
 from neptrio.request.infer_request import Tensor
 from neptrio.request.numpy_tensor import from_numpy
@@ -29,10 +30,13 @@ class Part:
 
     def __init__(self, number: int, size: int = 0) -> None:
         self.number, self.pad = number, "x" * size
-        self.tensors: list[Any] = []
+        self.tensors = None
 
     def text(self) -> bytes:
         return json.dumps({"id": self.number, "pad": self.pad}).encode()
+
+    def drop_tensors(self) -> None:
+        pass
 
 
 def scope(path: Path, frequency: int = 0, count: int = -1) -> Scope:
@@ -296,7 +300,7 @@ def test_with_a_count_traces_grow_where_they_belong_once_it_is_used_up(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t", "t.0", "t.1"] and ids(tmp_path / "t.1") == [5]
 
 
-def _document(copied: Copied) -> dict[str, Any]:
+def _document(copied: TensorCopy) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(b"".join(tensor_text(copied)))
     return made
 
@@ -309,7 +313,7 @@ def test_numbers_read_back(name: str) -> None:
     else:
         limits = np.iinfo(dtype)
         array = np.array([[limits.min, limits.max, 1, 65]], dtype)
-    made = _document(Copied("A", from_numpy("x", array), 1 << 20))
+    made = _document(TensorCopy(from_numpy("x", array), 1 << 20))
     assert made["shape"] == ",".join(map(str, array.shape)) and made["dtype"] == name
     read = np.array([dtype.type(text) for text in made["data"].split(",")], dtype)
     np.testing.assert_array_equal(read, array[0])
@@ -317,7 +321,7 @@ def test_numbers_read_back(name: str) -> None:
 
 def test_bool_bf16_and_bytes() -> None:
     def document(array: Any) -> dict[str, Any]:
-        return _document(Copied("A", from_numpy("x", array), 1 << 20))
+        return _document(TensorCopy(from_numpy("x", array), 1 << 20))
 
     assert document(np.array([True, False]))["data"] == "1,0"
     half = document(np.array([1.5, -3], ml_dtypes.bfloat16))
@@ -328,14 +332,15 @@ def test_bool_bf16_and_bytes() -> None:
 
 
 def test_size_limit_marks_what_is_cut() -> None:
-    numbers = _document(Copied("A", from_numpy("x", np.arange(10, dtype=np.int32).reshape(2, 5)), 14))
+    numbers = _document(TensorCopy(from_numpy("x", np.arange(10, dtype=np.int32).reshape(2, 5)), 14))
     assert numbers == {"name": "x", "data": "0,1,2", "shape": "3", "dtype": "INT32", "truncated_from": "2,5"}
-    text = _document(Copied("A", from_numpy("x", np.array([b"abc", b"defg"], np.object_)), 9))
+    text = _document(TensorCopy(from_numpy("x", np.array([b"abc", b"defg"], np.object_)), 9))
     assert (text["data"], text["shape"], text["truncated_from"]) == ('"abc"', "1", "2")
 
 
 def test_a_copy_does_not_change_with_its_tensor() -> None:
     memory = bytearray(b"\1\2")
-    copied = Copied("A", Tensor("x", NUMBER["UINT8"], (2,), memory), 100)
+    copied = TensorCopy(Tensor("x", NUMBER["UINT8"], (2,), memory), 100)
+    copied.make()
     memory[0] = 9
     assert _document(copied)["data"] == "1,2"

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neptrio import datatypes
-from neptrio.observe.trace_record import Copied, tensor_text
+from neptrio.observe.tensor_copy import TensorCopy
+from neptrio.observe.trace_record import tensor_text
 from neptrio.request.numpy_tensor import from_numpy
 from neptrio.traces.values import array_of, flat, shape_of
 from tests.support.traced import HARD
 
 
 def document(array: np.ndarray, limit: int = 1 << 20) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(b"".join(tensor_text(Copied("A", from_numpy("T", array), limit))))
+    made: dict[str, Any] = json.loads(b"".join(tensor_text(TensorCopy(from_numpy("T", array), limit))))
     return made
 
 

@@ -22,6 +22,7 @@ class Batch(WorkItem):
     oldest_wait_ns: int
     count_execution: bool
     fetching: bool
+    copying: bool
     off_loop: bool
     compute_start: int
     input_end: int

@@ -69,10 +69,4 @@ class InputFetch(WorkItem):
         else:
             batch.error, batch.count_execution, batch.fetching = self._error, False, False
             batch.compute_start = batch.compute_end = monotonic_ns()
-        behind, instance.line = instance.line or deque(), None
-        instance.begin(batch)
-        while behind:
-            if instance.line is not None:  # one of them is fetched in turn
-                instance.line.extend(behind)
-                return
-            instance.begin(behind.popleft())
+        instance.begin_line(batch)

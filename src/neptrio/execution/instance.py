@@ -23,6 +23,7 @@ from neptrio.execution.batch import Batch
 from neptrio.execution.input_fetch import InputFetch
 from neptrio.execution.instance_core import InstanceCore, PoolCore
 from neptrio.execution.rate_limiter import RateLimiter
+from neptrio.execution.traced_inputs import TracedInputs
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.mailbox import CompletionQueue, WorkItem
 from neptrio.request.infer_request import InferRequest, ModelCore, RequestState
@@ -108,6 +109,19 @@ class Instance(InstanceCore):
 
     def fetch(self, batch: Batch) -> None:
         InputFetch(self, batch).start()
+
+    def await_copies(self, batch: Batch) -> None:
+        TracedInputs(self, batch).start()
+
+    def begin_line(self, batch: Batch) -> None:
+        """Begins a batch that has waited for copies, and those in line behind it."""
+        behind, self.line = self.line or deque(), None
+        self.begin(batch)
+        while behind:
+            if self.line is not None:  # one of them has to wait in turn
+                self.line.extend(behind)
+                return
+            self.begin(behind.popleft())
 
     def withdraw(self, request: InferRequest) -> bool:
         """Takes a request out of a batch that has not begun; the rest of the batch keeps its place in line.

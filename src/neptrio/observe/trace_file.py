@@ -73,10 +73,10 @@ def group_text(parts: list[Any]) -> tuple[bytes, ...]:
     pieces = []
     for part in parts:
         pieces += [b",\n", part.text()]
-        if part.tensors:
+        if part.tensors is not None:
             for activity in part.activities():
                 pieces += [b",\n", *activity]
-            part.tensors.clear()
+            part.drop_tensors()
     del pieces[0]
     return tuple(pieces) if sum(map(len, pieces)) > JOIN_BYTES else (b"".join(pieces),)
 
@@ -153,13 +153,12 @@ class TraceWriter:
         self.full(scope)  # traces that finished before this one come first
         size = PART_BYTES * len(parts)
         for part in parts:
-            if part.tensors:
-                size += 4 * sum(len(t.raw or b"") for t in part.tensors)
+            if part.tensors is not None:
+                size += 4 * part.tensors.size
         if self._failed or self._put_bytes - self._taken_bytes + size > QUEUE_BYTES:
             self._refused += 1
             for part in parts:
-                if part.tensors:
-                    part.tensors.clear()
+                part.drop_tensors()
             return
         if scope.frequency:
             self._begun[scope] = (self._begun.get(scope, 0) + 1) % scope.frequency

@@ -1,6 +1,5 @@
-"""A traced tensor: a copy of its bytes, and what a trace file says of it.
+"""What a trace file says of a traced tensor: made on the trace writer's thread from a copy (observe.tensor_copy).
 
-The copy is made on the trio thread, while the tensor exists; its text is made on the trace writer's thread.
 Source: docs/protocol/trace-file.md.
 """
 
@@ -12,25 +11,8 @@ from typing import Any
 from neptrio import datatypes
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.element_text import numbers_text, strings_text
-from neptrio.request.infer_request import InferRequest, Tensor
-
-
-class Copied:
-    """The bytes of a tensor at the moment it was traced, up to a limit."""
-
-    __slots__ = ("activity", "dtype", "name", "nbytes", "raw", "response", "shape")
-
-    def __init__(self, activity: str, tensor: Tensor, limit: int, response: int = 0) -> None:
-        self.activity = activity
-        self.response = response  # the number of a decoupled model's response
-        self.name = tensor.name
-        self.dtype = tensor.dtype
-        self.shape = tensor.shape
-        self.nbytes = tensor.nbytes
-        try:
-            self.raw: bytes | None = bytes(memoryview(tensor)[:limit])
-        except BufferError:  # in GPU memory: copying it to the host would stop the loop
-            self.raw = None
+from neptrio.observe.tensor_copy import TensorCopy
+from neptrio.request.infer_request import InferRequest
 
 
 def parameters_of(request: InferRequest) -> dict[str, Any]:
@@ -46,19 +28,28 @@ def parameters_of(request: InferRequest) -> dict[str, Any]:
     return {**made, **(request.parameters or {})}
 
 
-def tensor_text(copied: Copied) -> tuple[bytes, bytes, bytes]:
+def tensor_text(copied: TensorCopy) -> tuple[bytes, bytes, bytes]:
     """The tensor as a JSON object with name, data (comma-joined text), shape and dtype: what is before its data, the
     data, which may be large, and what is after it.
 
     Of a tensor larger than the limit there are the elements that fit: `shape` is their number, and
     `truncated_from` the tensor's shape. BF16 is written as FP32, which holds all its values. BYTES elements that
     are not UTF-8 cannot be recovered from their text: then `base64` holds the elements as on the wire.
+
+    It is made once: of most tensors there are two objects, as they were queued and as the model got them.
     """
+    if copied.text is None:
+        copied.make()
+        copied.text = _text(copied)
+    return copied.text
+
+
+def _text(copied: TensorCopy) -> tuple[bytes, bytes, bytes]:
     dtype, raw, data = copied.dtype, copied.raw, b""
     shape = ",".join(map(str, copied.shape))
     after: dict[str, Any] = {"shape": shape, "dtype": datatypes.NAME[dtype]}
     if raw is None:
-        after["omitted"] = "the tensor is in GPU memory"
+        after["omitted"] = copied.omitted
     else:
         if dtype == datatypes.BYTES:
             data, count, end, is_text = strings_text(raw)

@@ -24,6 +24,7 @@ import trio
 from neptrio.errors import InvalidArgument
 from neptrio.loop.mailbox import WorkItem
 from neptrio.observe.propagation import Asked, traceparent
+from neptrio.observe.tensor_copier import TensorCopier
 from neptrio.observe.trace import Trace
 from neptrio.observe.trace_file import TraceWriter
 from neptrio.observe.trace_options import TraceOptions, span_options, start_values
@@ -56,6 +57,7 @@ class Tracer(Sampler):
         self.table = TraceTable(start_values(options), "opentelemetry" if self.spans else "triton")
         self.attach(loop_pass)
         self.tensor_bytes = options.tensor_bytes
+        self.copier = TensorCopier()
         self.may_force = options.allow_forced
         self.recent = Recent()
         self.writer: Any
@@ -117,8 +119,7 @@ class Tracer(Sampler):
             self.writer.put(root.scope, root.parts)
         else:
             for part in root.parts:
-                if part.tensors:
-                    part.tensors.clear()
+                part.drop_tensors()
 
     def drained(self, scope: Scope) -> None:
         """Called when a scope that samples no more has finished its last trace."""
@@ -154,7 +155,11 @@ class Tracer(Sampler):
         for scope in self.table.scopes():
             self.writer.flush(scope, False)
         with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs must not delay the exit
-            await trio.to_thread.run_sync(self.writer.close, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._end, abandon_on_cancel=True)
+
+    def _end(self) -> None:
+        self.copier.close()
+        self.writer.close()
 
 
 def _level(wish: Any) -> tuple[str, ...] | None:
