@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -163,17 +164,23 @@ def held(tmp_path: Path) -> Iterator[Held]:
 
 def test_batches_wait_until_their_inputs_are_copied(held: Held) -> None:
     values = arrays()
-    with httpclient.InferenceServerClient(held.server.http, concurrency=3) as client:
-        waiting = [client.async_infer("writes", inputs(httpclient, values)) for _ in range(2)]
+    got: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(held.server.grpc) as client:
+        for _ in range(2):
+            client.async_infer(
+                "writes", inputs(grpcclient, values), callback=lambda result, error: got.put((result, error))
+            )
         held.server.until(lambda: held.server.inflight() == 2, "both are there")
         assert held.server.ask(held.in_line) == 1
         # the loop serves others meanwhile, traced or not
-        result = client.infer("identity", identity_inputs(values["C"]))
+        with httpclient.InferenceServerClient(held.server.http) as other:
+            result = other.infer("identity", identity_inputs(values["C"]))
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), values["C"])
         assert held.server.ask(held.in_line) == 1 and held.copier.done == 0
         held.gate.set()
-        for answer in waiting:
-            result = answer.get_result()
+        for _ in range(2):
+            result, error = got.get(timeout=60)
+            assert error is None
             np.testing.assert_array_equal(result.as_numpy("OUTA"), 2 * values["A"])
         assert held.server.ask(held.in_line) == -1
 
