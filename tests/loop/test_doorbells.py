@@ -137,6 +137,38 @@ def test_who_has_more_to_do_is_called_again_behind_the_others(mode: str, bells: 
     run(main)
 
 
+def test_answers_of_others_are_sent_before_long_work_goes_on(mode: str, bells: list[int]) -> None:
+    order: list[str] = []
+
+    class Connection:
+        def flush(self) -> None:
+            order.append("sent")
+
+    async def main(doorbells: Doorbells, poller: Poller) -> None:
+        done = trio.Event()
+
+        def long() -> bool:
+            order.append("long")
+            if len(order) == 1:
+                os.eventfd_write(bells[1], 1)
+                return True
+            done.set()
+            return False
+
+        def short() -> bool:
+            order.append("short")
+            poller._loop_pass.want_flush(Connection())
+            return False
+
+        doorbells.register(bells[0], long)
+        doorbells.register(bells[1], short)
+        os.eventfd_write(bells[0], 1)
+        await done.wait()
+        assert order == ["long", "short", "sent", "long"]
+
+    run(main)
+
+
 def test_one_that_fails_stays_and_the_others_are_heard(
     mode: str, bells: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

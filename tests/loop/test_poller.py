@@ -6,20 +6,14 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
 from neptrio.loop import poller as module
-from neptrio.loop.loop_pass import LoopPass
-from neptrio.loop.poller import Poller
-from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns
-
-LIMIT_S = 60.0  # of every test: reached when somebody was not woken
+from tests.loop.loops import LIMIT_S, Loop, running
 
 
 @pytest.fixture(params=["hook", "task", "no inside"])
@@ -34,50 +28,6 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
         monkeypatch.setattr(module, "_Inside", fails)
     return name
-
-
-class Loop:
-    """A poller with its timers and turn, and a pair of sockets: `far` is the peer's end."""
-
-    def __init__(self) -> None:
-        self.loop_pass = LoopPass()
-        self.timers = Timers(self.loop_pass)
-        self.poller = Poller(self.loop_pass, self.timers)
-        self.near, self.far = socket.socketpair()
-        self.near.setblocking(False)
-        self.got: list[bytes] = []
-        self.news = trio.Event()
-
-    def receive(self) -> bool:
-        try:
-            data = self.near.recv(100)
-        except BlockingIOError:
-            return True
-        self.got.append(data)
-        self.news.set()
-        return data != b""
-
-    async def hear(self) -> None:
-        """Returns when receive() has taken something since the last call."""
-        await self.news.wait()
-        self.news = trio.Event()
-
-
-@asynccontextmanager
-async def running(read: bool = True) -> AsyncIterator[Loop]:
-    """A running Loop whose `near` is read."""
-    with trio.fail_after(LIMIT_S):
-        loop = Loop()
-        async with trio.open_nursery() as nursery:
-            await nursery.start(loop.loop_pass.run)
-            await nursery.start(loop.timers.run)
-            await nursery.start(loop.poller.run)
-            if read:
-                nursery.start_soon(loop.poller.read, loop.near, loop.receive)
-            yield loop
-            nursery.cancel_scope.cancel()
-        loop.near.close()
-        loop.far.close()
 
 
 def test_what_arrives_is_taken_and_its_task_woken(mode: str) -> None:

@@ -252,6 +252,39 @@ def test_the_end_of_the_process_gives_back_what_it_had(pair: Pair) -> None:
     assert len(pair.answers.got) == 1 and not pair.server.drain()
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_responses_that_come_together_are_acknowledged_together(plain: bool) -> None:
+    """Each acknowledgement may wake the process."""
+    pair = Pair(decoupled=True, plain=plain)
+    try:
+        pair.begin(pair.request(IN=np.zeros(1, np.float32)), pair.request(IN=np.zeros(1, np.float32)))
+        _, number, message, _ = pair.child.take()
+        one, two = (request._channel.id for request in pair.child.requests(number, message))
+        made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
+
+        def say(*sizes: tuple[int, int]) -> list[tuple[int, int]]:
+            for id, size in sizes:
+                pair.child.respond(id, made, None, False, size)
+            pair.server.drain()
+            told = []
+            while pair.child.has_control:
+                taken = pair.child.take_control()
+                if taken is None:
+                    break
+                kind, id, _, length = taken
+                assert kind == ring_child.K_ACKNOWLEDGE
+                told.append((id, length))
+            return told
+
+        assert say((one, 5), (one, 7), (one, 100)) == [(one, 112)]
+        assert say((one, 1)) == [(one, 1)]
+        assert say((one, 1), (two, 2), (two, 3), (one, 4)) == [(one, 1), (two, 5), (one, 4)]
+        assert say() == []
+        assert len(pair.answers.got) == 8
+    finally:
+        pair.close()
+
+
 # ---------------------------------------------------------------- calls
 
 

@@ -86,6 +86,8 @@ cdef class ServerEnd(RingSender):
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
     cdef readonly uint64_t received
+    cdef uint64_t passed_id          # the request whose responses were passed on since it was told so,
+    cdef uint64_t passed_bytes       # and how many bytes of them
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
         RingSender.__init__(self, segment, layout, host)
@@ -134,6 +136,11 @@ cdef class ServerEnd(RingSender):
 
     def drain(self):
         """Takes what the process has pushed. True when there is more, and it is to be called again."""
+        cdef bint more = self.take_some()
+        self.tell_passed()
+        return more
+
+    cdef bint take_some(self) except -1:
         cdef Entry entry
         cdef int got, count = 0
         cdef int64_t until = 0
@@ -331,7 +338,17 @@ cdef class ServerEnd(RingSender):
         response.produced_ns = now_ns()
         complete(request, response, final)
         if final or not request.responder.wait_for_room(request, lambda: self.acknowledge(id, size)):
-            self.post(False, ACKNOWLEDGE, id, 0, size)
+            if self.passed_id != id:
+                self.tell_passed()
+            self.passed_id = id
+            self.passed_bytes += size
+        return 0
+
+    cdef int tell_passed(self) except -1:
+        """Acknowledges a sender's responses, those of one call of drain() together: each message may wake the process."""
+        if self.passed_bytes:
+            self.post(False, ACKNOWLEDGE, self.passed_id, 0, self.passed_bytes)
+            self.passed_bytes = 0
         return 0
 
     def acknowledge(self, uint64_t id, uint64_t size):

@@ -7,7 +7,7 @@ eventfd's flags, so a hostile child could make either call block for ever. Inste
 
 Rules:
  1. register() and unregister() may be called on any thread; callbacks run on the trio thread only.
- 2. A callback that returns True has more to do. It is called again after other events were handled.
+ 2. A callback that returns True has more to do. It is called again when other events were handled and answered.
  3. When a callback raises, the error is logged, it stays registered, and the other callbacks still run.
 """
 
@@ -31,7 +31,7 @@ class Doorbells:
         self._bells: dict[int, Callable[[], bool]] = {}
         self._again: set[int] = set()
         self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # rung here for what has more to do
-        poller.listen(self._self, self._ring_again)
+        poller.listen(self._self, self._ring_again, late=True)
 
     def register(self, bell: int, callback: Callable[[], bool]) -> None:
         """Has `callback()` called whenever the eventfd `bell` is written to."""

@@ -28,7 +28,9 @@ Rules:
  5. While we wait instead of trio, timers are fired here, and passes that soon() asks for are ended here, after
     one more round over the sockets.
  6. Before a wait that may last, `busy_poll` looks for what is about to come (loop/busy_poll.py), if there is one.
- 7. Where there is no epoll, read() waits for its own socket.
+ 7. What takes long comes last in a pass, when what the others have to send was sent: bells of those that go on with long work
+    (`late`), and portions of large answers (loop/outputs.py). While there are such, nobody sleeps.
+ 8. Where there is no epoll, read() waits for its own socket.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +49,7 @@ import trio
 from neptrio.loop.busy_poll import BusyPoll
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
+from neptrio.loop.outputs import Outputs
 from neptrio.loop.slices import waiting, waiting_fd
 from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns
@@ -55,6 +58,7 @@ log = logging.getLogger("neptrio.poller")
 
 ROUNDS = 4  # rounds over the ready sockets before other tasks run, where one task waits for all sockets
 READY_AT_ONCE = 256
+ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP if hasattr(select, "epoll") else 0
 GIVE_WAY_NS = 20_000_000  # for so long the loop gives way to a thread that began a piece of control work
 NAP_SECONDS = 20e-6
 LONGEST_WAIT = 60.0  # seconds; also the most that a trio deadline can be late that is set while we wait
@@ -113,6 +117,9 @@ class Poller(trio.abc.Instrument):
         self._timers = timers
         self._watches: dict[int, _Watch] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._late = -1
+        self.outputs: Outputs | None = None  # while the poller waits in trio's stead
+        self._full: Container[int] = ()  # the sockets without room among them
         self._running = False
         self._helped = 0  # threads that the loop gives way to
         self._give_way_until = 0
@@ -133,7 +140,10 @@ class Poller(trio.abc.Instrument):
         watch = _Watch(receive)
         fd = sock if isinstance(sock, int) else sock.fileno()
         self._watches[fd] = watch
-        self._epoll.register(fd, select.EPOLLIN)
+        if fd in self._full:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+        else:
+            self._epoll.register(fd, select.EPOLLIN)
         try:
             await watch.done.wait()
         finally:
@@ -142,11 +152,14 @@ class Poller(trio.abc.Instrument):
         if watch.error is not None:
             raise watch.error
 
-    def listen(self, bell: int, callback: Callable[[], bool]) -> None:
+    def listen(self, bell: int, callback: Callable[[], bool], late: bool = False) -> None:
         """Has `callback()` called on the trio thread after each write to `bell`, an eventfd or a socket that need not be
-        read, until it returns False or unlisten(). On any thread, also before run() has started."""
+        read, until it returns False or unlisten(). On any thread, also before run() has started. `late`: this one's
+        turn is behind all others (rule 7); there is one such bell at most."""
         if self._epoll is None:
             raise RuntimeError("bells are heard by an epoll only")
+        if late:
+            self._late = bell
         self._watches[bell] = _Watch(callback)
         if not self._epoll.closed:
             self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
@@ -178,18 +191,28 @@ class Poller(trio.abc.Instrument):
     def _forget(self, fd: int) -> None:
         del self._watches[fd]
         if self._epoll is not None and not self._epoll.closed:
-            self._epoll.unregister(fd)
+            if fd in self._full:
+                self._epoll.modify(fd, select.EPOLLOUT)
+            else:
+                self._epoll.unregister(fd)
 
     def _take(self, ready: list[tuple[int, int]]) -> bool:
         """Calls receive() of each ready socket once; returns True when trio's own descriptor was among them."""
-        watches, trios, lag = self._watches, False, self.lag
+        watches, full, trios, late, lag = self._watches, self._full, False, None, self.lag
         if self._helped:
             self._nap()
         lag.woke()
-        for fd, _events in ready:
+        for fd, events in ready:
+            if full and fd in full and events & ROOM:
+                self.outputs.has_room(fd)  # type: ignore[union-attr]  # only they fill it
+                if not events & select.EPOLLIN:
+                    continue
             watch = watches.get(fd)
             if watch is None:
                 trios = trios or (self._inside is not None and fd == self._inside.fd)
+                continue
+            if fd == self._late:
+                late = watch
                 continue
             lag.source = watch.receive
             try:
@@ -201,6 +224,12 @@ class Poller(trio.abc.Instrument):
                 self._forget(fd)
             watch.done.set()
         self._loop_pass.end()
+        if late is not None:
+            late.receive()
+            self._loop_pass.end()
+        if self.outputs is not None and self.outputs.ready:
+            self.outputs.write()
+            self._loop_pass.end()
         return trios
 
     # ------------------------------------------------------------ waiting instead of trio
@@ -215,7 +244,8 @@ class Poller(trio.abc.Instrument):
 
     def _wait(self, timeout: float) -> None:
         epoll, inside, loop_pass, timers = self._epoll, self._inside, self._loop_pass, self._timers
-        assert epoll is not None and inside is not None
+        assert epoll is not None and inside is not None and self.outputs is not None
+        unsent = self.outputs.ready
         waits, busy_poll = self.lag.waits, self.busy_poll
         waits()
         if timeout <= 0:
@@ -228,7 +258,7 @@ class Poller(trio.abc.Instrument):
         loop_pass.hold()
         try:
             while True:
-                wait = min(end, timers.next_ns) - now
+                wait = 0 if unsent else min(end, timers.next_ns) - now
                 ready = (
                     busy_poll.look(self._poll, select.EPOLLIN) if busy_poll is not None and wait > 0 else None
                 )
@@ -285,6 +315,8 @@ class Poller(trio.abc.Instrument):
                 return
             self._token = trio.lowlevel.current_trio_token()
             self._epoll.register(inside.fd, select.EPOLLIN)
+            self.outputs = Outputs(self._epoll, self._watches, self.lag, lambda: look.poll(0))
+            self._full = self.outputs.full
             _taken.set(True)
             self._timers.host(True)
             # The compiled methods are assigned directly: on the slower ways there is a task step for every request.
@@ -297,6 +329,9 @@ class Poller(trio.abc.Instrument):
                 trio.lowlevel.remove_instrument(self)
                 self._timers.host(False)
                 _taken.set(False)
+                outputs, self.outputs = self.outputs, None
+                outputs.give_up()
+                self._full = ()
         finally:
             self._running = False
             waiting.reset(before)

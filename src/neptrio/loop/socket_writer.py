@@ -1,13 +1,13 @@
 """Writes to a non-blocking socket: answers are sent at once, and what the kernel does not take follows later.
 
 The problem: sending each answer through trio's streams costs a checkpoint and a task switch.
-The choice: flush() tries the socket directly from wherever the answer was made; only when the
-kernel's buffer is full does a task wait for room. Bytes leave in the order they were given.
+The choice: flush() tries the socket directly from wherever the answer was made; what is left the poller
+sends (loop/outputs.py), or a task where there is no poller that could. Bytes leave in the order they were given.
 The system call is in cext/loop/socket_writer_core.
 
 Rules:
  1. send() never blocks and never raises. When the peer is gone, output is dropped and `broken` is True.
- 2. At most one task waits until the socket is writable, and only while something is pending.
+ 2. The poller or one task sends what is pending, never both.
  3. The callers bound the `pending` bytes: they check `congested` before they produce more.
  4. No more than a MiB, or a little more if that is all, is given to the kernel before others are served: it is
     copied there. When somebody waits already, it is 256 KiB.
@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from neptrio.loop.slices import waiting_descriptor
 from neptrio.loop.socket_writer_core import CONGESTED_BYTES, SocketWriterCore
+
+if TYPE_CHECKING:
+    from neptrio.loop.poller import Poller
 
 __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
 
@@ -30,10 +33,12 @@ __all__ = ["CONGESTED_BYTES", "SocketWriter", "listen"]
 class SocketWriter(SocketWriterCore):
     """The sending half of a connection."""
 
-    def __init__(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+    def __init__(self, sock: socket.socket, nursery: trio.Nursery, poller: Poller | None = None) -> None:
         super().__init__(sock, waiting_descriptor())
         self.on_drained: Callable[[], None] = lambda: None
         self._nursery = nursery
+        self._poller = poller
+        self._number = sock.fileno()
         self._writing = False
         self._emptied: trio.Event | None = None
         self._seen_taken = 0
@@ -55,7 +60,30 @@ class SocketWriter(SocketWriterCore):
     def write_later(self) -> None:
         if self.queue and not self._writing:
             self._writing = True
-            self._nursery.start_soon(self._write)
+            outputs = self._poller.outputs if self._poller is not None else None
+            if outputs is not None:
+                outputs.add(self._number, self)
+            else:
+                self.write_by_task()
+
+    def write(self) -> bool:
+        """Sends a portion of what is pending; False when nothing is left. For the poller."""
+        if self.queue:
+            sent = self.send_pending()
+            if sent < 0:
+                self.fail()
+            else:
+                self._taken += sent
+        if self.queue:
+            return True
+        self._writing = False
+        self._tell_empty()
+        self.on_drained()
+        return False
+
+    def write_by_task(self) -> None:
+        """Has a task send what is pending."""
+        self._nursery.start_soon(self._write)
 
     async def _write(self) -> None:
         try:
@@ -83,8 +111,10 @@ class SocketWriter(SocketWriterCore):
             self._emptied = None
 
     def fail(self) -> None:
-        """Drops pending output: the peer is gone."""
+        """Drops pending output: the peer is gone, or the socket will be closed."""
         super().fail()
+        if self._writing and self._poller is not None and self._poller.outputs is not None:
+            self._poller.outputs.drop(self._number, self)
         self._tell_empty()
 
     async def drained(self) -> None:

@@ -87,7 +87,7 @@ class GrpcConnection(GrpcFastPath):
         stream: trio.SSLStream[trio.SocketStream] | None = None,
     ) -> None:
         """`address` is the client's. `prefix` was read from the socket already; `stream` has made its handshake."""
-        super().__init__(sock, SocketWriter(sock, nursery), server.services)
+        super().__init__(sock, SocketWriter(sock, nursery, server.services.loop.poller), server.services)
         self.nursery = nursery
         self.peer = sock.getpeername()
         self._address = address

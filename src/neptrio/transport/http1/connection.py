@@ -96,7 +96,7 @@ class Http1Connection(Http1Input):
         the bytes of all requests do not hold; for the metrics port and the admin listener.
         `client`: the address that is counted for --max-requests-per-second-per-address and similar limits.
         """
-        writer = SocketWriter(sock, nursery)
+        writer = SocketWriter(sock, nursery, services.loop.poller)
         super().__init__(sock, writer, services, policy, turned_away, only_app)
         writer.on_drained = self._drained
         self.app = app
