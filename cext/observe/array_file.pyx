@@ -25,7 +25,8 @@ from libc.stdlib cimport free, malloc
 import glob
 import os
 
-from neptrio.observe.trace_block cimport Records, TraceBlock, write_all, write_text
+from neptrio.observe.file_sink cimport Sink, flush_sink, open_sink, put_text
+from neptrio.observe.trace_block cimport Records, TraceBlock, write_text
 
 cdef extern from *:
     """
@@ -165,18 +166,21 @@ cdef class ArrayFile:
         cdef int64_t start = self.spare_size - END_BYTES if self.spare_size else 0
         cdef Py_ssize_t i
         cdef int failed = 0
+        cdef Sink sink
+        open_sink(&sink, fd)
         if lseek(fd, start, SEEK_SET) < 0:
             return errno
         if self.shown:
-            failed = copy(self.shown_path, fd, start, self.shown - END_BYTES)
+            failed = copy(self.shown_path, &sink, start, self.shown - END_BYTES)
         for i in range(n):
-            if not failed and not pieces[i].goes_on:
-                failed = write_all(fd, b",\n" if self.shown or i else b"[\n", 2)
-            if not failed and pieces[i].text != NULL:
-                failed = write_all(fd, pieces[i].text, pieces[i].size)
+            if not pieces[i].goes_on:
+                put_text(&sink, b",\n" if self.shown or i else b"[\n", 2)
+            if pieces[i].text != NULL:
+                put_text(&sink, pieces[i].text, pieces[i].size)
             elif not failed:
-                failed = write_text(pieces[i].records, fd)
-        return failed if failed else write_all(fd, b"\n]\n", END_BYTES)
+                failed = write_text(pieces[i].records, &sink)
+        put_text(&sink, b"\n]\n", END_BYTES)
+        return failed if failed else flush_sink(&sink)
 
     cdef int change_places(self) noexcept nogil:
         """Puts the spare file in place of the visible one, which becomes the spare one if possible."""
@@ -215,7 +219,7 @@ cdef class ArrayFile:
         os.unlink(other.path)
 
 
-cdef int copy(const char* path, int fd, int64_t at, int64_t end) noexcept nogil:
+cdef int copy(const char* path, Sink* sink, int64_t at, int64_t end) noexcept nogil:
     """Copies the bytes from `at` to `end` of a file."""
     cdef char* block
     cdef ssize_t n
@@ -231,7 +235,8 @@ cdef int copy(const char* path, int fd, int64_t at, int64_t end) noexcept nogil:
     while at < end and not failed:
         n = pread(source, block, COPY_BYTES if end - at > COPY_BYTES else end - at, at)
         if n > 0:
-            failed = write_all(fd, block, n)
+            put_text(sink, block, n)
+            failed = flush_sink(sink)  # the next part will lie where this one does
             at += n
         elif n == 0:
             failed = SHORTER

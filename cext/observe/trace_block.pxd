@@ -2,6 +2,7 @@
 # thread, read by whoever took the block from its scope.
 from libc.stdint cimport int32_t, int64_t
 
+from neptrio.observe.file_sink cimport Sink
 from neptrio.request.infer_request cimport TIMESTAMP_COUNT
 
 cdef struct Point:
@@ -30,7 +31,6 @@ cdef Py_ssize_t record_size(const Record* record) noexcept nogil   # with everyt
 cdef Py_ssize_t text_room(const Record* record) noexcept nogil     # most bytes that render() needs
 # returns the object's end, NULL when there is no memory
 cdef char* render(const Record* record, char* at) noexcept nogil
-cdef int write_all(int fd, const char* data, Py_ssize_t n) noexcept nogil  # returns 0 or the number of the error
 cdef int collect(const Record* record, const int64_t* more, Point* points) noexcept nogil
 
 cdef struct Records:
@@ -40,7 +40,7 @@ cdef struct Records:
     Py_ssize_t room     # the size of `chunk`
 
 # returns 0 or the number of the error, -1 = no memory
-cdef int write_text(Records* records, int fd) noexcept nogil
+cdef int write_text(Records* records, Sink* sink) noexcept nogil
 
 cdef class TraceBlock:
     cdef Records records

@@ -11,12 +11,11 @@ Rules:
 Source: docs/protocol/trace-file.md.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.observe.file_sink cimport Sink, flush_sink, put_text
 from neptrio.request.infer_request cimport (
     COMPUTE_END,
     COMPUTE_INPUT_END,
@@ -30,9 +29,6 @@ from neptrio.request.infer_request cimport (
     REQUEST_END,
     REQUEST_START,
 )
-
-cdef extern from "<unistd.h>" nogil:
-    ssize_t write(int fd, const void* data, size_t n)
 
 cdef enum Name:
     HTTP_RECV_START
@@ -64,9 +60,7 @@ cdef enum:
     HEAD_BYTES = 48         # bytes of any name with the text around it, rounded up
     POINT_BYTES = 72        # bytes of a name, a number and brackets
     OBJECT_BYTES = 128      # bytes of ids, brackets and the list's name
-    CHUNK_BYTES = 262144    # bytes of text made at once
-    WRITE_BYTES = 131072    # bytes written at once
-    OFFER_BYTES = 16384     # fewer take no time
+    CHUNK_BYTES = 65536     # bytes of text made at once, and at most one object more
     FIRST_BYTES = 16384     # size of a new block
 
 cdef char HEADS[16][48]
@@ -164,29 +158,17 @@ cdef Py_ssize_t fill(Records* r, Py_ssize_t* at) noexcept nogil:
     return used
 
 
-cdef int write_text(Records* records, int fd) noexcept nogil:
+cdef int write_text(Records* records, Sink* sink) noexcept nogil:
     """Writes the objects of all records, joined by commas."""
     cdef Py_ssize_t at = 0, n
-    cdef int failed = 0
+    cdef int failed = flush_sink(sink)
     while at < records.size and not failed:
         n = fill(records, &at)
-        failed = -1 if n < 0 else write_all(fd, records.chunk, n)
+        if n < 0:
+            return -1
+        put_text(sink, records.chunk, n)
+        failed = flush_sink(sink)  # the next texts will lie where these do
     return failed
-
-
-cdef int write_all(int fd, const char* data, Py_ssize_t n) noexcept nogil:
-    """Offers the core to others after every WRITE_BYTES: copying a MiB takes a fraction of a millisecond."""
-    cdef ssize_t done
-    while n:
-        done = write(fd, data, WRITE_BYTES if n > WRITE_BYTES else n)
-        if done >= 0:
-            data += done
-            n -= done
-            if done >= OFFER_BYTES:
-                sched_yield()
-        elif errno != EINTR:
-            return errno
-    return 0
 
 
 cdef int collect(const Record* r, const int64_t* more, Point* points) noexcept nogil:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -57,6 +58,22 @@ def test_several_pieces_at_once(file: ArrayFile) -> None:
     with pytest.raises(TypeError):
         file.append((b"10", "11"))  # type: ignore[arg-type]
     assert len(read(Path(file.path))) == 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_of_all_sizes_and_numbers_arrive_in_order(file: ArrayFile, seed: int) -> None:
+    """More than one system call takes, parts of texts, and empty ones."""
+    chance = random.Random(seed)
+    expected: list[str] = []
+    for count in (1, 63, 64, 65, 300):
+        pieces: list[bytes | tuple[bytes, ...]] = []
+        for number in range(count):
+            text = chance.choice("abcdef") * chance.choice([0, 1, 9, 1000, 40_000, 65_534, 65_536, 200_000])
+            expected.append(f"{number} {text}")
+            parts = b'"%d ' % number, text.encode(), b"", b'"'
+            pieces.append(chance.choice([parts, b"".join(parts)]))
+        file.append(*pieces)
+        assert read(Path(file.path)) == expected
 
 
 def written() -> int:
@@ -117,6 +134,10 @@ def test_a_failed_write_changes_nothing(file: ArrayFile, tmp_path: Path) -> None
     file.append(b"2")
     with files_up_to(path.stat().st_size + 2), pytest.raises(OSError, match="File too large"):
         file.append(b"3")
+    assert read(path) == [1, 2] and os.listdir(tmp_path) == [path.name]
+    in_the_middle = path.stat().st_size + 100_000
+    with files_up_to(in_the_middle), pytest.raises(OSError, match="File too large"):
+        file.append((b'"', b"x" * 30_000, b"y" * 90_000, b'"'), b"4")
     assert read(path) == [1, 2] and os.listdir(tmp_path) == [path.name]
     file.append(b"4")
     assert read(path) == [1, 2, 4]
