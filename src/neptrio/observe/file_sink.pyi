@@ -1,0 +1,1 @@
+# The types of cext/observe/file_sink.pyx, which says what everything does.
