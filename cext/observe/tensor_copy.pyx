@@ -78,11 +78,13 @@ cdef class TensorCopy:
             self.tensor = None
 
     def omit(self, str why not None):
-        """Lets the tensor go without a copy, unless there is one."""
-        with self.lock:
-            if self.tensor is not None:
-                self.omitted = why
-                self.tensor = None
+        """Lets the tensor go without a copy, unless there is one, or somebody is about to make it. Does not wait."""
+        if not self.lock.acquire(False):
+            return
+        if self.tensor is not None:
+            self.omitted = why
+            self.tensor = None
+        self.lock.release()
 
     cdef bint same(self, Tensor tensor):
         """Whether this is a copy of that tensor, unless somebody has written to it since."""

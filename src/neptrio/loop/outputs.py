@@ -1,8 +1,8 @@
 """The connections with output that the kernel has not taken yet, for the poller (loop/poller.py).
 
 The problem: a large answer is given to the kernel in portions, between which others are served, and whatever its buffer has no
-room for waits for the peer. A task per answer cost a pass of trio's loop per portion, half of what sending a stream of
-64 KiB answers took. The choice: the poller sends the portions, behind the sockets and bells of each pass and what these have
+room for waits for the peer. A task per answer cost a pass of trio's loop for each portion, which took as long as giving it
+to the kernel. The choice: the poller sends the portions, behind the sockets and bells of each pass and what these have
 to send, and its own epoll tells when a full buffer has room.
 
 Rules:

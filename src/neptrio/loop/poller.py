@@ -190,6 +190,8 @@ class Poller(trio.abc.Instrument):
 
     def _forget(self, fd: int) -> None:
         del self._watches[fd]
+        if fd == self._late:
+            self._late = -1
         if self._epoll is not None and not self._epoll.closed:
             if fd in self._full:
                 self._epoll.modify(fd, select.EPOLLOUT)
