@@ -48,7 +48,6 @@ from neptrio.observe.trace_block import TEXTS
 from neptrio.codec.http_json import dump_json
 from neptrio.observe.propagation import traceparent
 from neptrio.request.device_memory import readable
-from neptrio.observe.trace_record import tensor_text
 
 cdef int64_t last_id = 0
 
@@ -129,10 +128,9 @@ cdef class Trace:
         cdef int64_t last = self.top().last_copy
         return last > 0 and last > <int64_t>self.sampler.copier.done
 
-    @property
-    def copier(self):
-        """The observe.tensor_copier.TensorCopier that copies its large tensors."""
-        return self.sampler.copier
+    def when_copied(self, call):
+        """Has `call` called, on the copier's thread, when they are."""
+        self.sampler.copier.behind(call)
 
     def drop_tensors(self):
         """Nobody will read them."""
@@ -484,15 +482,9 @@ cdef class Trace:
 
     def activities(self) -> list:
         """The trace file's objects for the tensors, each as parts of its text."""
-        name, version, _ = self.identity
-        made = []
-        for activity, response, one in self.tensors.rows if self.tensors is not None else ():
-            head = dump_json(
-                {"model_name": name, "model_version": version, "id": self.id, "activity": activity,
-                 **({"response": response} if response else {})}
-            )
-            made.append((head[:-1] + b',"tensor":', *tensor_text(one), b"}"))
-        return made
+        if self.tensors is None:
+            return []
+        return self.tensors.objects({"model_name": self.model_name, "model_version": int(self.model_version), "id": self.id})
 
     def text(self) -> bytes:
         """The part's own object, as JSON."""

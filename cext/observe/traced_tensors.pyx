@@ -9,6 +9,9 @@ from libc.stdint cimport int64_t
 from neptrio.observe.tensor_copy cimport TensorCopy
 from neptrio.request.infer_request cimport Tensor
 
+from neptrio.codec.http_json import dump_json
+from neptrio.observe.trace_record import tensor_text
+
 cdef enum:
     ON_LOOP = 65536          # bytes that the trio thread copies at a time: 0.01 ms
 
@@ -46,6 +49,14 @@ cdef class TracedTensors:
             if activity == "TENSOR_QUEUE_INPUT":
                 found[(<TensorCopy>one).name] = one
         return found
+
+    def objects(self, identity):
+        """The trace file's objects, each as parts of its text; `identity` is what all of them begin with."""
+        made = []
+        for activity, response, one in self.rows:
+            head = dump_json({**identity, "activity": activity, **({"response": response} if response else {})})
+            made.append((head[:-1] + b',"tensor":', *tensor_text(one), b"}"))
+        return made
 
     @property
     def size(self) -> int:

@@ -32,7 +32,7 @@ class TracedInputs(WorkItem):
         """The batch waits, and those that are begun behind it."""
         self._instance.line = deque()
         trace = next(r.trace for r in self._batch.requests if r.trace is not None)
-        trace.copier.behind(self.copied)
+        trace.when_copied(self.copied)
 
     def copied(self) -> None:
         """Everything is copied: sends the item back."""

@@ -1,5 +1,7 @@
 # The types of cext/observe/traced_tensors.pyx, which says what everything does.
 
+from typing import Any
+
 from neptrio.observe.tensor_copy import TensorCopy
 
 class TracedTensors:
@@ -7,4 +9,5 @@ class TracedTensors:
     def rows(self) -> list[tuple[str, int, TensorCopy]]: ...
     @property
     def size(self) -> int: ...
+    def objects(self, identity: dict[str, Any]) -> list[tuple[bytes, ...]]: ...
     def drop(self) -> None: ...
