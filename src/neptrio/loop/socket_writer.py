@@ -35,7 +35,7 @@ class SocketWriter(SocketWriterCore):
 
     def __init__(self, sock: socket.socket, nursery: trio.Nursery, poller: Poller | None = None) -> None:
         super().__init__(sock, waiting_descriptor())
-        self.on_drained: Callable[[], None] = lambda: None
+        self.on_drained: Callable[[], None] = _nothing
         self._nursery = nursery
         self._poller = poller
         self._number = sock.fileno()
@@ -117,12 +117,20 @@ class SocketWriter(SocketWriterCore):
             self._poller.outputs.drop(self._number, self)
         self._tell_empty()
 
+    def let_go(self) -> None:
+        """The connection has ended: forgets it, which would otherwise live until the collector finds both."""
+        self.on_drained = _nothing
+
     async def drained(self) -> None:
         """Returns when the kernel has taken everything, or the writer is broken."""
         if self.queue and not self.broken:
             if self._emptied is None:
                 self._emptied = trio.Event()
             await self._emptied.wait()
+
+
+def _nothing() -> None:
+    """Nobody hears of it."""
 
 
 class Writer(Protocol):

@@ -66,17 +66,24 @@ class Selecting:
                     except Exception as error:
                         response.outputs = None
                         response.error = Internal(f"internal error: {type(error).__name__}: {error}")
+                if not self._queue:  # the stream has ended in the moment in which the answer was ready
+                    return
                 self._queue.popleft()
                 self._hold(-size)
                 self._respond(request, response, final, slow)
                 self._connection.flush_soon()
 
     def end(self) -> None:
-        """The stream has ended: drops what waits."""
+        """The stream has ended: drops what waits, and the stream, which would otherwise live until the collector finds both."""
         if self._scope is not None:
             self._scope.cancel()
         while self._queue:
             self._hold(-self._queue.popleft()[1])
+        self._respond = self._hold = _nothing
+
+
+def _nothing(*_: object) -> None:
+    """Nobody hears of it any more."""
 
 
 def _slow(request: InferRequest, response: InferResponse) -> bool:

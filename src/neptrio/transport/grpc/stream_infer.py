@@ -295,6 +295,7 @@ class StreamInfer(Call):
         if self.input_ended:
             self.stop_clock()
             self._end_sequences()
+            self._selecting.end()
             self.finish(OK_TRAILERS)
         elif self._draining and not self.mid_message:
             self.refuse(Status.UNAVAILABLE.value, SHUTTING_DOWN)

@@ -333,6 +333,7 @@ class Http1Connection(Http1Input):
                 self.direct = None
                 await close(self, linger=self._refused or self.draining)
                 self._parser = None
+            self.writer.let_go()
 
     def pause(self) -> None:
         """A worker does something for this connection: until resume() no request is looked at."""
