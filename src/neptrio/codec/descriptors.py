@@ -44,4 +44,19 @@ def message_class(name: str) -> Any:
 
 @cache
 def _message_class(name: str) -> Any:
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
+    return _class_of(pool().FindMessageTypeByName(name))
+
+
+# Each class with those of its fields. protobuf holds none of them: it would make a class again for each message that
+# is read, and leave it, as every class refers to itself, to the collector.
+_classes: dict[str, Any] = {}
+
+
+def _class_of(descriptor: Any) -> Any:
+    made = _classes.get(descriptor.full_name)
+    if made is None:
+        made = _classes[descriptor.full_name] = message_factory.GetMessageClass(descriptor)
+        for field in descriptor.fields:
+            if field.message_type is not None:
+                _class_of(field.message_type)
+    return made

@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from functools import cache
 
 import trio
 
@@ -59,6 +60,12 @@ class _MallInfo(ctypes.Structure):
     ]
 
 
+@cache
+def _library() -> ctypes.CDLL:
+    """The C library. Each such object refers to itself, so there is one. Raises OSError."""
+    return ctypes.CDLL(None)
+
+
 def anonymous_resident_bytes() -> int:
     """The process's resident memory in bytes without mapped files; 0 where the system does not tell."""
     try:
@@ -81,7 +88,7 @@ def set_up() -> None:
     """
     global _keeps
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        mallopt = _library().mallopt
     except (AttributeError, OSError):
         return
     if "MALLOC_ARENA_MAX" not in os.environ:
@@ -93,7 +100,7 @@ def set_up() -> None:
 def give_back(keep: int = 0) -> None:
     """Returns the allocator's free pages to the system where it can do that (glibc), all but `keep` bytes at the heap's
     end, in steps. Without the GIL; milliseconds in all."""
-    library = ctypes.CDLL(None)
+    library = _library()
     try:
         trim = library.malloc_trim
     except AttributeError:

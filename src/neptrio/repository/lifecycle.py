@@ -183,22 +183,23 @@ def above(users: Users, name: str) -> tuple[str, ...]:
 def orphans(models: Mapping[str, Standing], users: Users, name: str) -> tuple[str, ...]:
     """The models to unload together with the ensemble `name` when unload_dependents is set: those not asked for
     by name that no other wanted model needs, recursively, ensembles before the models of their steps."""
-    gone = {name}
     found: list[str] = []
-
-    def visit(parent: str) -> None:
-        for child in models[parent].children if parent in models else ():
-            standing = models.get(child)
-            if standing is None or standing.explicit or child in gone:
-                continue
-            if any(models[user].wanted and user not in gone for user in users.get(child, set())):
-                continue
-            gone.add(child)
-            found.append(child)
-            visit(child)
-
-    visit(name)
+    _find_orphans(models, users, name, {name}, found)
     return tuple(found)
+
+
+def _find_orphans(
+    models: Mapping[str, Standing], users: Users, parent: str, gone: set[str], found: list[str]
+) -> None:
+    for child in models[parent].children if parent in models else ():
+        standing = models.get(child)
+        if standing is None or standing.explicit or child in gone:
+            continue
+        if any(models[user].wanted and user not in gone for user in users.get(child, set())):
+            continue
+        gone.add(child)
+        found.append(child)
+        _find_orphans(models, users, child, gone, found)
 
 
 def would_wait_for_itself(waits: Mapping[str, Iterable[str]], waiter: str, target: str) -> bool:

@@ -110,8 +110,12 @@ class RepositoryManager(Catalog):
         if parsed.return_at_once:
             return
         await operation.done.wait()
-        if operation.error is not None:
-            raise operation.error
+        error = operation.error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del operation, error  # the error refers to this call's frame, which would refer to the error
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Takes a model out of service and returns; accepted requests are still answered (state UNLOADING).

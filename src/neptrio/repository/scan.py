@@ -91,25 +91,27 @@ def _inside(path: str, allowed: tuple[str, ...] | None) -> bool:
     return any(real == root or real.startswith(root.rstrip("/") + "/") for root in allowed)
 
 
+# what calls itself is no function inside another one: that would refer to itself, and live until the collector finds it
 def leading_out(model_dir: Path, allowed: tuple[str, ...] | None) -> list[Path]:
     """The symbolic links in a model's folder, or the folder itself, that lead out of the folders `allowed`."""
+    if allowed is None:
+        return []
+    if not _inside(str(model_dir), allowed):
+        return [model_dir]
     found: list[Path] = []
-
-    def walk(folder: str, depth: int) -> None:
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda e: e.name):
-                if entry.is_symlink() and not _inside(entry.path, allowed):
-                    if _interpreter(folder, entry.name):
-                        continue
-                    found.append(Path(entry.path))
-                elif entry.is_dir() and depth < DEEPEST:
-                    walk(entry.path, depth + 1)
-
-    if allowed is not None:
-        if not _inside(str(model_dir), allowed):
-            return [model_dir]
-        walk(str(model_dir), 0)
+    _find_leading_out(str(model_dir), 0, allowed, found)
     return found
+
+
+def _find_leading_out(folder: str, depth: int, allowed: tuple[str, ...], found: list[Path]) -> None:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            if entry.is_symlink() and not _inside(entry.path, allowed):
+                if _interpreter(folder, entry.name):
+                    continue
+                found.append(Path(entry.path))
+            elif entry.is_dir() and depth < DEEPEST:
+                _find_leading_out(entry.path, depth + 1, allowed, found)
 
 
 def _interpreter(folder: str, name: str) -> bool:
@@ -136,27 +138,29 @@ def fingerprint(model_dir: Path, allowed: tuple[str, ...] | None = None) -> dict
     looked into.
     """
     found: dict[str, tuple[int, int]] = {}
-
-    def walk(folder: str, below: str, depth: int) -> None:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name == "__pycache__":
-                    continue
-                name = f"{below}{entry.name}"
-                try:
-                    info = entry.stat()
-                except OSError:  # a link to nothing, or deleted meanwhile
-                    found[name] = (0, -2)
-                    continue
-                if stat.S_ISDIR(info.st_mode):
-                    found[name + "/"] = (0, -1)
-                    if depth < DEEPEST and (not entry.is_symlink() or _inside(entry.path, allowed)):
-                        walk(entry.path, name + "/", depth + 1)
-                else:
-                    found[name] = (info.st_mtime_ns, info.st_size)
-
-    walk(str(model_dir), "", 0)
+    _take_fingerprints(str(model_dir), "", 0, allowed, found)
     return found
+
+
+def _take_fingerprints(
+    folder: str, below: str, depth: int, allowed: tuple[str, ...] | None, found: dict[str, tuple[int, int]]
+) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == "__pycache__":
+                continue
+            name = f"{below}{entry.name}"
+            try:
+                info = entry.stat()
+            except OSError:  # a link to nothing, or deleted meanwhile
+                found[name] = (0, -2)
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                found[name + "/"] = (0, -1)
+                if depth < DEEPEST and (not entry.is_symlink() or _inside(entry.path, allowed)):
+                    _take_fingerprints(entry.path, name + "/", depth + 1, allowed, found)
+            else:
+                found[name] = (info.st_mtime_ns, info.st_size)
 
 
 def wanted(config: object, available: list[int]) -> list[int]:

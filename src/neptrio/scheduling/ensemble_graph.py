@@ -217,31 +217,30 @@ def _below(
             if tensor in maker:
                 direct[maker[tensor]].add(step.index)
     found: dict[int, frozenset[int]] = {}
-
-    def visit(index: int, path: tuple[int, ...]) -> frozenset[int]:
-        if index in path:
-            cycle = " -> ".join(f"'{steps[i].model_name}'" for i in (*path[path.index(index) :], index))
-            raise _Cycle(index, f"ensemble '{name}' has a cycle: {cycle}")
-        if index not in found:
-            reached = set(direct[index])
-            for after in direct[index]:
-                reached |= visit(after, (*path, index))
-            found[index] = frozenset(reached)
-        return found[index]
-
-    try:
-        for step in steps:
-            visit(step.index, ())
-    except _Cycle as cycle:
-        report((*STEP, cycle.index), str(cycle))
-        return None
+    for step in steps:
+        around = _find_below(step.index, (), direct, found)
+        if around:
+            cycle = " -> ".join(f"'{steps[i].model_name}'" for i in around)
+            report((*STEP, around[-1]), f"ensemble '{name}' has a cycle: {cycle}")
+            return None
     return found
 
 
-class _Cycle(Exception):
-    def __init__(self, index: int, message: str) -> None:
-        super().__init__(message)
-        self.index = index
+def _find_below(
+    index: int, path: tuple[int, ...], direct: dict[int, set[int]], found: dict[int, frozenset[int]]
+) -> tuple[int, ...]:
+    """Adds a step and those that depend on it to `found`. Returns the steps of a cycle if there is one, else ()."""
+    if index in path:
+        return (*path[path.index(index) :], index)
+    if index not in found:
+        reached = set(direct[index])
+        for after in direct[index]:
+            around = _find_below(after, (*path, index), direct, found)
+            if around:
+                return around
+            reached |= found[after]
+        found[index] = frozenset(reached)
+    return ()
 
 
 def _single_source(name: str, steps: list[Step], below: dict[int, frozenset[int]], report: Report) -> None:

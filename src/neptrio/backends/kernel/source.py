@@ -133,27 +133,26 @@ def find(version_dir: Path, filename: str = "") -> Path:
 def read(path: Path) -> Source:
     """Reads a .cu file and the headers it includes from its own folder."""
     folder = path.parent.resolve()
-    files: list[File] = []
-    seen: set[Path] = set()
+    files: dict[Path, File] = {}
+    _take(folder / path.name, folder, files)
+    return Source(path, tuple(files.values()))
 
-    def take(where: Path) -> None:
-        if where in seen:
-            return
-        seen.add(where)
-        try:
-            text = where.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"failed to read '{where.name}': {error}") from None
-        files.append(File(where.relative_to(folder).as_posix(), text))
-        for match in _INCLUDE.finditer(blank_comments(text, strings=False)):
-            for base in (where.parent, folder):
-                header = (base / match.group(1)).resolve()
-                if header.is_file() and header.is_relative_to(folder):
-                    take(header)
-                    break
 
-    take(folder / path.name)
-    return Source(path, tuple(files))
+def _take(where: Path, folder: Path, files: dict[Path, File]) -> None:
+    """Adds a file, and those of the folder that it includes, to `files`."""
+    if where in files:
+        return
+    try:
+        text = where.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"failed to read '{where.name}': {error}") from None
+    files[where] = File(where.relative_to(folder).as_posix(), text)
+    for match in _INCLUDE.finditer(blank_comments(text, strings=False)):
+        for base in (where.parent, folder):
+            header = (base / match.group(1)).resolve()
+            if header.is_file() and header.is_relative_to(folder):
+                _take(header, folder, files)
+                break
 
 
 _KEYWORDS = {
