@@ -3,51 +3,102 @@
 from __future__ import annotations
 
 import gc
-import http.client
 import queue
-import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
-from neptrio.transport.grpc.stream_infer import StreamInfer
-from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http2.h2_session import let_go
+from tests.support.certificates import Certificates
 from tests.support.embedded import EmbeddedServer
+from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.waiting import until
 
+INFER = "/v2/models/identity/infer"
 BODY = b'{"inputs":[{"name":"INPUT0","shape":[1],"datatype":"FP32","data":[1]}]}'
+LARGE = b'{"inputs":[{"name":"INPUT0","shape":[100000],"datatype":"FP32","data":[%s1]}]}' % (b"1," * 99_999)
+KINDS = {
+    *("Http1Connection", "Exchange", "HttpInfer", "InferRequest"),
+    *("GrpcConnection", "UnaryInfer", "StreamInfer", "HandlerCall"),
+    *("HypercornConnection", "Protocols", "Http11", "Http2", "H2Connection"),
+    *("SocketWriter", "SecureSocketWriter", "SSLStream", "SSLObject"),
+}
+
+Close = Callable[[], None]
+Connect = Callable[[EmbeddedServer, Certificates], Close]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    write_model(tmp_path, "identity", identity_config("TYPE_FP32", "-1", 0, 1))
-    with EmbeddedServer(tmp_path) as made:
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[EmbeddedServer]:
+    write_model(folder / "models", "identity", identity_config("TYPE_FP32", "-1", 0, 1))
+    with EmbeddedServer(folder / "models", **settings) as server:
         gc.collect()
         gc.disable()
         try:
-            yield made
+            yield server
         finally:
             gc.enable()
 
 
-def connect_http(server: EmbeddedServer) -> Callable[[], None]:
-    client = http.client.HTTPConnection(server.http)
-    for request in (("GET", "/v2"), ("POST", "/v2/models/identity/infer", BODY)):
-        client.request(*request)
-        client.getresponse().read()
+def ask_all(client: Http1 | Http2) -> None:
+    assert client.request("GET", "/v2").status == 200
+    for body in (BODY, LARGE):
+        assert client.request("POST", INFER, body).status == 200
+    assert client.request("POST", "/v2/models/unknown/infer", BODY).status == 404
+    assert client.request("POST", INFER, b"{").status == 400
+
+
+def connect_http1(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http)
+    ask_all(client)
     return client.close
 
 
-def connect_stream(server: EmbeddedServer) -> Callable[[], None]:
-    client = grpcclient.InferenceServerClient(server.grpc)
+def connect_https(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http, certificates.client())
+    ask_all(client)
+    return client.close
+
+
+def connect_http2(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http2(server.http)
+    ask_all(client)
+
+    def close() -> None:
+        client.close()
+        let_go(client.connection)  # the client's own
+
+    return close
+
+
+def leave_in_the_middle(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http)
+    client.send(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{" % INFER.encode())
+    return client.close
+
+
+def leave_the_handshake(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http)
+    client.send(b"\x16\x03")
+    return client.close
+
+
+def connect_grpc(server: EmbeddedServer, certificates: Certificates, **options: Any) -> Close:
+    client = grpcclient.InferenceServerClient("localhost:" + server.grpc.split(":")[1], **options)
+    tensor = grpcclient.InferInput("INPUT0", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
+    client.infer("identity", [tensor])
+    client.get_model_repository_index()
+    with pytest.raises(InferenceServerException, match="unknown"):
+        client.infer("unknown", [tensor])
     got: queue.Queue[Any] = queue.Queue()
-    tensor = grpcclient.InferInput("INPUT0", [1], "FP32")
-    tensor.set_data_from_numpy(np.ones(1, np.float32))
     client.start_stream(lambda result, error: got.put(error))
     client.async_stream_infer("identity", [tensor])
     assert got.get(timeout=60) is None
@@ -59,14 +110,50 @@ def connect_stream(server: EmbeddedServer) -> Callable[[], None]:
     return close
 
 
-@pytest.mark.parametrize(
-    ("kind", "connect"), [(Http1Connection, connect_http), (StreamInfer, connect_stream)]
-)
-def test_what_has_ended_is_freed(
-    server: EmbeddedServer, kind: type, connect: Callable[[EmbeddedServer], Callable[[], None]]
-) -> None:
-    close = connect(server)
-    found = [weakref.ref(one) for one in gc.get_objects() if type(one) is kind]
-    assert len(found) == 1
+def connect_grpcs(server: EmbeddedServer, certificates: Certificates) -> Close:
+    return connect_grpc(server, certificates, ssl=True, root_certificates=str(certificates.roots))
+
+
+def alive() -> Counter[str]:
+    """How many objects of connections and their requests there are, by type."""
+    names = (type(one).__qualname__ for one in gc.get_objects())
+    return Counter(name for name in names if name in KINDS)
+
+
+def check_freed(server: EmbeddedServer, certificates: Certificates, connect: Connect) -> None:
+    before = alive()
+    close = connect(server, certificates)
+    until(lambda: alive() - before, "a connection is seen while it lasts")
     close()
-    until(lambda: found[0]() is None, "it is freed")
+    del close
+    until(lambda: not alive() - before, lambda: alive() - before, 20)
+
+
+@pytest.mark.parametrize("connect", [connect_http1, connect_http2, leave_in_the_middle])
+@pytest.mark.parametrize("lean", [True, False])
+def test_rest(tmp_path: Path, connect: Connect, lean: bool) -> None:
+    with serving(tmp_path, http_lean=lean) as server:
+        check_freed(server, Certificates(tmp_path), connect)
+
+
+@pytest.mark.parametrize("session", ["h2", "nghttp2"])
+def test_grpc(tmp_path: Path, session: str) -> None:
+    if session == "nghttp2":
+        pytest.importorskip("neptrio.transport.http2.nghttp2_session")
+    with serving(tmp_path, session=session) as server:
+        check_freed(server, Certificates(tmp_path), connect_grpc)
+
+
+@pytest.mark.parametrize("connect", [connect_https, connect_grpcs, leave_the_handshake])
+def test_tls(tmp_path: Path, connect: Connect) -> None:
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.issue("server")
+    files = {
+        "http_tls_cert": certificate,
+        "http_tls_key": key,
+        "grpc_use_ssl": True,
+        "grpc_server_cert": certificate,
+        "grpc_server_key": key,
+    }
+    with serving(tmp_path, **files) as server:
+        check_freed(server, certificates, connect)

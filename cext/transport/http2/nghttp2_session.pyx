@@ -205,6 +205,7 @@ cdef class Session:
         nghttp2_session_del(self.session)
         self.session = NULL
         self.streams.clear()
+        self.open_stream = None  # it refers to the connection, which would live until the collector finds both
 
     cdef int check_outside(self) except -1:
         if self.inside:

@@ -35,7 +35,7 @@ class SocketWriter(SocketWriterCore):
 
     def __init__(self, sock: socket.socket, nursery: trio.Nursery, poller: Poller | None = None) -> None:
         super().__init__(sock, waiting_descriptor())
-        self.on_drained: Callable[[], None] = _nothing
+        self.on_drained: Callable[[], None] = nothing
         self._nursery = nursery
         self._poller = poller
         self._number = sock.fileno()
@@ -119,7 +119,7 @@ class SocketWriter(SocketWriterCore):
 
     def let_go(self) -> None:
         """The connection has ended: forgets it, which would otherwise live until the collector finds both."""
-        self.on_drained = _nothing
+        self.on_drained = nothing
 
     async def drained(self) -> None:
         """Returns when the kernel has taken everything, or the writer is broken."""
@@ -129,7 +129,7 @@ class SocketWriter(SocketWriterCore):
             await self._emptied.wait()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nobody hears of it."""
 
 
@@ -150,6 +150,8 @@ class Writer(Protocol):
     def send(self, buffers: list[Any], /) -> None: ...
 
     def fail(self) -> None: ...
+
+    def let_go(self) -> None: ...
 
     async def drained(self) -> None: ...
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from neptrio.loop.socket_writer import CONGESTED_BYTES
+from neptrio.loop.socket_writer import CONGESTED_BYTES, nothing
 from neptrio.settings import Settings
 
 log = logging.getLogger("neptrio.tls")
@@ -135,13 +135,25 @@ def metrics_tls(settings: Settings) -> ServerTls | None:
     )
 
 
+def let_go(stream: Any) -> None:
+    """The connection of this trio.SSLStream has ended: ends that the stream refers to itself, by its handshake, which would
+    keep OpenSSL's state (tens of KB) until the collector finds both. Does nothing where trio has no such reference."""
+    handshake = vars(stream).get("_handshook")
+    if hasattr(handshake, "_afn"):
+        handshake._afn = _no_handshake
+
+
+async def _no_handshake() -> None:
+    """In place of a handshake that was made, or never will be."""
+
+
 class SecureSocketWriter:
     """The sending half of a TLS connection; see loop.socket_writer.SocketWriter for the rules."""
 
     def __init__(self, stream: trio.SSLStream[trio.SocketStream], nursery: trio.Nursery) -> None:
         self.pending = 0
         self.broken = False
-        self.on_drained: Callable[[], None] = lambda: None
+        self.on_drained: Callable[[], None] = nothing
         self._stream = stream
         self._nursery = nursery
         self._queue: deque[Any] = deque()
@@ -193,6 +205,10 @@ class SecureSocketWriter:
         self._queue.clear()
         self.pending = 0
         self._tell_empty()
+
+    def let_go(self) -> None:
+        """The connection has ended: forgets it."""
+        self.on_drained = nothing
 
     async def drained(self) -> None:
         """Returns when everything was handed to the transport, or the writer is broken."""

@@ -21,7 +21,7 @@ from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service.certificates import Certificate, of_peer
 from neptrio.service.connections import TURNED_AWAY_SECONDS
-from neptrio.transport import admin_only
+from neptrio.transport import admin_only, tls
 from neptrio.transport.grpc.audit_call import audit_call
 from neptrio.transport.grpc.calls import Call, no_grpc_call, restricted, too_many_connections, unknown_method
 from neptrio.transport.grpc.fast_path import GrpcFastPath
@@ -275,11 +275,15 @@ class GrpcConnection(GrpcFastPath):
         finally:
             for timer in self._pending_timers.values():
                 timer.cancel()
+            self._pending_timers.clear()
             self.session.connection_lost()
             self.parked.clear()
             self.loop_pass.end()
             with trio.CancelScope(shield=True):
                 await self._close()
+            self.writer.let_go()
+            if self._stream is not None:
+                tls.let_go(self._stream)
 
     async def _handshake(self) -> bool:
         """Makes the TLS handshake, if the port has TLS, and reads the preface.

@@ -305,7 +305,7 @@ class Http1Connection(Http1Input):
 
     async def run(self) -> None:
         """Serves the connection until either side ends it. Raises HandOver for HTTP/2."""
-        hand_over: HandOver | None = None
+        handed_over = False
         try:
             with self._scope:
                 self.pass_on(await self._first_bytes())
@@ -323,16 +323,16 @@ class Http1Connection(Http1Input):
                         continue
                     await self._poller.read(self.sock, self.take)
                 await last_answers(self)
-        except HandOver as signal:
-            hand_over = signal
+        except HandOver:
+            handed_over = True
             raise
         except (OSError, trio.ClosedResourceError):
             pass
         finally:
-            if hand_over is None:
+            if not handed_over:
                 self.direct = None
                 await close(self, linger=self._refused or self.draining)
-                self._parser = None
+            self._parser = None
             self.writer.let_go()
 
     def pause(self) -> None:

@@ -115,6 +115,12 @@ class HeaderBlock:
         return FINE if self.get(b"te") == b"trailers" else TE
 
 
+def let_go(connection: H2Connection) -> None:
+    """Nothing more is received: drops what the connection is referred to by from inside, which would keep it until the
+    collector finds it. Does nothing where h2 has no such table."""
+    vars(connection).get("_frame_dispatch_table", {}).clear()
+
+
 class Session:
     """One HTTP/2 connection's state; the rules are those of cext/transport/http2/nghttp2_session.pyx."""
 
@@ -125,7 +131,7 @@ class Session:
         *,
         max_concurrent_streams: int = MAX_CONCURRENT_STREAMS,
     ) -> None:
-        self.open_stream = open_stream
+        self.open_stream: OpenStream | None = open_stream
         self.account = Account()
         self.nuisance = nuisance or Nuisance()
         self.streams: dict[int, Any] = {}
@@ -235,6 +241,7 @@ class Session:
             self._rst(stream_id, ErrorCodes.PROTOCOL_ERROR)
             return
         block = HeaderBlock(headers)
+        assert self.open_stream is not None
         try:
             self.streams[stream_id] = self.open_stream(self, stream_id, block.get(b":path") or b"", block)
         except Exception:
@@ -337,6 +344,10 @@ class Session:
         for stream in list(self.streams.values()):
             self._reset_stream(stream, CANCEL)
         self.streams.clear()
+        let_go(self._conn)
+        self.open_stream = (
+            None  # it refers to the connection, which would live until the collector finds both
+        )
 
     # ------------------------------------------------------------ output
 

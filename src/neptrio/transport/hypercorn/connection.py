@@ -42,6 +42,7 @@ from neptrio.service.connections import TURNED_AWAY_SECONDS
 from neptrio.transport.header_policy import CERTIFICATE
 from neptrio.transport.hypercorn.app_tasks import AppTasks
 from neptrio.transport.hypercorn.protocols import Protocols
+from neptrio.transport.tls import let_go
 
 log = logging.getLogger("neptrio.rest")
 
@@ -128,16 +129,27 @@ class HypercornConnection(TCPServer):
 
     async def run(self) -> None:
         """Serves until either side ends the connection. Raises what the protocols raise."""
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_writes)
-                nursery.start_soon(self._drain)
-                if self._turned_away:
-                    nursery.start_soon(self._turn_away)
-                try:
-                    await self._serve()
-                finally:
-                    nursery.cancel_scope.cancel()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._end_writes)
+                    nursery.start_soon(self._drain)
+                    if self._turned_away:
+                        nursery.start_soon(self._turn_away)
+                    try:
+                        await self._serve()
+                    finally:
+                        nursery.cancel_scope.cancel()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drops what refers back to the connection, which would otherwise live until the collector finds it."""
+        if self._open.is_set():
+            self.protocol.let_go()
+        self.app = self.protocol = self._task_group = None  # type: ignore[assignment]
+        if self._tls:
+            let_go(self.stream)
 
     def press(self, idle_s: float) -> None:
         """Called while new connections are being refused: ends this one if it was idle for `idle_s` seconds."""

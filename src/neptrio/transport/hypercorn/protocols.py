@@ -10,6 +10,7 @@ from hypercorn.events import Event, RawData
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
 
+from neptrio.transport.http2.h2_session import let_go
 from neptrio.transport.hypercorn.http2 import Http2
 from neptrio.transport.hypercorn.http11 import Http11
 
@@ -50,6 +51,11 @@ class Protocols(ProtocolWrapper):
         await self.protocol.initiate()
         if data:
             await self.protocol.handle(RawData(data=data))
+
+    def let_go(self) -> None:
+        """The connection has ended: drops what refers back to it, which would otherwise live until the collector finds it."""
+        if isinstance(self.protocol, Http2):
+            let_go(self.protocol.connection)
 
     def partial_input(self) -> int | None:
         """A number that identifies the head or frame that is incomplete now; None if there is none."""

@@ -134,8 +134,9 @@ class HttpInfer:
         self._services = services
         self.forwarded: Forwarded | None = None  # headers that become parameters of the request
         self.times: CallTimes | None = None  # of the call of the app that this is, if it is one
-        self.whose: object = self  # the connection; what one has of the workers' threads is its share
         self.request = InferRequest()
+        # the connection, where it is known; what one has of the workers' threads is its share
+        self.whose: object = self.request
         self.request.model_name = route.model
         self.request.model_version = route.version
         services.admission.find(self.request, one_response)
