@@ -11,7 +11,6 @@ signal ends the process at once.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -213,7 +212,12 @@ class Server:
             await core.start(self._completions)
             await core.start(self.repository.run)
             core.start_soon(allocator.give_back_at_rest, self.services.large_work)
-            core.start_soon(collector.collect_at_rest, lambda: self.loop.lag.count)
+            core.start_soon(
+                collector.collect,
+                lambda: self.loop.lag.count,
+                lambda: len(self.repository.serving()),
+                lambda: any(model.backend.runs_code_here for model in self.repository.serving()),
+            )
             if self.tokens is not None:
                 core.start_soon(self._watch_tokens, self.tokens)
             try:
@@ -440,8 +444,7 @@ def run(settings: Settings) -> int:
         async def settle() -> None:
             assert server is not None
             await server.settled()
-            gc.collect()  # so that leftovers of the first requests are not kept for ever
-            gc.freeze()
+            collector.settled()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_signals, server)

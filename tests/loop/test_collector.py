@@ -1,19 +1,32 @@
-"""When the garbage collector looks at what: full collections come at rest, or after a model's own code has left cycles."""
+"""When the garbage collector looks at what: at little at a time, and at everything only where there is a reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from neptrio.loop.collector import CALM_LOOKS, DUE, FEW_PASSES, Rest
+from neptrio.loop.collector import (
+    CALM_LOOKS,
+    DUE_NS,
+    FEW_PASSES,
+    MODEL_BLOCKS,
+    MOST_NS,
+    Growth,
+    Step,
+    Survivors,
+)
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
-# writes the generation of each collection in the server's process
+MODELS = 300
+SMALL = 100  # objects that collections of a small model look at, about
+
+# writes the generation of each collection in the server's process, and how many objects a full one looks at
 WATCHING = """
 import gc
 import os
@@ -22,8 +35,9 @@ class TritonPythonModel:
     def initialize(self, args):
         file = os.open(os.path.join(args["model_repository"], "collections"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         def told(phase, info):
-            if phase == "stop":
-                os.write(file, f"{info['generation']}".encode())
+            if phase == "start":
+                objects = len(gc.get_objects()) if info["generation"] == 2 else 0
+                os.write(file, f"{info['generation']} {objects}\\n".encode())
         gc.callbacks.append(told)
 
     def execute(self, requests):
@@ -31,8 +45,8 @@ class TritonPythonModel:
 """
 HERE = 'parameters { key: "isolation" value { string_value: "none" } } '
 PYTHON = (
-    'backend: "python" input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ] '
-    'output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ] ' + HERE
+    'backend: "python" input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ] '
+    'output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ] ' + HERE
 )
 
 # its module refers to itself, and tells when it is freed
@@ -53,6 +67,40 @@ class TritonPythonModel:
         return [None for _ in requests]
 """
 
+# 1 makes many objects that refer to themselves, 2 drops them. The answer is how many objects are hidden from the collector
+HOLDS = """
+import gc
+import pathlib
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class Last:
+    def __init__(self, freed):
+        self.itself, self.freed = self, freed
+
+    def __del__(self):
+        self.freed.touch()
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.freed = pathlib.Path(args["model_repository"], "freed")
+        self.held = []
+
+    def execute(self, requests):
+        for request in requests:
+            asked = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[0]
+            if asked == 1:
+                for _ in range(80_000):
+                    one = []
+                    one.append(one)
+                    self.held.append(one)
+                self.held.append(Last(self.freed))
+            elif asked == 2:
+                self.held.clear()
+        answer = np.array([gc.get_freeze_count()], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)]) for _ in requests]
+"""
+
 
 class Watched:
     """A server of which it is known what it collects."""
@@ -62,9 +110,14 @@ class Watched:
         self._file = folder / "collections"
         self.client = client
 
-    def collections(self) -> str:
-        """The generations of all collections so far."""
-        return self._file.read_text() if self._file.exists() else ""
+    def collections(self) -> list[tuple[int, int]]:
+        """(generation, objects looked at, 0 if it was not a full one) of each collection so far."""
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        return [(int(generation), int(objects)) for generation, objects in (line.split() for line in lines)]
+
+    def full(self, since: int = 0) -> list[int]:
+        """How many objects each full collection looked at, of those after the first `since` collections."""
+        return [objects for generation, objects in self.collections()[since:] if generation == 2]
 
     def cycle(self, name: str) -> None:
         """Loads and unloads a model."""
@@ -75,31 +128,44 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     repository = tmp_path_factory.mktemp("collector")
-    write_model(repository, "plain", identity_config())
+    for i in range(MODELS):
+        write_model(repository, f"plain{i}", identity_config())
     write_model(
         repository, "here", PYTHON, {"1/model.py": WATCHING.replace("gc.callbacks.append(told)", "pass")}
     )
+    write_model(repository, "holds", PYTHON, {"1/model.py": HOLDS})
     folder = write_model(repository, "watching", PYTHON, {"1/model.py": WATCHING})
     write_model(repository, "left", PYTHON, {"1/model.py": LEFT})
     flags = ("--model-control-mode=explicit", "--load-model=watching", "--load-model=left")
     with ServerProcess(repository, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
         made = Watched(folder, client)
-        until(lambda: "2" in made.collections(), "the start is over, which ends with a full collection")
+        until(lambda: bool(made.full()), "the start is over, which ends with a full collection")
         yield made
 
 
-def test_loads_and_unloads_look_at_young_objects_only(watched: Watched) -> None:
-    before = watched.collections()
+def test_each_load_looks_at_young_objects(watched: Watched) -> None:
+    before = len(watched.collections())
     for _ in range(20):
-        watched.cycle("plain")
-    new = watched.collections().removeprefix(before)
-    assert new.count("1") >= 20 and "2" not in new, new
+        watched.cycle("plain0")
+    assert [generation for generation, _ in watched.collections()[before:]].count(1) >= 20
+
+
+def test_however_many_models_there_are_little_is_looked_at(watched: Watched) -> None:
+    before = len(watched.collections())
+    for i in range(MODELS):
+        watched.client.load_model(f"plain{i}")
+    looks = watched.full(before)
+    assert looks, "what has survived is looked at now and then"
+    assert max(looks) < MODELS * SMALL / 2, looks
+    for i in range(MODELS):
+        watched.client.unload_model(f"plain{i}")
+    assert max(watched.full(before)) < MODELS * SMALL / 2
 
 
 def test_after_the_unload_of_a_models_own_code_everything_is_looked_at(watched: Watched) -> None:
-    before = watched.collections()
+    before = len(watched.collections())
     watched.cycle("here")
-    until(lambda: "2" in watched.collections().removeprefix(before), watched.collections)
+    until(lambda: any(objects > MODELS * SMALL for objects in watched.full(before)), watched.collections)
 
 
 def test_a_model_that_the_start_has_loaded_is_freed_when_it_is_unloaded(watched: Watched) -> None:
@@ -109,22 +175,70 @@ def test_a_model_that_the_start_has_loaded_is_freed_when_it_is_unloaded(watched:
     until(freed.exists, "what the model's module held is freed")
 
 
-def test_everything_is_looked_at_when_the_server_rests(watched: Watched) -> None:
-    before = watched.collections()
-    for _ in range(DUE):
-        watched.cycle("plain")
-    assert "2" not in watched.collections().removeprefix(before)
-    until(lambda: "2" in watched.collections().removeprefix(before), watched.collections)
+def test_what_is_hidden_is_looked_at_when_the_process_has_grown(watched: Watched) -> None:
+    client, freed = watched.client, watched.repository / "holds" / "freed"
+    tensor = httpclient.InferInput("X", [1], "FP32")
+
+    def ask(what: int) -> float:
+        tensor.set_data_from_numpy(np.array([what], np.float32))
+        return float(client.infer("holds", [tensor]).as_numpy("Y")[0])
+
+    client.load_model("holds")
+    hidden = ask(1)
+    until(
+        lambda: ask(0) > hidden + 80_000, "they have become too many to be looked at again"
+    )  # asked without pause
+    ask(2)
+    assert not freed.exists()
+    until(freed.exists, "the server rests, and looks at everything")
+    client.unload_model("holds")
+
+
+def test_what_has_survived_is_looked_at_when_that_takes_long_and_hidden_if_it_did() -> None:
+    survivors = Survivors()
+    survivors.more(DUE_NS - 1)
+    assert survivors.step() is Step.NOTHING
+    survivors.more(1)
+    assert survivors.step() is Step.LOOK
+    assert survivors.looked(DUE_NS // 10) is Step.NOTHING, "it was quick: the next look sees them again"
+    survivors.more(DUE_NS * 9 // 10)
+    assert survivors.step() is Step.LOOK
+    assert survivors.looked(DUE_NS // 2) is Step.FREEZE
+    survivors.frozen()
+    assert survivors.step() is Step.NOTHING
+    survivors.more(MOST_NS + 1)
+    assert survivors.step() is Step.FREEZE, "a look would take too long"
 
 
 def test_a_server_rests_when_its_loop_has_next_to_nothing_to_do() -> None:
-    rest, passes = Rest(), 0
+    growth, passes = Growth(), 0
     for _ in range(3 * CALM_LOOKS):
         passes += FEW_PASSES + 1
-        assert not rest.look(passes, DUE), "somebody asks again and again"
-    looks = []
+        assert not growth.rests(passes), "somebody asks again and again"
+    rests = []
     for _ in range(CALM_LOOKS):
         passes += FEW_PASSES
-        looks.append(rest.look(passes, DUE))
-    assert looks == [False] * (CALM_LOOKS - 1) + [True]
-    assert not rest.look(passes, DUE - 1), "nothing is due"
+        rests.append(growth.rests(passes))
+    assert rests == [False] * (CALM_LOOKS - 1) + [True]
+    assert not growth.rests(passes + FEW_PASSES + 1)
+
+
+def test_what_models_explain_is_no_growth() -> None:
+    growth = Growth()
+    growth.looked(100_000, 10)
+    assert not growth.too_much(125_000, lambda: 10, rests=True)
+    assert growth.too_much(125_001, lambda: 10, rests=True)
+    assert not growth.too_much(200_000, lambda: 10, rests=False), (
+        "it never rests: only when it is twice as large"
+    )
+    assert growth.too_much(200_001, lambda: 10, rests=False)
+    explained = 100_000 + 1_000 * MODEL_BLOCKS
+    assert not growth.too_much(explained * 5 // 4, lambda: 1_010, rests=True)
+    assert growth.too_much(explained * 5 // 4 + 1, lambda: 1_010, rests=True)
+
+
+def test_after_models_have_gone_growth_counts_from_what_is_left() -> None:
+    growth = Growth()
+    growth.looked(400_000, 1_000)
+    assert not growth.too_much(100_000, lambda: 10, rests=True)
+    assert growth.too_much(130_000, lambda: 10, rests=True)

@@ -33,7 +33,7 @@ from neptrio.frontend.forward import Engine, ForwardingApp, ForwardingCall, Hand
 from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMemory
 from neptrio.frontend.turns import Counts, OwnTurn
-from neptrio.loop import allocator, open_files
+from neptrio.loop import allocator, collector, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
@@ -243,6 +243,8 @@ class Front:
             core.start_soon(self._listen_to_engine, core)
             core.start_soon(self._write)
             core.start_soon(allocator.give_back_at_rest, self._services.large_work)
+            collector.set_up()
+            core.start_soon(collector.collect, lambda: self._loop.lag.count)
             self._loop.poller.listen(self._wake.fileno(), self._woken)
             self._look_before_sleeping()
             await self._known.wait()

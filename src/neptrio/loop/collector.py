@@ -1,83 +1,232 @@
-"""When the garbage collector may look at what: never at every model while somebody is served.
+"""When the garbage collector may look at what: at little at a time, and never at every model while somebody is served.
 
-The problem: the collector stops the whole process while it looks at objects, about 15 us for each model that was loaded
-after the start. With 2,000 models the loop stood still for 30 ms after each unload. The choice: the server's own objects
-refer to each other in such a way that reference counts free them, above all those of an unloaded model
-(repository.model.Model.stop). Then a full collection finds only what other people's code has left, and can wait until
-nobody is there.
+The problem: the collector stops the whole process while it looks at objects, 15 to 60 us for each model that was loaded
+after the start. With 2,000 models the loop stood still for 30 ms and more. The choice: the server's own objects refer to
+each other in such a way that reference counts free them, those of an unloaded model (repository.model.Model.stop) and those
+of a closed connection. So what was looked at once and is in use needs no second look: it is frozen, which hides it from
+the collector, before there is too much of it. A look at all that was frozen comes only when the process has grown by more
+than its models explain, which other people's code may have left, and then in a moment in which nobody is served.
+
+    young objects          looked at by CPython after YOUNG new ones, and at the end of each load
+      those that survived  looked at, once more, when a look would take DUE_NS
+        frozen ones        looked at when the process has grown (Growth)
 
 Rules:
  1. Only a process of our own is set up so, never the program that embeds a server.
- 2. What the start has made is frozen: no collection looks at it.
- 3. At the end of a load the young objects are collected, which are its own. What survives is old, and seen by full collections
-    only. Without that the objects of many loads would be young together, and be looked at together.
- 4. A full collection comes when DUE collections of young objects have passed and the server rests. One that never rests
-    has one after SELDOM of them, and only if the old objects have grown by a quarter (CPython's own rule).
- 5. The unload of a model whose Python code ran in this process collects everything at once (observe.memory.give_back).
+ 2. What the start has made is frozen.
+ 3. At the end of a load the young objects are collected, which are its own.
+ 4. How long a look at those that survived would take is estimated by what the looks took that they survived, in time of
+    the processor. At DUE_NS there is one. Above MOST_NS (thousands of connections in a second) they are frozen unseen.
+ 5. They are frozen only if that look has taken long, so with few models everything is looked at again and again, and
+    nothing that is left in a cycle is lost.
+ 6. Frozen objects are looked at (a complete look) if there are such since the last one, and at rest, if the process has grown
+    by a quarter more than its models explain, or models' Python code runs in this process and there is MUCH that
+    was frozen; where the server never rests, if it has become twice as large.
+ 7. The unload of a model whose Python code ran in this process is followed by a complete look at once
+    (observe.memory.give_back).
 """
 
 from __future__ import annotations
 
+import enum
 import gc
+import sys
+import time
 from collections.abc import Callable
 
 import trio
 
-YOUNG = 20_000  # objects that were made and not freed until young ones are looked at: 1 to 3 ms
-MIDDLE = 20  # looks at the youngest until those that survived are looked at, too
-DUE = 100  # looks at all young objects; each is behind a load, or behind a million small requests
-SELDOM = 10_000
+YOUNG = 4_000  # objects that were made and not freed until young ones are looked at: 0.1 to 0.4 ms
+MIDDLE = (
+    0  # every second look at the youngest is one at those that survived the first, too: up to twice as long
+)
+NEVER = 1 << 30  # looks at those until CPython looks at all by itself
 
+DUE_NS = 500_000
+MOST_NS = 1_000_000
+MUCH = 10  # times that objects were frozen
+
+MODEL_BLOCKS = 300  # of memory that a small model takes
 LOOK_SECONDS = 1.0
 CALM_LOOKS = 2
 FEW_PASSES = 20  # of the loop between two looks: timers and probes, no clients that ask again and again
 
-_ours = False
+
+class Step(enum.Enum):
+    """What is to be done with the objects that survived."""
+
+    NOTHING = enum.auto()
+    LOOK = enum.auto()
+    FREEZE = enum.auto()
 
 
-def set_up() -> None:
-    """The server is ready to serve: makes the collector run rarely (rules 1 and 2). Requests make almost no cycles."""
-    global _ours
-    gc.freeze()
-    gc.set_threshold(YOUNG, MIDDLE, SELDOM)
-    gc.enable()  # it was off since cli.main: while modules are imported it finds nothing
-    _ours = True
+class Survivors:
+    """How long a look at the objects that survived would take, in nanoseconds (rules 4 and 5)."""
+
+    def __init__(self) -> None:
+        self._ns = 0
+
+    def more(self, ns: int) -> None:
+        """A look at young objects took so long."""
+        self._ns += ns
+
+    def step(self) -> Step:
+        """What is to be done now. After LOOK looked() is to be called, after FREEZE frozen()."""
+        if self._ns < DUE_NS:
+            return Step.NOTHING
+        return Step.LOOK if self._ns <= MOST_NS else Step.FREEZE
+
+    def looked(self, ns: int) -> Step:
+        """The look took so long. NOTHING: they stay as they are, FREEZE: they are too many for another look."""
+        self._ns = ns
+        return Step.FREEZE if ns >= DUE_NS // 2 else Step.NOTHING
+
+    def frozen(self) -> None:
+        """There are none any more."""
+        self._ns = 0
 
 
-def loaded() -> None:
-    """A load has ended (rule 3). Takes some hundredths of a millisecond."""
-    if _ours:
-        gc.collect(1)
-
-
-def everything() -> None:
-    """A model whose Python code ran in this process is gone (rule 5). What the start has made is looked at, too, from now
-    on: the model may be of it, and the next one."""
-    if _ours:
-        gc.unfreeze()
-    gc.collect()
-
-
-class Rest:
-    """Decides when a full collection may be (rule 4)."""
+class Growth:
+    """Decides when a complete look may be (rule 6)."""
 
     def __init__(self) -> None:
         self._passes = 0
         self._calm = 0
+        self._blocks = 0
+        self._models = 0
 
-    def look(self, passes: int, collections: int) -> bool:
-        """Called every LOOK_SECONDS with how many passes the loop has made, and how many collections of young objects there
-        were since the last full one. True: collect now."""
+    def looked(self, blocks: int, models: int) -> None:
+        """There was a complete look. `blocks`: the pieces of memory that Python objects take now; `models`: how many models
+        there are."""
+        self._blocks = blocks
+        self._models = models
+
+    def rests(self, passes: int) -> bool:
+        """Called every LOOK_SECONDS with how many passes the loop has made: whether it has had next to nothing to do."""
         calm = passes - self._passes <= FEW_PASSES
         self._passes = passes
         self._calm = self._calm + 1 if calm else 0
-        return self._calm >= CALM_LOOKS and collections >= DUE
+        return self._calm >= CALM_LOOKS
+
+    def too_much(self, blocks: int, models: Callable[[], int], rests: bool) -> bool:
+        """Whether there is more than models explain: by a quarter at rest, and otherwise by as much again."""
+        part = 4 if rests else 1
+        if blocks < self._blocks - self._blocks // 8:
+            self.looked(blocks, models())  # models have gone: what comes now is measured by what is left
+        if blocks <= self._blocks + self._blocks // part:
+            return False
+        explained = max(0, self._blocks + (models() - self._models) * MODEL_BLOCKS)
+        return blocks > explained + explained // part
 
 
-async def collect_at_rest(passes: Callable[[], int]) -> None:
-    """Collects by rule 4 until it is cancelled; see Rest.look() for `passes`."""
-    rest = Rest()
+_ours = False
+_survivors = Survivors()
+_freezes = 0  # since the last complete look
+_looks = 0  # complete ones
+_blocks = 0  # of memory after the last of them
+_began = 0
+
+
+def set_up() -> None:
+    """The process is ready to serve: makes the collector look at little (rules 1 and 2). Requests make almost no cycles."""
+    global _ours
+    gc.freeze()
+    gc.set_threshold(YOUNG, MIDDLE, NEVER)
+    gc.callbacks.append(_told)
+    gc.enable()  # it was off since cli.main: while modules are imported it finds nothing
+    _ours = True
+    _looked_at_all()
+
+
+def settled() -> None:
+    """The first requests have been answered: what they have left is not kept for ever, and the rest belongs to the start."""
+    gc.collect()
+    gc.freeze()
+    _looked_at_all()
+
+
+def loaded() -> None:
+    """A load has ended (rule 3). Takes some hundredths of a millisecond, now and then half a millisecond."""
+    if _ours:
+        gc.collect(1)
+        _look()
+
+
+def everything() -> None:
+    """A complete look, for a model whose Python code ran in this process is gone (rule 7). Any thread."""
+    if _ours:
+        _look_at_all()
+    else:
+        gc.collect()
+
+
+def _told(phase: str, info: dict[str, int]) -> None:
+    """Called by the collector before and after each look, in the thread that it runs on; measures those that objects survive."""
+    global _began
+    if info["generation"] == 1:
+        if phase == "start":
+            _began = time.thread_time_ns()
+        else:
+            _survivors.more(time.thread_time_ns() - _began)
+
+
+def _look() -> None:
+    """Looks at what survived, if that is due (rules 4 and 5)."""
+    step = _survivors.step()
+    if step is Step.LOOK:
+        began = time.thread_time_ns()
+        gc.collect()
+        step = _survivors.looked(time.thread_time_ns() - began)
+    elif step is Step.FREEZE:
+        gc.collect(1)  # the youngest were not looked at yet
+    if step is Step.FREEZE:
+        _freeze()
+
+
+def _freeze() -> None:
+    global _freezes
+    gc.freeze()
+    _freezes += 1
+    _survivors.frozen()
+
+
+def _look_at_all() -> None:
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    _looked_at_all()
+
+
+def _looked_at_all() -> None:
+    global _freezes, _looks, _blocks
+    _survivors.frozen()
+    _freezes = 0
+    _looks += 1
+    _blocks = sys.getallocatedblocks()
+
+
+async def collect(
+    passes: Callable[[], int],
+    models: Callable[[], int] = lambda: 0,
+    code_here: Callable[[], bool] = lambda: False,
+) -> None:
+    """Looks at objects when it is due until it is cancelled, if the process is set up so.
+
+    `passes`: how many passes the loop has made; `models`: how many models there are; `code_here`: whether the Python code of
+    one runs in this process.
+    """
+    growth = Growth()
+    looks = 0
     while True:
         await trio.sleep(LOOK_SECONDS)
-        if rest.look(passes(), gc.get_count()[2]) and _ours:
-            gc.collect()
+        rests = growth.rests(passes())
+        if not _ours:
+            continue
+        _look()
+        if looks == _looks and _freezes:
+            much = rests and _freezes >= MUCH and code_here()
+            if much or growth.too_much(sys.getallocatedblocks(), models, rests):
+                _look_at_all()
+        if looks != _looks:
+            looks = _looks
+            growth.looked(_blocks, models())
