@@ -36,10 +36,8 @@ from collections.abc import Callable
 
 import trio
 
-YOUNG = 4_000  # objects that were made and not freed until young ones are looked at: 0.1 to 0.4 ms
-MIDDLE = (
-    0  # every second look at the youngest is one at those that survived the first, too: up to twice as long
-)
+YOUNG = 2_000  # objects that were made and not freed until young ones are looked at: 0.1 to 0.3 ms
+MIDDLE = 0  # every second look at the youngest is one at those that survived the first, too
 NEVER = 1 << 30  # looks at those until CPython looks at all by itself
 
 DUE_NS = 500_000
