@@ -345,9 +345,7 @@ class Session:
             self._reset_stream(stream, CANCEL)
         self.streams.clear()
         let_go(self._conn)
-        self.open_stream = (
-            None  # it refers to the connection, which would live until the collector finds both
-        )
+        self.open_stream = None  # it refers to the connection
 
     # ------------------------------------------------------------ output
 
