@@ -55,12 +55,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 
 def ask(server: EmbeddedServer, verb: str, *args: Any) -> bool:
-    """Whether it has succeeded."""
-    try:
-        trio.from_thread.run(getattr(server.server.repository, verb), *args, trio_token=server._token)
-    except TritonError:
-        return False
-    return True
+    """Whether it has succeeded. The error is not passed from thread to thread: trio would keep it in a cycle."""
+
+    async def tried() -> bool:
+        try:
+            await getattr(server.server.repository, verb)(*args)
+        except TritonError:
+            return False
+        return True
+
+    return trio.from_thread.run(tried, trio_token=server._token)
 
 
 def cycle(server: EmbeddedServer, name: str) -> bool:
