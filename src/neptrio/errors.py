@@ -73,6 +73,19 @@ class TritonError(Exception):
         return self.message
 
 
+def raise_it(error: Exception | None) -> None:
+    """Raises `error`, unless it is None. For errors that were made or caught elsewhere.
+
+    A variable of a function that raises what it holds makes a cycle, as the error's traceback holds the function's frame
+    and with it all its variables: the request, its body, the connection. So callers pass the error without keeping it.
+    """
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+
+
 class InvalidArgument(TritonError):
     """The request is wrong; sending it again will fail again."""
 

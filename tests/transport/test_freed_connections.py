@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import queue
+import socket
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,8 @@ def serving(folder: Path, **settings: Any) -> Iterator[EmbeddedServer]:
 
 def ask_all(client: Http1 | Http2) -> None:
     assert client.request("GET", "/v2").status == 200
+    for method, path, body in (("GET", "/v2", b""), ("POST", INFER, BODY)):
+        assert client.request(method, path, body, {"Host": "evil.example"}).status == 403
     for body in (BODY, LARGE):
         assert client.request("POST", INFER, body).status == 200
     assert client.request("POST", "/v2/models/unknown/infer", BODY).status == 404
@@ -85,6 +90,52 @@ def leave_in_the_middle(server: EmbeddedServer, certificates: Certificates) -> C
     return client.close
 
 
+def reset(sock: socket.socket) -> Close:
+    """A close that tells the server of an error where it reads."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return sock.close
+
+
+def reset_in_the_middle(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http)
+    ask_all(client)
+    client.send(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{" % INFER.encode())
+    return partial(close_both, client, reset(client.sock))
+
+
+def reset_https(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http, certificates.client())
+    ask_all(client)
+    return partial(close_both, client, reset(client.sock))
+
+
+def close_both(client: Http1, close: Close) -> None:
+    client.close()
+    close()
+
+
+def reset_http2(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http2(server.http)
+    ask_all(client)
+    let_go(client.connection)  # the client's own
+    return reset(client.sock)
+
+
+def reset_grpc(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http2(server.grpc)
+    client.start("POST", "/inference.GRPCInferenceService/ModelStreamInfer", b"\0\0\0\0\5half")
+    client.pump()
+    let_go(client.connection)
+    return reset(client.sock)
+
+
+def send_no_http(server: EmbeddedServer, certificates: Certificates) -> Close:
+    client = Http1(server.http)
+    client.send(b"no HTTP at all\r\n\r\n")
+    assert client.read().status >= 400
+    return client.close
+
+
 def leave_the_handshake(server: EmbeddedServer, certificates: Certificates) -> Close:
     client = Http1(server.http)
     client.send(b"\x16\x03")
@@ -96,12 +147,19 @@ def connect_grpc(server: EmbeddedServer, certificates: Certificates, **options: 
     tensor = grpcclient.InferInput("INPUT0", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
     client.infer("identity", [tensor])
     client.get_model_repository_index()
-    with pytest.raises(InferenceServerException, match="unknown"):
-        client.infer("unknown", [tensor])
+    for refused in (
+        lambda: client.infer("unknown", [tensor]),
+        lambda: client.get_model_config("unknown"),
+        lambda: client.get_inference_statistics("unknown"),
+    ):
+        with pytest.raises(InferenceServerException, match="unknown"):
+            refused()
     got: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: got.put(error))
     client.async_stream_infer("identity", [tensor])
     assert got.get(timeout=60) is None
+    client.async_stream_infer("unknown", [tensor])
+    assert "unknown" in str(got.get(timeout=60))
 
     def close() -> None:
         client.stop_stream()
@@ -129,22 +187,26 @@ def check_freed(server: EmbeddedServer, certificates: Certificates, connect: Con
     until(lambda: not alive() - before, lambda: alive() - before, 20)
 
 
-@pytest.mark.parametrize("connect", [connect_http1, connect_http2, leave_in_the_middle])
+@pytest.mark.parametrize(
+    "connect",
+    [connect_http1, connect_http2, leave_in_the_middle, reset_in_the_middle, reset_http2, send_no_http],
+)
 @pytest.mark.parametrize("lean", [True, False])
 def test_rest(tmp_path: Path, connect: Connect, lean: bool) -> None:
     with serving(tmp_path, http_lean=lean) as server:
         check_freed(server, Certificates(tmp_path), connect)
 
 
+@pytest.mark.parametrize("connect", [connect_grpc, reset_grpc])
 @pytest.mark.parametrize("session", ["h2", "nghttp2"])
-def test_grpc(tmp_path: Path, session: str) -> None:
+def test_grpc(tmp_path: Path, session: str, connect: Connect) -> None:
     if session == "nghttp2":
         pytest.importorskip("neptrio.transport.http2.nghttp2_session")
     with serving(tmp_path, session=session) as server:
-        check_freed(server, Certificates(tmp_path), connect_grpc)
+        check_freed(server, Certificates(tmp_path), connect)
 
 
-@pytest.mark.parametrize("connect", [connect_https, connect_grpcs, leave_the_handshake])
+@pytest.mark.parametrize("connect", [connect_https, connect_grpcs, leave_the_handshake, reset_https])
 def test_tls(tmp_path: Path, connect: Connect) -> None:
     certificates = Certificates(tmp_path)
     certificate, key = certificates.issue("server")

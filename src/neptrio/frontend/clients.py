@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from neptrio.errors import TooManyRequests
+from neptrio.errors import raise_it
 from neptrio.frontend.turns import OwnTurn
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service.auth_config import AuthConfig
@@ -115,9 +115,7 @@ class ClientsOfFront:
         address, stream = client
         mine = self._under_way.get(address)
         more = not (stream and mine is not None and mine[stream])
-        problem: TooManyRequests | None = self._limits.problem(address, monotonic_ns(), int(more))
-        if problem is not None:
-            raise problem
+        raise_it(self._limits.problem(address, monotonic_ns(), int(more)))
         if mine is None:
             mine = self._under_way[address] = Counter()
             self._counts[address] = lambda: mine[0] + len(mine) - (0 in mine)

@@ -23,7 +23,7 @@ import trio
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError
 
-from neptrio.errors import TritonError
+from neptrio.errors import TritonError, raise_it
 from neptrio.frontend.call_sends import NEVER, CallSends
 from neptrio.frontend.frames import Frames, Kind, Room, pairs, texts
 from neptrio.service import Services
@@ -296,9 +296,9 @@ class ForwardingCall(HandlerCall):
                         self.set_outcome(pairs(json.loads(payload)))
                         call.ended = True
                 nursery.cancel_scope.cancel()
-            if failure is not None:
-                raise failure
+            raise_it(failure)
         finally:
+            failure = None  # which refers to this frame
             if not call.ended:
                 frames.send(Kind.GONE, number)
             engine.end(number)

@@ -149,8 +149,12 @@ class Poller(trio.abc.Instrument):
         finally:
             if self._watches.get(fd) is watch:
                 self._forget(fd)
-        if watch.error is not None:
-            raise watch.error
+        error, watch.error = watch.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # which refers to this frame
 
     def listen(self, bell: int, callback: Callable[[], bool], late: bool = False) -> None:
         """Has `callback()` called on the trio thread after each write to `bell`, an eventfd or a socket that need not be

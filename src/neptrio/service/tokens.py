@@ -26,7 +26,7 @@ import secrets
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from neptrio.errors import Denied, TooManyRequests, Unauthenticated
+from neptrio.errors import Denied, TooManyRequests, Unauthenticated, raise_it
 from neptrio.request.infer_request import Owner
 from neptrio.service import auth_config
 from neptrio.service.auth_config import INFER, READ, AuthConfig, Client
@@ -187,9 +187,7 @@ class Clients:
         Control verbs are not counted, so that they are possible whatever else the client does.
         """
         if account.client.requests_per_second and not {INFER, READ}.isdisjoint(scopes):
-            problem = account.problem(now_ns)
-            if problem is not None:
-                raise problem
+            raise_it(account.problem(now_ns))
 
 
 class Tokens(Clients):

@@ -30,7 +30,7 @@ from urllib.parse import unquote_to_bytes
 from neptrio import __version__
 from neptrio.codec.http_json import dump_json
 from neptrio.console import pages
-from neptrio.errors import NotFound, TritonError
+from neptrio.errors import NotFound, TritonError, raise_it
 from neptrio.service import Services
 from neptrio.service.auth_config import READ
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer
@@ -105,11 +105,11 @@ class Console:
     def _answer(self, scope: dict[str, Any]) -> Answer:
         found = dict(scope["headers"])
         method = scope["method"]
-        problem = self._origins.problem(
-            "GET", found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
+        raise_it(
+            self._origins.problem(
+                "GET", found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
+            )
         )
-        if problem is not None:
-            raise problem
         if method not in ("GET", "HEAD"):
             return 405, [*JSON, (b"allow", b"GET, HEAD")], b'{"error":"Method Not Allowed"}'
         path = scope["raw_path"].partition(b"?")[0].decode("latin-1")

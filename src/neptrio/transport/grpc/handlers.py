@@ -270,6 +270,7 @@ class HandlerCall(Call):
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
         self.tell(failure)
+        del failure  # its traceback holds this call, which would hold it
         self._request = None
         self.stop_clock()
         self.taken()

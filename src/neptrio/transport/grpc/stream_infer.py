@@ -23,7 +23,7 @@ from neptrio.codec.inflate import Inflater
 from neptrio.codec.outputs import select
 from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
-from neptrio.errors import Internal, TritonError, Unavailable
+from neptrio.errors import Internal, TritonError, Unavailable, raise_it
 from neptrio.observe.propagation import asked
 from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import wish
@@ -191,21 +191,21 @@ class StreamInfer(Call):
         """Decodes and submits a message, or lets a worker decode it."""
         services = self._connection.services
         entry = _Entry(InferRequest(), len(message), inflated)
-        refused: TritonError | None
         try:
-            refused = Unavailable(SHUTTING_DOWN) if self._draining else self._connection.limit()
-            large = len(message) > LARGE_MESSAGE or services.shared_memory.large.count
-            if refused is None and large:
+            if self._draining:
+                raise Unavailable(SHUTTING_DOWN)
+            raise_it(self._connection.limit())
+            if len(message) > LARGE_MESSAGE or services.shared_memory.large.count:
                 if decodes_slowly(message):
                     self._working = trio.CancelScope()
                     self._connection.nursery.start_soon(self._decode, message, entry, self._working)
                     return
                 services.loop.lag.note("decoding a message of a gRPC stream", "", len(message))
-            if refused is None:
-                decode_request(entry.request, message, services.shared_memory)
+            decode_request(entry.request, message, services.shared_memory)
         except TritonError as error:
-            refused = error
-        self._submit_decoded(entry, refused)
+            self._reject(entry, error)
+        else:
+            self._submit_decoded(entry)
 
     async def _decode(self, message: Any, entry: _Entry, scope: trio.CancelScope) -> None:
         """_submit() of a message that a worker decodes; later messages wait meanwhile."""
@@ -219,25 +219,24 @@ class StreamInfer(Call):
             with scope:
                 await decode_later(self._connection, entry.request, message, keep)
         except TritonError as error:
-            refused = error
+            refused = error.with_traceback(None)  # which holds this call
         except Exception as error:
             log.exception("decoding a message failed")
             refused = Internal(f"internal error: {type(error).__name__}: {error}")
         self._working = None
         if self.ended or self.refused or scope.cancelled_caught:
             self._give_back(entry)
+        elif refused is not None:
+            self._reject(entry, refused)
         else:
-            self._submit_decoded(entry, refused)
+            self._submit_decoded(entry)
         self._advance()
         self._connection.pass_ends()
 
-    def _submit_decoded(self, entry: _Entry, refused: TritonError | None) -> None:
+    def _submit_decoded(self, entry: _Entry) -> None:
         services = self._connection.services
         request = entry.request
-        added = False
         try:
-            if refused is not None:
-                raise refused
             if self._connection.forward is not None:
                 apply_policy(self._connection, self.headers, request)
             entry.ordered = not services.admission.find(request, None).decoupled
@@ -251,17 +250,20 @@ class StreamInfer(Call):
             if self._timing is not None:
                 request.timing = wish(self._timing)
             self._add(entry)
-            added = True
             services.admission.submit(request)
         except TritonError as error:
-            if not added:
-                self._add(entry)
-            if self._strict:
-                self._abort(error)
-                return
-            response = InferResponse(None, error)
-            response.id = request.id
-            self._deliver(entry, encode_response(response, True, True), True)
+            self._reject(entry, error)
+
+    def _reject(self, entry: _Entry, error: TritonError) -> None:
+        """Answers a message with an error, in its turn, or ends the stream with it."""
+        if entry.request not in self._open:
+            self._add(entry)
+        if self._strict:
+            self._abort(error)
+            return
+        response = InferResponse(None, error)
+        response.id = entry.request.id
+        self._deliver(entry, encode_response(response, True, True), True)
 
     def _add(self, entry: _Entry) -> None:
         self._open[entry.request] = entry

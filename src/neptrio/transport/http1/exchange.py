@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from neptrio.errors import Cancelled, Internal, TritonError
+from neptrio.errors import Cancelled, Internal, TritonError, raise_it
 from neptrio.observe.propagation import asked
 from neptrio.observe.timing import wish
 from neptrio.request.infer_request import InferRequest, InferResponse
@@ -106,11 +106,9 @@ class Exchange(ExchangeCore):
         policy = connection.policy
         try:
             origins = connection.origins
-            problem = origins.problem(self.method, connection.host, connection.origin, connection.fetch_site)
             if origins.cors:
                 self.extra = origins.answer_headers(connection.origin)
-            if problem is not None:
-                raise problem
+            raise_it(origins.problem(self.method, connection.host, connection.origin, connection.fetch_site))
             owner = forwarded = None
             if policy is not None:
                 owner = policy.check("infer", connection.headers, route.model)

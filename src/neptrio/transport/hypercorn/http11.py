@@ -31,7 +31,7 @@ class _Parser(h11.Connection):
             return super().next_event()
         except h11.RemoteProtocolError as error:
             self.problem = f": {error}"
-            raise
+            raise error.with_traceback(None)  # noqa: B904  # h11's frames refer to it
 
 
 class Http11(H11Protocol):

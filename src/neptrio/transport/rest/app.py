@@ -12,7 +12,7 @@ from neptrio.codec.http_json import dump_json, load_json
 from neptrio.codec.openai import error_object
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
-from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.errors import Internal, InvalidArgument, TritonError, raise_it
 from neptrio.loop.slices import gathered, in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
@@ -193,11 +193,11 @@ class RestApp:
     def _check_origin(self, scope: dict[str, Any]) -> None:
         """Raises TritonError FORBIDDEN if a web page of another origin caused the request, or its Host is not ours."""
         found = dict(scope["headers"])
-        problem = self._origins.problem(
-            scope["method"], found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
+        raise_it(
+            self._origins.problem(
+                scope["method"], found.get(b"host"), found.get(b"origin"), found.get(b"sec-fetch-site")
+            )
         )
-        if problem is not None:
-            raise problem
 
     async def _body(self, scope: dict[str, Any], receive: Receive) -> Any:
         """The request's body.

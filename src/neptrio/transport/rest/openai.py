@@ -232,7 +232,11 @@ class HttpOpenAi:
         choice.unsent += 1
         if response.error is not None:
             self._failed = self._failed or choice
-            raise response.error
+            failure, response.error = response.error, None
+            try:
+                raise failure
+            finally:
+                del failure  # which refers to this frame
         roles = {name: role for role, name in mapping.outputs.items()}
         found: dict[str, Any] = {}
         for tensor in response.outputs or ():
@@ -311,7 +315,10 @@ class HttpOpenAi:
         failure = await self._together(follow)
         if failure is not None:
             if not begun:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure
             await event(b"data: %b\n\n" % dump_json(codec.error_object(failure)), self._failed)
         elif asked.include_usage:
             await event(b"data: %b\n\n" % dump_json({**base, "choices": [], "usage": self._usage(asked)}))
@@ -329,7 +336,7 @@ class HttpOpenAi:
                 try:
                     await follow(choice)
                 except TritonError as error:
-                    failure = failure or error
+                    failure = failure or error.with_traceback(None)  # which refers to `failure`
                     nursery.cancel_scope.cancel()
 
             for choice in self._choices:
