@@ -73,7 +73,7 @@ class TritonError(Exception):
         return self.message
 
 
-def raise_it(error: Exception | None) -> None:
+def raise_it(error: BaseException | None) -> None:
     """Raises `error`, unless it is None. For errors that were made or caught elsewhere.
 
     A variable of a function that raises what it holds makes a cycle, as the error's traceback holds the function's frame

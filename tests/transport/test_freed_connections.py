@@ -219,3 +219,13 @@ def test_tls(tmp_path: Path, connect: Connect) -> None:
     }
     with serving(tmp_path, **files) as server:
         check_freed(server, certificates, connect)
+
+
+def test_one_that_was_idle_for_too_long(tmp_path: Path) -> None:
+    """Whoever ends it keeps nothing of it."""
+    with serving(tmp_path, http_keep_alive_timeout_secs=0.2) as server:
+        before = alive()
+        with Http1(server.http) as client:
+            assert client.request("GET", "/v2").status == 200
+            assert client.closed()
+        until(lambda: not alive() - before, lambda: alive() - before, 20)

@@ -26,7 +26,7 @@ from neptrio.config import defaults, groups, validate_config
 from neptrio.config import model_config as model_config
 from neptrio.config.model_config import ConfigSource
 from neptrio.config.no_effect import fields_without_effect
-from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable
+from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, raise_it
 from neptrio.execution.backend import Abandonment, Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
 from neptrio.loop.mailbox import CompletionQueue
@@ -309,8 +309,10 @@ class Loader:
             with lock:
                 outcome.append(result)
                 if not abandoned:
-                    if error is not None:
-                        raise error
+                    try:
+                        raise_it(error)
+                    finally:
+                        del error  # which refers to this frame
                     return result
             _drop(result, late)
             try:

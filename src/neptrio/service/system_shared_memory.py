@@ -113,7 +113,6 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
                 f"failed to register shared memory region '{name}': {len(self._regions)} regions are registered, which "
                 f"is half of the server's file descriptors; unregister some, or start it with a higher `ulimit -n`"
             )
-        invalid = InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         plain = key.removeprefix("/")
         if "/" in plain or plain in (".", "..") or "\0" in plain:
             raise Internal(f"Unable to open shared memory region: '{key}'")
@@ -124,7 +123,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
         region = SystemRegion(name, key, offset, byte_size, _File(fd))
         if byte_size <= 0 or offset + byte_size > region.size():
-            raise invalid
+            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         self._regions[name] = region
         self._count_large()
 

@@ -37,7 +37,7 @@ from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.grpc.server import GrpcServer
 from neptrio.transport.header_policy import http_policy
-from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http1.connection import Http1Connection, check_all
 from neptrio.transport.http1.input import HandOver
 from neptrio.transport.metrics_server import PATHS, MetricsServer
 from neptrio.transport.origin_policy import OriginPolicy
@@ -217,8 +217,7 @@ class AdminServer:
         while True:
             await trio.sleep(WATCH_SECONDS)
             now = int(monotonic_ns())
-            for connection in list(self._http1):
-                connection.check(now, request_ns, idle_ns)
+            check_all(self._http1, now, request_ns, idle_ns)
 
     async def drain(self) -> None:
         """Stops listening and returns when all connections have ended (transport.rest_server, rule 4)."""

@@ -37,7 +37,7 @@ from neptrio.transport.accept import Acceptor
 from neptrio.transport.console import Console
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer, http_policy
 from neptrio.transport.http1.asgi import App
-from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http1.connection import Http1Connection, check_all
 from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.infer import JSON, error_body
@@ -150,11 +150,9 @@ class MetricsServer:
         while True:
             await trio.sleep(WATCH_SECONDS)
             now = int(monotonic_ns())
-            for connection in list(self._connections):
-                connection.check(now, limit, limit)
+            check_all(self._connections, now, limit, limit)
             if self._front is not None:
-                for left in list(self._front.connections):
-                    left.press(IDLE_SECONDS)
+                self._front.press(IDLE_SECONDS)
 
     def _app(self, sock: socket.socket | None) -> App:
         """The ASGI app of one connection."""

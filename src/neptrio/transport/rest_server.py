@@ -29,7 +29,7 @@ from neptrio.service import Services
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
 from neptrio.transport.accept import Acceptor
 from neptrio.transport.header_policy import HeaderPolicy, http_policy
-from neptrio.transport.http1.connection import Http1Connection
+from neptrio.transport.http1.connection import Http1Connection, check_all
 from neptrio.transport.http1.input import HandOver
 from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest.app import RestApp
@@ -125,11 +125,9 @@ class RestServer:
             now = int(monotonic_ns())
             pressed = self._services.connections.pressed
             idle = min(idle_ns or pressed_ns, pressed_ns) if pressed else idle_ns
-            for connection in list(self._connections):
-                connection.check(now, last_ns if self._draining else request_ns, idle, pressed)
+            check_all(self._connections, now, last_ns if self._draining else request_ns, idle, pressed)
             if pressed and self._front is not None:
-                for left in list(self._front.connections):
-                    left.press(PRESSED_IDLE_SECONDS)
+                self._front.press(PRESSED_IDLE_SECONDS)
 
     async def _serve(
         self, sock: socket.socket, address: str, turned_away: str, nursery: trio.Nursery

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from neptrio.errors import Internal, Reason
+from neptrio.errors import Internal, Reason, raise_it
 
 log = logging.getLogger("neptrio.kernel")
 
@@ -82,10 +82,8 @@ class DriverThread:
             raise Internal(f"{self.name} did not answer within {seconds:g} s", reason=Reason.BACKEND)
         if not found:
             raise Internal(f"{self.name} has ended: nothing uses that GPU any more", reason=Reason.BACKEND)
-        result, error = found
-        if error is not None:
-            raise error
-        return result
+        raise_it(found.pop())
+        return found.pop()
 
     def settle(self, seconds: float) -> bool:
         """Waits until all that was posted before is done; False if that takes longer."""

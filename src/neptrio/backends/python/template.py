@@ -204,9 +204,12 @@ class Template:
         self._starts.put(start)
         failure = answer.get()
         theirs.close()
-        if failure is not None:
-            ours.close()
-            raise failure
+        try:
+            if failure is not None:
+                ours.close()
+                raise failure
+        finally:
+            del failure  # which refers to this frame
         self._sock = ours
 
     def _start_for_ever(self) -> None:

@@ -157,8 +157,11 @@ class GrpcServer:
             await trio.sleep(1.0)
             self.services.held.look()
             if self.services.connections.pressed and not self.admin:
-                for connection in list(self._connections):
-                    connection.press(int(PRESSED_IDLE_SECONDS * 1e9))
+                self._press()
+
+    def _press(self) -> None:
+        for connection in list(self._connections):
+            connection.press(int(PRESSED_IDLE_SECONDS * 1e9))
 
     @property
     def accepted(self) -> int:

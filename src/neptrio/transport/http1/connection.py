@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -389,3 +390,18 @@ class Http1Connection(Http1Input):
         self.in_message = False
         self.direct = None
         exchange.refuse(error, status, headers)
+
+
+def check_all(
+    connections: Iterable[Http1Connection],
+    now_ns: int,
+    request_timeout_ns: int,
+    idle_timeout_ns: int,
+    pressed: bool = False,
+) -> None:
+    """Calls check() of each.
+
+    A function of its own, because the variable of a loop lives on in a task that sleeps, and with it the last connection.
+    """
+    for connection in list(connections):
+        connection.check(now_ns, request_timeout_ns, idle_timeout_ns, pressed)

@@ -108,15 +108,20 @@ class HypercornFront:
         except trio.Cancelled:
             raise
         except BaseExceptionGroup as group:
-            others = group.split(trio.Cancelled)[1]
-            if others is None or others.split(Exception)[1] is not None:
+            reason = _reason(group)
+            if reason is None:
                 raise  # KeyboardInterrupt and its like concern the whole server
-            log.info("an HTTP/2 or TLS connection ended: %r", others.exceptions[0])
+            log.info("an HTTP/2 or TLS connection ended: %s", reason)
         except Exception as error:
             log.info("an HTTP/2 or TLS connection ended: %r", error)
         finally:
             limits.leave(address, bounded.open_requests)
             self.connections.discard(connection)
+
+    def press(self, idle_s: float) -> None:
+        """Called while new connections are being refused: ends those that were idle for `idle_s` seconds."""
+        for connection in list(self.connections):
+            connection.press(idle_s)
 
     def _count(self, size: int) -> None:
         self._held += size
@@ -131,3 +136,11 @@ class HypercornFront:
         """Tells every connection that the server stops; each then ends by itself."""
         self._config.keep_alive_max_requests = 0  # from now on every answer over HTTP/1.1 is the last
         await self._context.terminated.set()
+
+
+def _reason(group: BaseExceptionGroup[BaseException]) -> str | None:
+    """What has failed, apart from being cancelled; None if there are errors that do not concern one connection alone."""
+    others = group.split(trio.Cancelled)[1]
+    if others is None or others.split(Exception)[1] is not None:
+        return None
+    return repr(others.exceptions[0])

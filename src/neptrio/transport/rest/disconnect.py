@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from neptrio.errors import TritonError
+from neptrio.errors import TritonError, raise_it
 from neptrio.request.infer_request import InferRequest
 from neptrio.service import Services
 from neptrio.transport.rest.asgi import Receive
@@ -38,8 +38,10 @@ async def unless_gone(receive: Receive, work: Callable[..., Awaitable[Any]], *ar
         except TritonError as found:
             error = found  # raised below, because a nursery would wrap it in an ExceptionGroup
         nursery.cancel_scope.cancel()
-    if error is not None:
-        raise error
+    try:
+        raise_it(error)
+    finally:
+        del error  # which refers to this frame
     if gone:
         raise Disconnected
     return result
