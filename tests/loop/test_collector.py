@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
@@ -66,6 +67,40 @@ class TritonPythonModel:
         return [None for _ in requests]
 """
 
+# 1 makes many objects that refer to themselves, 2 drops them. The answer is how many objects are hidden from the collector
+HOLDS = """
+import gc
+import pathlib
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class First:
+    def __init__(self, freed):
+        self.itself, self.freed = self, freed
+
+    def __del__(self):
+        self.freed.touch()
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.freed = pathlib.Path(args["model_repository"], "freed")
+        self.held = []
+
+    def execute(self, requests):
+        for request in requests:
+            asked = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[0]
+            if asked == 1:
+                self.held.append(First(self.freed))
+                for _ in range(80_000):
+                    one = []
+                    one.append(one)
+                    self.held.append(one)
+            elif asked == 2:
+                self.held.clear()
+        answer = np.array([gc.get_freeze_count()], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)]) for _ in requests]
+"""
+
 
 class Watched:
     """A server of which it is known what it collects."""
@@ -98,6 +133,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     write_model(
         repository, "here", PYTHON, {"1/model.py": WATCHING.replace("gc.callbacks.append(told)", "pass")}
     )
+    write_model(repository, "holds", PYTHON, {"1/model.py": HOLDS})
     folder = write_model(repository, "watching", PYTHON, {"1/model.py": WATCHING})
     write_model(repository, "left", PYTHON, {"1/model.py": LEFT})
     flags = ("--model-control-mode=explicit", "--load-model=watching", "--load-model=left")
@@ -137,6 +173,27 @@ def test_a_model_that_the_start_has_loaded_is_freed_when_it_is_unloaded(watched:
     assert not freed.exists()
     watched.client.unload_model("left")
     until(freed.exists, "what the model's module held is freed")
+
+
+def test_what_is_hidden_and_dropped_is_freed_when_the_process_has_grown(watched: Watched) -> None:
+    client, freed = watched.client, watched.repository / "holds" / "freed"
+    tensor = httpclient.InferInput("X", [1], "FP32")
+
+    def ask(what: int) -> float:
+        tensor.set_data_from_numpy(np.array([what], np.float32))
+        return float(client.infer("holds", [tensor]).as_numpy("Y")[0])
+
+    def hidden_and_dropped() -> bool:
+        before = ask(0)
+        ask(1)
+        until(lambda: freed.exists() or ask(0) > before + 40_000, "there are too many to be looked at again")
+        ask(2)
+        return freed.exists()
+
+    client.load_model("holds")
+    # More than once: a busy machine may count as resting, and then some are looked at while the model holds them.
+    until(hidden_and_dropped, "everything is looked at")
+    client.unload_model("holds")
 
 
 def test_what_has_survived_is_looked_at_when_that_takes_long_and_hidden_if_it_did() -> None:
