@@ -154,10 +154,10 @@ class Model(ServedModel):
             places = list(groups.places(self.config))
             slices = Slices()  # an instance takes some tenths of a millisecond, and there may be hundreds
             for place, name in zip(places, groups.names(places, ()), strict=True):
-                with trio.CancelScope(shield=True):  # half-made is nothing that a caller could stop
-                    await slices.rest()
                 instance = self.make_instance(place, name)
                 self.pool.add(instance, self._loop.rate_limiter, place.group, place.device)
+                with trio.CancelScope(shield=True):  # half-made is nothing that a caller could stop
+                    await slices.rest()
             self.scheduler = make_scheduler(self, self.pool, self._loop)
             # after the scheduler was made: only then does an ensemble know whether one of its steps is decoupled
             MetricsConfig.parse(self.context.settings.metrics_config).apply(self.counters, self.config)

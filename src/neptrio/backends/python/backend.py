@@ -38,13 +38,16 @@ def apart(context: LoadContext) -> bool:
     return isolated(context.config, context.settings.backend_settings("python"))
 
 
-def resources(context: LoadContext, backend: str = "python") -> tuple[dict[str, str], dict[str, Any]]:
+Resources = tuple[dict[str, str], dict[str, Any]]  # environment variables, limits
+
+
+def resources(context: LoadContext, backend: str = "python", config: Any = None) -> Resources:
     """The environment variables and the limits of the model's processes. Raises InvalidArgument.
 
-    `backend` is whose --backend-config decides where the model does not.
+    `backend` is whose --backend-config decides where the model does not; `config`: None for the context's.
     """
-    settings = context.settings.backend_settings(backend)
-    return limits.environment(context.config, settings), limits.limits(context.config)
+    config = context.config if config is None else config
+    return limits.environment(config, context.settings.backend_settings(backend)), limits.limits(config)
 
 
 def python_of(context: LoadContext) -> str | None:
@@ -95,6 +98,8 @@ class PythonBackend(Backend):
     _template: ModelTemplate | None = None
     _python: str | None = None  # the interpreter of the model's own environment
     _preloads = False
+    _resources: Resources = ({}, {})
+    _config_text = ""  # what models are told of their configuration, as JSON
     default_model_filename = "model.py"
 
     @classmethod
@@ -184,6 +189,13 @@ class PythonBackend(Backend):
         self._preloads = own and template.SUPPORTED and examine.preloads(path)
         # an archive is unpacked here, on the loader's thread
         self._python = python_of(self.context) if own else None
+        self.regroup(self.context.config)
+
+    def regroup(self, config: Any) -> None:
+        # here and not for each instance, because it takes half a millisecond, and instances are made on the trio thread
+        self._config_text = json.dumps(to_dict(config))
+        if apart(self.context):
+            self._resources = resources(self.context, config=config)
 
     def create_instance(self, name: str, kind: str, device_id: int) -> BackendInstance:
         seconds = ready_seconds(self.context)
@@ -206,7 +218,7 @@ class PythonBackend(Backend):
                 context.host,
                 config.model_transaction_policy.decoupled,
                 initialize_seconds(context),
-                *resources(context),
+                *self._resources,
                 execute_seconds(context),
             )
             if not SUPPORTED or (python is not None and not PLAIN_LIBRARY):
@@ -239,7 +251,7 @@ class PythonBackend(Backend):
             context = self.context
             if not self._preloads:
                 return template.template
-            environ, limited = resources(context)
+            environ, limited = self._resources
             asked = {
                 "name": context.name,
                 "path": str(self.model_file(context)),
@@ -257,7 +269,7 @@ class PythonBackend(Backend):
         """The `args` of the model's initialize(); all values are strings, as in Triton."""
         context = self.context
         return {
-            "model_config": json.dumps(to_dict(context.config)),
+            "model_config": self._config_text,
             "model_instance_kind": kind,
             "model_instance_name": name,
             "model_instance_device_id": str(device_id),
