@@ -12,5 +12,5 @@ cdef class TensorCopy:
     cdef public object text          # what observe.trace_record made of it, None before
     cdef const char* address         # where the elements lay
     cdef Tensor tensor               # None once they are copied
-    cdef object lock                 # held by whoever copies
+    cdef object lock                 # held by whoever copies; None once that is done
     cdef bint same(self, Tensor tensor)

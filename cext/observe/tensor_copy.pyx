@@ -10,7 +10,10 @@ Rules:
     copies are made (execution.traced_inputs). Nobody writes to a response's outputs.
  2. Once the elements are copied, the tensor is let go: its memory may be another process's, which waits for it.
  3. Large copies release the GIL, and offer the core between two portions.
+ 4. Thousands of them wait for the writer, or to be shown as recent traces. So they are nothing that the garbage collector
+    looks at, and have a lock only until they are made. No cycle lives longer than that.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
 
@@ -33,6 +36,7 @@ cdef void copy_portions(char* target, const char* source, Py_ssize_t size) noexc
     memcpy(target + at, source + at, size - at)
 
 
+@cython.no_gc
 cdef class TensorCopy:
     """Up to `limit` bytes of a tensor, once make() was called."""
 
@@ -43,12 +47,12 @@ cdef class TensorCopy:
         self.nbytes = tensor.nbytes
         self.size = min(tensor.nbytes, limit)
         self.address = tensor.ptr
-        self.lock = Lock()
         if tensor.memory_kind == GPU_MEMORY:  # copying it to the host would stop the loop
             self.size = 0
             self.omitted = "the tensor is in GPU memory"
         else:
             self.tensor = tensor
+            self.lock = Lock()
 
     @property
     def made(self) -> bool:
@@ -60,7 +64,10 @@ cdef class TensorCopy:
         cdef Tensor tensor
         cdef bytes raw
         cdef char* target
-        with self.lock:
+        lock = self.lock
+        if lock is None:
+            return
+        with lock:
             tensor = self.tensor
             if tensor is None:
                 return
@@ -75,16 +82,17 @@ cdef class TensorCopy:
                 self.raw = raw
             except MemoryError:
                 self.omitted = "there was no memory for it"
-            self.tensor = None
+            self.tensor = self.lock = None
 
     def omit(self, str why not None):
         """Lets the tensor go without a copy, unless there is one, or somebody is about to make it. Does not wait."""
-        if not self.lock.acquire(False):
+        lock = self.lock
+        if lock is None or not lock.acquire(False):
             return
         if self.tensor is not None:
             self.omitted = why
-            self.tensor = None
-        self.lock.release()
+            self.tensor = self.lock = None
+        lock.release()
 
     cdef bint same(self, Tensor tensor):
         """Whether this is a copy of that tensor, unless somebody has written to it since."""
