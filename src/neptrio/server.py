@@ -140,7 +140,7 @@ class Server:
         self.console = False  # the metrics port serves the console
         self.front_ends: FrontEnds | None = None
         self.metrics = Metrics(
-            self.repository.ready_models,
+            self.repository.each_ready,
             self.services,
             MetricsConfig.parse(settings.metrics_config),
             Detail(settings.metrics_detail),

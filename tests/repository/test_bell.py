@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from neptrio.repository.bell import REMEMBERED, Bell
+from neptrio.repository.bell import OFTEN, REMEMBERED, Bell
 
 
 def test_a_ring_between_looking_and_waiting_is_not_missed() -> None:
@@ -57,3 +57,18 @@ def test_it_remembers_for_whom_it_rang() -> None:
         bell.ring("d")
     assert bell.names_since(3) == {"c", "d"}
     assert bell.names_since(2) is None, "one ring more than it remembers"
+
+
+def test_who_checks_changes_is_called_before_there_are_many() -> None:
+    looks: list[set[str] | None] = []
+    seen = 0
+
+    def look() -> None:
+        nonlocal seen
+        looks.append(bell.names_since(seen))
+        seen = bell.rings
+
+    bell = Bell(look)
+    for number in range(2 * OFTEN):
+        bell.ring(str(number))
+    assert [len(names or ()) for names in looks] == [OFTEN, OFTEN]

@@ -69,7 +69,8 @@ class Sources(Protocol):
 
 
 class Metrics:
-    """Makes the document. `models` returns the ready model versions; `host` is the last sample of the machine."""
+    """Makes the document. `models` returns the ready model versions, which may come and go while they are iterated over;
+    `host` is the last sample of the machine."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Metrics:
         """
         of_models = ModelFamilies(self._config, self._detail, self._services.cache is not None)
         slices = Slices()
-        for model in list(self._models()):
+        for model in self._models():
             of_models.add(model)
             if slices.used_up:
                 for family in of_models.families:

@@ -2,24 +2,31 @@
 
 With thousands of models they check those alone that have changed: the bell remembers for which it rang last.
 
-Rule: read `rings`, then check, then wait(rings). A ring in between is not missed.
+Rules:
+ 1. Read `rings`, then check, then wait(rings). A ring in between is not missed.
+ 2. Who has never checked more than OFTEN changes at once has itself called every OFTEN rings: looking at all models takes
+    2 ms for 1,000.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 
 import trio
 
 REMEMBERED = 1024  # rings: who looks less often than that checks all models
+OFTEN = 256
 
 
 class Bell:
     """A counter of changes that tasks can wait for. Trio thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, often: Callable[[], object] | None = None) -> None:
+        """`often` is called every OFTEN rings."""
         self.rings = 0
+        self._often = often
         self._names: deque[str] = deque(maxlen=REMEMBERED)
         self._event: trio.Event | None = None  # exists only while somebody waits
 
@@ -30,6 +37,8 @@ class Bell:
         if self._event is not None:
             self._event.set()
             self._event = None
+        if self._often is not None and self.rings % OFTEN == 0:
+            self._often()
 
     def names_since(self, seen: int) -> set[str] | None:
         """The models for which it rang since `rings` was `seen`. None: all of them may have changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from neptrio import __version__
@@ -88,9 +89,10 @@ class MetadataService:
             "outputs": describe_config.metadata_tensors(model.config.output, batching),
         }
 
-    def serving(self) -> list[Model]:
-        """The model versions that serve, sorted by name and version."""
-        return self._repository.ready_models()
+    def serving(self, name: str = "") -> Iterator[Model]:
+        """The model versions that serve, sorted by name and version, or those of one model. Each is looked for when it is
+        asked for."""
+        return self._repository.each_ready([name] if name else None)
 
     def config_message(self, name: str, version: str) -> Any:
         """The version's inference.ModelConfig."""

@@ -111,7 +111,7 @@ class StatisticsService:
             raise not_above_zero(version)
         repository = self._repository
         if not name:
-            return repository.each_ready(sorted(repository.records))
+            return repository.each_ready()
         models = list(repository.each_ready([name]))
         if not models:
             raise InvalidArgument(f"requested model '{name}' is not available")

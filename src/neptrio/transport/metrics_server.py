@@ -27,6 +27,7 @@ import trio
 from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
 from neptrio.loop import open_files
+from neptrio.loop.slices import Slices
 from neptrio.observe.host import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
 from neptrio.request.infer_request import monotonic_ns
@@ -240,7 +241,9 @@ class MetricsServer:
         headers.append((b"content-length", b"%d" % sum(map(len, parts))))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if method != "HEAD":
+            slices = Slices()
             for part in parts:
+                await slices.rest()
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

@@ -63,7 +63,7 @@ class Encoded:
 async def encoded(texts: Iterable[bytes]) -> Encoded:
     """The message with all rows of a repeated field, of the texts of messages with one row each: the bytes of protobuf
     messages that follow each other are those of both together."""
-    return Encoded(b"".join(await gathered(texts)))
+    return Encoded(await gathered(texts))
 
 
 class InferenceHandlers(SharedMemoryHandlers):

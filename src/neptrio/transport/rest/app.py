@@ -38,6 +38,7 @@ log = logging.getLogger("neptrio.rest")
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
+LARGE_ANSWER = 64 << 10  # bytes
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 
@@ -123,13 +124,16 @@ class RestApp:
         if answer is None:
             return
         status, headers, body = answer
-        length = sum(memoryview(part).nbytes for part in body)
-        start = [*headers, (b"content-length", b"%d" % length)]
         with times.answering():
-            await send({"type": "http.response.start", "status": status, "headers": start})
-            whole = b"" if scope["method"] == "HEAD" else b"".join(body)
+            whole = b"".join(body)
             # a slow client would otherwise keep the model's outputs in memory beside `whole`
             del answer, body
+            if len(whole) > LARGE_ANSWER:  # it was made in slices, and giving it to the kernel takes another
+                await trio.lowlevel.checkpoint()
+            start = [*headers, (b"content-length", b"%d" % len(whole))]
+            await send({"type": "http.response.start", "status": status, "headers": start})
+            if scope["method"] == "HEAD":
+                whole = b""
             await send({"type": "http.response.body", "body": whole})
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
@@ -297,7 +301,7 @@ class RestApp:
         return 200, JSON, [dump_json(self._services.metadata.server())]
 
     async def _openai_models(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        return 200, JSON, [dump_json(openai.models(self._services, scope.get(CLIENT), route.model))]
+        return 200, JSON, await openai.models(self._services, scope.get(CLIENT), route.model)
 
     async def _openapi(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return 200, JSON, [dump_json(openapi.document())]
@@ -316,11 +320,11 @@ class RestApp:
         detail = Detail.parse(scope["query_string"].decode("latin-1"))
         statistics = self._services.statistics
         if detail == NOTHING:
-            texts = await gathered(statistics.texts(route.model, route.version, "json", dump_json))
+            rows = await gathered(statistics.texts(route.model, route.version, "json", dump_json), b",")
         else:
-            texts = await in_slices(statistics.rows(route.model, route.version, detail), dump_json)
+            rows = await in_slices(statistics.rows(route.model, route.version, detail), dump_json, b",")
         others = dump_json(statistics.others(detail))[1:]
-        return 200, JSON, [b'{"model_stats":', *listed(texts), b"," if len(others) > 1 else b"", others]
+        return 200, JSON, [b'{"model_stats":[', rows, b"]," if len(others) > 1 else b"]", others]
 
     async def _sequences(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         found = await self._services.sequences.list(route.model, route.version, scope.get(CLIENT))
@@ -390,7 +394,7 @@ class RestApp:
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         await self._services.trace.settle()
         traces = self._services.trace.recent(scope["query_string"].decode("latin-1"))
-        return 200, JSON, listed(await gathered(map(bytes, traces)))
+        return 200, JSON, [b"[", await gathered(map(bytes, traces), b","), b"]"]
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
@@ -405,12 +409,9 @@ class RestApp:
         repository = self._services.repository
         if asked["timings"]:
             rows = await repository.index_rows(asked["ready"], timings=True)
-            return 200, JSON, listed(await in_slices(rows, dump_json))
-        return (
-            200,
-            JSON,
-            listed(await gathered(await repository.index_texts(asked["ready"], "json", dump_json))),
-        )
+            return 200, JSON, [b"[", await in_slices(rows, dump_json, b","), b"]"]
+        texts = await repository.index_texts(asked["ready"], "json", dump_json)
+        return 200, JSON, [b"[", await gathered(texts, b","), b"]"]
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of a load, and the whole document they are in."""
@@ -457,11 +458,6 @@ def _in_the_shape_of_openai(answer: Answer, error: TritonError | None) -> Answer
     if error is None:
         error = TritonError(load_json(b"".join(body))["error"])
     return status, headers, [dump_json(error_object(error))]
-
-
-def listed(texts: list[bytes]) -> list[bytes]:
-    """JSON texts as one JSON array, in few buffers."""
-    return [b"[", b",".join(texts), b"]"]
 
 
 def _origin(headers: Headers) -> bytes | None:

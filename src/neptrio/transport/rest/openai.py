@@ -28,6 +28,7 @@ from neptrio.codec import openai as codec
 from neptrio.codec.http_json import dump_json
 from neptrio.config.openai import OpenAiMapping
 from neptrio.errors import Denied, Internal, InvalidArgument, NotFound, TritonError
+from neptrio.loop.slices import Slices
 from neptrio.request.infer_request import InferRequest, InferResponse
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.service import Services
@@ -374,22 +375,23 @@ class HttpOpenAi:
         return codec.usage(prompts, sum(choice.tokens for choice in self._choices))
 
 
-def models(services: Services, owner: Account | None, name: str = "") -> dict[str, Any]:
-    """The models that serve this API and that the client may use, or the one of that name. Raises NotFound."""
-    rows: dict[str, dict[str, Any]] = {}
-    for model in services.metadata.serving():
+async def models(services: Services, owner: Account | None, name: str = "") -> list[bytes]:
+    """The models that serve this API and that the client may use, or the one of that name: parts of a JSON text.
+
+    Raises NotFound.
+    """
+    rows: dict[str, bytes] = {}
+    slices = Slices()
+    for model in services.metadata.serving(name):
         if model.openai is not None and (owner is None or owner.client.covers(model.name)):
             created = model.loaded_at_ms // 1000
-            rows[model.name] = {
-                "id": model.name,
-                "object": "model",
-                "created": created,
-                "owned_by": "neptrio",
-            }
+            row = {"id": model.name, "object": "model", "created": created, "owned_by": "neptrio"}
+            rows[model.name] = dump_json(row)
+        await slices.rest()
     if not name:
-        return {"object": "list", "data": list(rows.values())}
+        return [b'{"object":"list","data":[', b",".join(rows.values()), b"]}"]
     if name not in rows:
         raise NotFound(
             f"model '{name}' does not exist, or is not configured for OpenAI's API (docs/openai.md)"
         )
-    return rows[name]
+    return [rows[name]]
