@@ -12,29 +12,22 @@ and of those that had no such wait. Tracing costs the server some microseconds p
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import models, peers, run
+from benchmarks.kernel_trace import SWITCH, events, require, traced
 from benchmarks.open_loop import BURST_S, CONCURRENCY, FORMS, first
 
-TRACING = Path("/sys/kernel/tracing")
 EVENTS = {  # and what of them is wanted
     "sched/sched_switch": "",
     "sched/sched_waking": "pid == {pid}",
     "raw_syscalls/sys_exit": "common_pid == {pid}",
 }
 LONG_US = 150.0
-LINE = re.compile(r"\[(?P<cpu>\d+)\] \S+ +(?P<at>[\d.]+): (?P<event>\w+): (?P<rest>.*)$")
-SWITCH = re.compile(
-    r"prev_pid=(?P<prev>\d+) .*prev_state=(?P<state>\S+) .*next_comm=(?P<comm>.*) next_pid=(?P<next>\d+) "
-)
 
 
 def waits(text: str, pid: int, cpu: int = 0) -> dict[str, list[float]]:
@@ -46,19 +39,16 @@ def waits(text: str, pid: int, cpu: int = 0) -> dict[str, list[float]]:
     made: dict[str, list[float]] = defaultdict(list)
     woken: float | None = None
     holder = ""
-    for line in text.splitlines():
-        found = LINE.search(line)
-        if found is None:
-            continue
-        at, rest = float(found["at"]) * 1e6, found["rest"]
-        if found["event"] == "sched_waking":
+    for event in events(text):
+        at = event.at
+        if event.name == "sched_waking":
             woken = at if woken is None else woken
-        elif found["event"] == "sys_exit":
+        elif event.name == "sys_exit":
             if woken is not None and at - woken > LONG_US:
                 made[holder].append(at - woken)
             woken = None
-        elif int(found["cpu"]) == cpu:
-            switch = SWITCH.search(rest)
+        elif event.cpu == cpu:
+            switch = SWITCH.search(event.details)
             if switch is None:
                 continue
             if int(switch["prev"]) == pid:
@@ -68,36 +58,12 @@ def waits(text: str, pid: int, cpu: int = 0) -> dict[str, list[float]]:
     return made
 
 
-@contextmanager
-def traced(pid: int) -> Iterator[dict[str, list[float]]]:
-    """Inside, the scheduler is traced; the dictionary is that of waits() afterwards. Raises OSError where that is not permitted."""
-    made: dict[str, list[float]] = {}
-    (TRACING / "tracing_on").write_text("0")
-    (TRACING / "buffer_size_kb").write_text("60000")
-    (TRACING / "trace_clock").write_text("mono")
-    (TRACING / "trace").write_text("")
-    try:
-        for event, wanted in EVENTS.items():
-            (TRACING / "events" / event / "filter").write_text(wanted.format(pid=pid) or "0")
-            (TRACING / "events" / event / "enable").write_text("1")
-        (TRACING / "tracing_on").write_text("1")
-        yield made
-        (TRACING / "tracing_on").write_text("0")
-        made.update(waits((TRACING / "trace").read_text(), pid))
-    finally:
-        for event in EVENTS:
-            (TRACING / "events" / event / "enable").write_text("0")
-            (TRACING / "events" / event / "filter").write_text("0")
-        (TRACING / "trace").write_text("")
-
-
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bursts", type=int, default=12)
     options = parser.parse_args()
-    if not (TRACING / "trace").exists():
-        sys.exit(f"{TRACING} is not there: mount -t tracefs none {TRACING}, as root")
+    require()
     run.build_loadgen()
     run.raise_file_limit()
     print("| case | rate | p50 | p99 / p50, all bursts | without long waits | long waits, by whom |")
@@ -124,8 +90,13 @@ def measure(server: peers.Server, case: run.Case, folder: Path, bursts: int) -> 
     ratios, quiet, medians = [], [], []
     blamed: dict[str, list[float]] = defaultdict(list)
     for _ in range(bursts):
-        with first(server), traced(server.process.pid) as found:
+        pid = server.process.pid
+        with (
+            first(server),
+            traced({event: wanted.format(pid=pid) for event, wanted in EVENTS.items()}) as text,
+        ):
             result = run.load(case, server, folder, BURST_S, 1, rate=rate)
+        found = waits(text[0], pid)
         medians.append(result["p50_us"])
         ratios.append(result["p99_us"] / result["p50_us"])
         if not found:

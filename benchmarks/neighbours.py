@@ -82,7 +82,8 @@ def probe(model: str, ports: Ports, seconds: float) -> None:
     print(json.dumps(found))
 
 
-def _role(*arguments: Any) -> list[str]:
+def role(*arguments: Any) -> list[str]:
+    """The command of one of the processes."""
     return [sys.executable, "-m", "benchmarks.neighbours", "--role", *map(str, arguments)]
 
 
@@ -98,7 +99,7 @@ def beside(name: str, server: peers.Server, most: float = 0.0) -> Iterator[dict[
     if not name:
         yield found
         return
-    command = _role("neighbour", name, *ports_of(server), most)
+    command = role("neighbour", name, *ports_of(server), most)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -113,7 +114,7 @@ def measure(
 ) -> dict[str, float]:
     """Percentiles of the probe in ms and the neighbour's calls per second, which are at most `most` (0: any number)."""
     with beside(name, server, most) as found:
-        command = _role("probe", model, *ports_of(server), seconds)
+        command = role("probe", model, *ports_of(server), seconds)
         latencies = sorted(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
     row = {f"p{p}": latencies[min(len(latencies) - 1, len(latencies) * p // 100)] for p in (50, 90, 99)}
     return {**row, "rate": found.get("rate", 0.0)}

@@ -50,7 +50,7 @@ class Catalog:
         self.users: dict[str, set[str]] = {}  # model -> the ensembles that have it as a child
         self.latest: dict[str, Model] = {}  # model -> its highest version that serves
         self.readiness = Bell(self.all_ready)  # rung when the state or the health of a version changes
-        self._judged = -1  # the bell's rings when all_ready() was asked last
+        self._judged = 0  # the bell's rings when all_ready() was asked last
         self._unready: set[str] = set()  # models that were not ready then
         self.nursery: trio.Nursery | None = None  # runs loads and retirements while the server runs
 
@@ -148,7 +148,7 @@ class Catalog:
 
     def all_ready(self) -> bool:
         """Strict readiness: True when no version is loading, unloading or failed."""
-        changed = self.readiness.names_since(self._judged) if self._judged >= 0 else None
+        changed = self.readiness.names_since(self._judged)
         self._judged = self.readiness.rings
         if changed is None:
             changed = self._unready.union(self.records)

@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from neptrio.errors import Internal, TritonError, Unavailable
+from neptrio.errors import Internal, TritonError, Unavailable, raise_it
 from neptrio.execution.model_host import ModelHost
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.repository import override
@@ -110,12 +110,10 @@ class RepositoryManager(Catalog):
         if parsed.return_at_once:
             return
         await operation.done.wait()
-        error = operation.error
         try:
-            if error is not None:
-                raise error
+            raise_it(operation.error)
         finally:
-            del operation, error  # the error refers to this call's frame, which would refer to the error
+            del operation  # its error refers to this call's frame
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Takes a model out of service and returns; accepted requests are still answered (state UNLOADING).
