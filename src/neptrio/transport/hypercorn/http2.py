@@ -15,7 +15,8 @@ Rules:
  3. If h2 raises a protocol error, the connection ends with the GOAWAY that h2 wrote; after any other exception, with
     GOAWAY INTERNAL_ERROR. Other connections are not affected.
  4. A stream holds at most HIGH_WATER bytes, and one more body event, that its client has not read; its app then waits
-    in send(). A connection that holds more than HELD_BYTES takes no new request.
+    in send(), and holds the rest. A connection whose streams hold more than HELD_BYTES, with what their answers have announced
+    and not sent yet, takes no new request.
  5. If the same received bytes open and reset a stream, its request never reaches the app. Bytes with many frames are
     handled in slices, between which trio runs other tasks.
  6. If the answer is complete before the request, the stream ends with RST_STREAM(NO_ERROR); if the answer breaks off,
@@ -157,6 +158,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.size = 0  # bytes that wait
+        self.announced = 0  # bytes of the answer that its app has yet to give
         self.complete = False
         self.input_ended = False
         self.closed = False
@@ -172,7 +174,7 @@ class Outbox:
         """Ends the stream: drops what waits, and wakes push() and drained()."""
         self.closed = True
         self._parts.clear()
-        self.size = 0
+        self.size = self.announced = 0
         self.moved()
 
     def take(self, limit: int) -> bytes:
@@ -191,6 +193,7 @@ class Outbox:
         if not self.closed and data:
             self._parts.append(memoryview(data))
             self.size += len(data)
+            self.announced = max(0, self.announced - len(data))
         while self.size > HIGH_WATER and not self.closed:
             await self._moved.wait()
 
@@ -237,8 +240,8 @@ class Http2(H2Protocol):
         return self.frames.complete if self.frames.partial else None
 
     def held_bytes(self) -> int:
-        """Bytes of answers that wait for the client."""
-        return sum(outbox.size for outbox in self.outboxes.values())
+        """Bytes of answers that wait for the client, here or with the app."""
+        return sum(outbox.size + outbox.announced for outbox in self.outboxes.values())
 
     async def initiate(
         self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None
@@ -400,6 +403,7 @@ class Http2(H2Protocol):
             if isinstance(event, (InformationalResponse, Response)):
                 status = [(b":status", b"%d" % event.status_code)]
                 self.connection.send_headers(event.stream_id, status + event.headers)
+                self.outboxes[event.stream_id].announced = _announced(event.headers)
                 self._work += 2
                 await self._flush()
             elif isinstance(event, Body):
@@ -408,6 +412,7 @@ class Http2(H2Protocol):
             elif isinstance(event, EndBody):
                 outbox = self.outboxes[event.stream_id]
                 outbox.complete = True
+                outbox.announced = 0
                 await self.has_data.set()
                 await outbox.drained()
             elif isinstance(event, StreamClosed):
@@ -473,3 +478,8 @@ class Http2(H2Protocol):
         outbox = self.outboxes.pop(stream_id, None)
         if outbox is not None:
             outbox.close()
+
+
+def _announced(headers: list[tuple[bytes, bytes]]) -> int:
+    """The bytes of a body, as its headers announce it; 0 if they do not."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)

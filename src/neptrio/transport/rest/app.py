@@ -28,6 +28,7 @@ from neptrio.transport.rest.disconnect import Disconnected, unless_gone, wait_or
 from neptrio.transport.rest.generate import HttpGenerate
 from neptrio.transport.rest.infer import DECODED_LATER, JSON, Headers, HttpInfer, error_body
 from neptrio.transport.rest.infer_stream import HttpInferStream
+from neptrio.transport.rest.large_body import PIECE, IncomingBody, send_in_pieces
 from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX
 from neptrio.transport.rest.openai import HttpOpenAi
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
@@ -38,7 +39,6 @@ log = logging.getLogger("neptrio.rest")
 Answer = tuple[int, Headers, list[Any]]
 TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
-LARGE_ANSWER = 64 << 10  # bytes
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
 
@@ -124,17 +124,19 @@ class RestApp:
         if answer is None:
             return
         status, headers, body = answer
+        length = sum(memoryview(part).nbytes for part in body)
+        start = [*headers, (b"content-length", b"%d" % length)]
         with times.answering():
-            whole = b"".join(body)
-            # a slow client would otherwise keep the model's outputs in memory beside `whole`
-            del answer, body
-            if len(whole) > LARGE_ANSWER:  # it was made in slices, and giving it to the kernel takes another
-                await trio.lowlevel.checkpoint()
-            start = [*headers, (b"content-length", b"%d" % len(whole))]
             await send({"type": "http.response.start", "status": status, "headers": start})
             if scope["method"] == "HEAD":
-                whole = b""
-            await send({"type": "http.response.body", "body": whole})
+                await send({"type": "http.response.body", "body": b""})
+            elif length > PIECE:
+                await send_in_pieces(send, body)
+            else:
+                whole = b"".join(body)
+                # a slow client would otherwise keep the model's outputs in memory beside `whole`
+                del answer, body
+                await send({"type": "http.response.body", "body": whole})
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> Answer | None:
         route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
@@ -208,10 +210,14 @@ class RestApp:
 
         Raises TritonError (413) as soon as the body is known to be too large, TooSlow, and Disconnected.
         """
+        length = -1
         for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > self._max_input:
-                raise too_large(self._max_input)
-        body: Any = b""
+            if name == b"content-length" and value.isdigit():
+                length = max(length, int(value))
+        if length > self._max_input:
+            raise too_large(self._max_input)
+        whole: Any = b""
+        body: IncomingBody | None = None
         more = True
         # the same rule as on our own connection: each byte that arrives extends the time for the rest
         with trio.move_on_after(self._services.settings.http_request_timeout_secs) as limit:
@@ -221,18 +227,20 @@ class RestApp:
                     raise Disconnected
                 more = event.get("more_body", False)
                 part = event.get("body", b"")
-                if not body and not more:
-                    body = part
-                else:
-                    body = body or bytearray()
-                    body += part
-                    limit.deadline += len(part) / MIN_BYTES_PER_SECOND
-                if len(body) > self._max_input:
+                if (len(part) if body is None else body.size + len(part)) > self._max_input:
                     raise too_large(self._max_input)
+                if body is None and not more:
+                    whole = part
+                    break
+                body = body or IncomingBody(length)
+                body.add(part)
+                limit.deadline += len(part) / MIN_BYTES_PER_SECOND
         if more:
             raise TooSlow
+        if body is not None:
+            whole = await body.whole()
         scope[TIMES].came()
-        return body
+        return whole
 
     async def _infer(
         self, route: routes.Route, scope: dict[str, Any], receive: Receive, forwarded: Forwarded | None
