@@ -65,10 +65,18 @@ class PrefixedStream(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
             given, self._prefix = self._prefix, b""
             return given
-        return bytes(await self._stream.receive_some(max_bytes))
+        try:
+            return bytes(await self._stream.receive_some(max_bytes))
+        except trio.BrokenResourceError as error:
+            _forget_frames(error)
+            raise
 
     async def send_all(self, data: Any) -> None:
-        await self._stream.send_all(data)
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            _forget_frames(error)
+            raise
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
@@ -78,6 +86,13 @@ class PrefixedStream(trio.abc.Stream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _forget_frames(error: trio.BrokenResourceError) -> None:
+    """From Python 3.13 on the system's error, which is the cause, and the frames in which trio has turned it into this one
+    refer to each other, and to all frames above: the connection would live until the collector finds it."""
+    if error.__cause__ is not None:
+        error.__cause__.__traceback__ = None
 
 
 class HypercornConnection(TCPServer):
