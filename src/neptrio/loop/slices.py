@@ -84,9 +84,7 @@ async def gathered(texts: Iterable[bytes], separator: bytes = b"") -> bytes:
     """The texts of a generator whose work is cut, joined."""
     slices = Slices()
     made: list[bytes] = []
-    joined: list[
-        bytes
-    ] = []  # those of each slice: joining thousands at the end would take half a millisecond
+    joined: list[bytes] = []  # those of each slice: thousands would take half a millisecond at the end
     for text in texts:
         made.append(text)
         if slices.used_up:
