@@ -20,8 +20,9 @@ Rules:
  5. They are frozen only if that look has taken long, so with few models everything is looked at again and again, and
     nothing that is left in a cycle is lost.
  6. Frozen objects are looked at (a complete look) if there are such since the last one, and at rest, if the process has grown
-    by a quarter more than its models explain, or models' Python code runs in this process and there is MUCH that
-    was frozen; where the server never rests, if it has become twice as large.
+    by a quarter more than its models explain, or there is MUCH that was frozen while models' Python code runs in this
+    process or nobody counts its memory (PYTHONMALLOC=malloc); where the server never rests, if it has become twice as
+    large.
  7. The unload of a model whose Python code ran in this process is followed by a complete look at once
     (observe.memory.give_back).
 """
@@ -222,7 +223,7 @@ async def collect(
             continue
         _look()
         if looks == _looks and _freezes:
-            much = rests and _freezes >= MUCH and code_here()
+            much = rests and _freezes >= MUCH and (code_here() or not _blocks)
             if much or growth.too_much(sys.getallocatedblocks(), models, rests):
                 _look_at_all()
         if looks != _looks:
