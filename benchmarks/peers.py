@@ -165,7 +165,8 @@ def neptrio(
         "--allow-metrics=false",
         *flags,
     ]
-    process = _start(name, command, {"PYTHONPATH": str(ROOT / "src")}, cpu, log)
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    process = _start(name, command, {"PYTHONPATH": path}, cpu, log)
     return _wait_ready(Server(name, process, http, grpc), "/v2/health/ready", log)
 
 
