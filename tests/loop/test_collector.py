@@ -176,7 +176,9 @@ def test_a_model_that_the_start_has_loaded_is_freed_when_it_is_unloaded(watched:
     until(freed.exists, "what the model's module held is freed")
 
 
-@pytest.mark.skipif(sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc: nobody counts what Python's objects take")
+@pytest.mark.skipif(
+    sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc: nobody counts what Python's objects take"
+)
 def test_what_is_hidden_and_dropped_is_freed_when_the_process_has_grown(watched: Watched) -> None:
     client, freed = watched.client, watched.repository / "holds" / "freed"
     tensor = httpclient.InferInput("X", [1], "FP32")
