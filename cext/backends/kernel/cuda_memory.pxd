@@ -28,7 +28,6 @@ cdef void leave(cu.CUstreamCaptureMode before) noexcept nogil
 cdef int judged(Memory* memory, int code) noexcept nogil
 cdef int wait_stream(Memory* memory, cu.CUstream stream, double seconds) noexcept nogil
 cdef void nap(int64_t nanoseconds) noexcept nogil
-cdef int64_t nap_after(int64_t waited) noexcept nogil
 cdef int pin(Pin* block) noexcept nogil
 cdef int allocate(Memory* memory, cu.CUdeviceptr* address, size_t size, cu.CUstream stream) noexcept nogil
 cdef void give_access(Memory* memory, int device) noexcept nogil

@@ -30,6 +30,7 @@ cimport cython
 from trio.lowlevel import in_trio_run
 
 from neptrio.backends.kernel.cuda_error cimport check, doubtful, sticky
+from neptrio.backends.kernel.expected_end cimport nap_after
 from neptrio.backends.kernel.plan cimport Block, new_block
 from neptrio.request.infer_request cimport now_ns
 
@@ -46,9 +47,6 @@ cdef extern from "<time.h>" nogil:
 
 cdef enum:
     PAGE = 4096
-    DROWSY_NS = 50000       # until then, waiting threads ask without pause
-    NAP_NS = 20000          # the shortest nap
-    LONG_NAP_NS = 2000000
     PATIENCE = 30           # seconds that copies and closing wait for a device before they give it up
 
 
@@ -335,13 +333,6 @@ cdef void nap(int64_t nanoseconds) noexcept nogil:
     t.tv_sec = nanoseconds // 1000000000
     t.tv_nsec = nanoseconds % 1000000000
     nanosleep(&t, NULL)
-
-
-cdef int64_t nap_after(int64_t waited) noexcept nogil:
-    """How long to sleep before asking again, when `waited` ns have passed: what a nap adds to a wait stays small."""
-    if waited < DROWSY_NS:
-        return 0
-    return min(max(waited // 16, <int64_t>NAP_NS), <int64_t>LONG_NAP_NS)
 
 
 cdef int wait_stream(Memory* memory, cu.CUstream stream, double seconds) noexcept nogil:

@@ -19,8 +19,8 @@ Rules:
     instance on that GPU calls the driver.
  4. Nothing waits for ever: a run that takes longer than its limit breaks the context, because no kernel can be stopped
     in any other way than by ending the process. Its time begins when it was launched and the run before it had ended.
- 5. Waiting is asking. What a plan took so far says when to ask without pause: around the expected end, and in the
-    first DROWSY_NS. Otherwise the thread naps, but wakes for a batch that arrives while another may be launched.
+ 5. Waiting is asking. What a plan took so far says when to ask without pause (expected_end). Otherwise the thread naps, but
+    wakes for a batch that arrives while another may be launched.
 """
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
@@ -35,17 +35,14 @@ from neptrio.backends.kernel.cuda_launch cimport (
     copy_late,
     fence,
 )
-from neptrio.backends.kernel.cuda_memory cimport Memory, enter, judged, leave, nap, nap_after, wait_stream
+from neptrio.backends.kernel.cuda_memory cimport Memory, enter, judged, leave, nap, wait_stream
 from neptrio.backends.kernel.cuda_queue cimport SLOTS, Queue, Slot
+from neptrio.backends.kernel.expected_end cimport expected_after, pause_after, slept_through
 from neptrio.backends.kernel.plan cimport Plan
 from neptrio.loop.mailbox cimport Mailbox, Work
 from neptrio.request.infer_request cimport now_ns
 
 cdef enum:
-    DROWSY_NS = 50000       # until then, waiting threads ask without pause
-    LONG_NS = 200000        # an execution that took longer so far is slept through at first
-    AROUND_NS = 250000      # so long before and after the expected end, or a quarter of it, they do so again
-    LONG_NAP_NS = 2000000
     PATIENCE = 30           # seconds, where no event tells an end
 
 
@@ -110,13 +107,15 @@ cdef int end(DeviceWork* w) noexcept nogil:
     cdef double took
     cdef int r = 0
     cdef int64_t now = now_ns()
+    cdef bint asleep = q.asleep
+    q.asleep = False
     took = <double>(now - max(run.launched, q.finished))
     q.finished = now
     w.finished += 1
     q.under_way -= 1
     if w.status:
         return 0
-    plan.wait_ns = took if plan.wait_ns == 0 else plan.wait_ns + (took - plan.wait_ns) / 8
+    plan.wait_ns = expected_after(plan.wait_ns, took, asleep)
     if run.small and plan.output_bytes:
         memcpy(run.output, s.pinned + plan.input_bytes, plan.output_bytes)
     if run.late:
@@ -134,29 +133,19 @@ cdef int end(DeviceWork* w) noexcept nogil:
     return r
 
 
-cdef int64_t pause_after(int64_t waited, int64_t expected) noexcept nogil:
-    """How long to sleep before asking again, when `waited` ns have passed of about `expected` (rule 5)."""
-    cdef int64_t around = min(expected // 4, <int64_t>AROUND_NS)
-    if expected > LONG_NS:
-        if waited < expected - around:
-            return min(expected - around - waited, <int64_t>LONG_NAP_NS)
-        if waited < expected + around:
-            return 0
-    return nap_after(waited) if waited >= max(<int64_t>DROWSY_NS, expected + around) else 0
-
-
 cdef void rest(DeviceWork* w, bint ahead) noexcept nogil:
     """Nothing can be done but to wait: takes a nap, if it is not too short, and gives a run that hangs up (rule 4)."""
     cdef Queue* q = w.queue
     cdef DeviceRun* run = &w.runs[w.finished]
-    cdef int64_t waited = now_ns() - max(run.launched, q.finished), pause
+    cdef int64_t waited = now_ns() - max(run.launched, q.finished), expected = <int64_t>run.plan.wait_ns, pause
     if q.limit_ns and waited > q.limit_ns:
         w.late = True
         q.memory.broken = cu.CUDA_ERROR_LAUNCH_TIMEOUT
         return
     if q.busy_wait:
         return
-    pause = pause_after(waited, <int64_t>run.plan.wait_ns)
+    pause = pause_after(waited, expected)
+    q.asleep = slept_through(waited, expected)
     if pause and ahead and q.under_way < SLOTS:
         (<Mailbox>w.mailbox).nap(pause)
     elif pause:
@@ -185,6 +174,7 @@ cdef void work_off(DeviceWork* w, bint ahead) noexcept nogil:
                 elif w.status == 0:
                     judged(memory, 0)
                 continue
+            q.asleep = False
         if not advance(w, ahead):
             rest(w, ahead)
     if memory.broken and w.status == 0 and w.finished < w.n_runs:

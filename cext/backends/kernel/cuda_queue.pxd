@@ -53,6 +53,7 @@ cdef struct Queue:
     int next
     int under_way               # runs that have a slot
     int64_t finished            # when the last of them ended
+    bint asleep                 # nobody has asked for the one that is awaited since it was slept through
     int64_t graph_launches
     int64_t launched_ahead      # runs that were launched while an earlier one was under way
     int64_t grown               # how often memory was allocated, so that a change is noticed
