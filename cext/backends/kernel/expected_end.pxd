@@ -33,4 +33,4 @@ cdef inline double expected_after(double expected, double took, bint asleep) noe
     """What is expected after a run of `took` ns. `asleep`: it had ended when it was asked for after a sleep of rule 1."""
     if expected == 0:
         return took
-    return took / 2 if asleep else expected + (took - expected) / 8
+    return took * 0.8 if asleep else expected + (took - expected) / 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from neptrio.backends.kernel.expected_end import LONG, asleep, expectation, pause
@@ -44,6 +46,16 @@ def test_what_became_quicker_or_slower_is_learned(takes: int) -> None:
         for _ in range(60):
             noticed, expected = awaited(takes, expected)
         assert noticed - takes <= 1_000, before
+
+
+@pytest.mark.parametrize("takes", [220_000, 240_000, 300_000, 400_000])
+def test_runs_that_vary_are_noticed_soon_behind_their_end(takes: int) -> None:
+    chance, expected, late, runs = random.Random(1), float(takes), 0, 4_000
+    for _ in range(runs):
+        this = int(takes * chance.uniform(0.9, 1.1))
+        noticed, expected = awaited(this, expected)
+        late += noticed - this
+    assert late / runs <= 13_000
 
 
 def test_long_runs_are_slept_through_until_shortly_before_their_end() -> None:
