@@ -326,7 +326,7 @@ def test_a_count(traced: Traced) -> None:
     assert [name in found for name in names] == [True] * 3 + [False] * 2
     change({"trace_count": "-1"})
     written = [trace["request_id"] for trace in read(f"{traced.file}.0")]
-    assert written[-3:] == names[:3]
+    assert sorted(written[-3:]) == sorted(names[:3])
 
 
 def test_a_front_end_that_hangs_holds_up_nobody_for_long(tmp_path: Path) -> None:
@@ -351,12 +351,13 @@ def test_a_front_end_that_hangs_holds_up_nobody_for_long(tmp_path: Path) -> None
 
 
 def test_the_last_traces_of_a_server_that_ends(tmp_path: Path) -> None:
+    """Each once. They lie in the order in which they ended, which two front ends tell each for itself."""
     with traced_server(tmp_path, 2) as made:
         for number in range(8):
             unary(made.server, "echo", str(number))
         assert made.server.stop() == 0
         found = read(made.file)
-    assert [trace["request_id"] for trace in found] == [str(number) for number in range(8)]
+    assert sorted(trace["request_id"] for trace in found) == [str(number) for number in range(8)]
     for trace in found:
         assert points(trace)[-3:] == ANSWERED
 
