@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neptrio import __version__, commands, flags
+from neptrio import __version__, commands, flags, process_end
 from neptrio.errors import TritonError
 from neptrio.settings import Settings
 
@@ -365,8 +365,14 @@ def settings_of(argv: list[str], before: Mapping[str, Any] | None = None) -> tup
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the process's exit status."""
-    argv = sys.argv[1:] if argv is None else argv
+    """Entry point; returns the process's exit status, but does not return in a process that has served."""
+    status = _main(sys.argv[1:] if argv is None else argv)
+    if process_end.has_served():
+        process_end.leave(status)
+    return status
+
+
+def _main(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         if argv[0] in commands.names():
             return commands.run(argv[0], argv[1:])
@@ -379,6 +385,7 @@ def main(argv: list[str] | None = None) -> int:
 def serve(settings: Settings, warnings: list[str]) -> int:
     """Serves in this process until a signal; returns its exit status."""
     gc.disable()  # start-up makes what lives for ever; the server turns it on when it is ready
+    process_end.serves()
     from neptrio import server
     from neptrio.logs import settle, start_logging
     from neptrio.loop import allocator
