@@ -23,10 +23,10 @@ def give_back(with_cycles: bool) -> None:
     """Returns the allocator's free pages to the system where it can do that (glibc), after unloads.
 
     `with_cycles`: Python code of an unloaded model ran in this process. Its modules and classes refer to themselves, so
-    they are collected first, during which no other Python code runs. Of other models reference counts have freed all.
+    what is left of them is collected first. Of other models reference counts have freed all.
     """
     if with_cycles:
-        collector.everything()
+        collector.look_behind()
     allocator.give_back()
 
 

@@ -177,11 +177,12 @@ class ModelRunner:
         self.decoupled = decoupled
         self.host = InProcessHost(name, args["model_name"], services)
         self.model: Any = None
-        self._source = source
+        self._source: ModelSource | None = source
         self._args = args
 
     def load(self) -> None:
         """Imports the model file and makes the model object."""
+        assert self._source is not None
         module = self._source.load()
         self.model = check_class(module, str(self._source.path))()
 
@@ -196,9 +197,17 @@ class ModelRunner:
         return self.model.finalize() if hasattr(self.model, "finalize") else None
 
     def forget(self) -> None:
-        """Drops the model and its modules."""
+        """Drops the model and its modules: its load has failed, whose objects are new (loop.collector, rule 3)."""
         self.model = None
-        self._source.unload()
+        if self._source is not None:
+            self._source.unload()
+
+    def end(self) -> None:
+        """Drops the model, which has served, and its modules, and frees what nobody else holds of them."""
+        if self._source is not None:
+            gone = self._source.end(self.model)
+            self.model = self._source = None
+            gone.look()
 
     @property
     def wants_sequence_end(self) -> bool:

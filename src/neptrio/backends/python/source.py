@@ -26,6 +26,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from neptrio.loop import collector
+
 _numbers = itertools.count(1)
 
 
@@ -66,11 +68,19 @@ class ModelSource:
             self.unload()
             raise
 
-    def unload(self) -> None:
-        """Removes the model's modules from sys.modules."""
+    def unload(self) -> list[types.ModuleType]:
+        """Removes the model's modules from sys.modules, and returns them."""
         prefix = self.package + "."
-        for name in [n for n in list(sys.modules) if n == self.package or n.startswith(prefix)]:
-            del sys.modules[name]
+        names = [n for n in list(sys.modules) if n == self.package or n.startswith(prefix)]
+        found = [sys.modules.pop(name) for name in names]
+        return [module for module in found if issubclass(type(module), types.ModuleType)]
+
+    def end(self, model: Any) -> collector.Gone:
+        """Removes the modules. When the caller has let go of `model`, its object, and of this source, what is left of
+        all of them is to be collected, by Gone.look()."""
+        modules = self.unload()
+        loaders = [module.__dict__.get("__loader__") for module in modules]
+        return collector.Gone([self, model, *modules, *loaders], self.package)
 
     def _load(self, fullname: str, path: Path, package_folder: Path | None) -> types.ModuleType:
         loader = _Loader(fullname, str(path), self)
