@@ -53,6 +53,9 @@ cdef class Http1FastPath(RequestHead):
     cdef public int64_t since_ns     # when the last answer was sent, or the connection began
     cdef public int64_t requests
     cdef readonly int64_t passed     # how many of these bypassed the parser
+    cdef readonly bytes parted       # the head of a plain request and what has come of its body, or None (rule 6)
+    cdef bint lacks                  # pass_by() has ended at such a request
+    cdef public Py_ssize_t body_received  # bytes of the message under way
     cdef public bytes later          # bytes received that are parsed when there is room, or None
     cdef public object direct        # the buffer of a body that is received without the parser
     cdef public object room          # Event for whoever waits for room, or None
@@ -60,6 +63,7 @@ cdef class Http1FastPath(RequestHead):
     cpdef advance(self)
     cpdef bint has_room(self) except -1
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1
+    cdef bint part(self, const char* p, Py_ssize_t n) except -1
     cdef bint takes_host(self, const char* value, Py_ssize_t n) except -1
     cdef Owner owner_of(self, const char* token, Py_ssize_t n, str model)
     cdef Py_ssize_t one(self, const char* p, Py_ssize_t n) except -1

@@ -10,13 +10,16 @@ Rules:
     have had the same result; in doubt it leaves a request to the parser.
  2. It takes: POST /v2/models/NAME[/versions/N]/infer HTTP/1.1 with unescaped names; header lines of token, colon and
     printable ASCII; one Host that is allowed; one Content-Length of digits; a body that is completely received.
- 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive, Accept-Encoding,
-    headers by which browsers describe the page behind a request, folded lines and lines that end in a bare LF, and
+ 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive, Accept-Encoding
+    other than identity, headers by which browsers describe the page behind a request, folded lines and lines that end in a bare LF, and
     repetitions of headers that matter.
  4. With --auth-config it takes what a client that it knows sends: the last token that was accepted on the connection,
     for the same model, is remembered until the file of tokens is read again. Everybody else, and every refusal, is left
     to the parser's path. The comparison takes the same time whatever the first differing byte.
  5. Answers are sent in the order of the requests, whichever way these took.
+ 6. Most clients send a head and its body in two calls, which often arrive one by one. So the beginning of a plain request,
+    up to PARTED bytes of it, waits for the rest in front of the parser. One that has come in MOST_PARTS parts and is still
+    not whole goes to the parser. To whoever looks at times and limits it is a request that is being received.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t
@@ -58,6 +61,8 @@ log = logging.getLogger("neptrio.http1")
 cdef enum:
     MOST_EXCHANGES = 64
     JOIN = 16 << 10        # bytes; smaller answers are sent as one buffer
+    PARTED = 16 << 10      # bytes of a request's head and body
+    MOST_PARTS = 3
     LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
 
 MAX_EXCHANGES = MOST_EXCHANGES
@@ -279,25 +284,49 @@ cdef class Http1FastPath(RequestHead):
         else:
             n = receive(self.fd, RECEIVE)
             if n > 0:
-                if self.fast_path and not self.in_message:
-                    at = self.pass_by(received_bytes(), n)
-                if at < n:
-                    self.feed(VIEW[at:n] if at else VIEW[:n])
+                if self.parted is not None:
+                    self.pass_on(received_bytes()[:n])
+                else:
+                    if self.fast_path and not self.in_message:
+                        at = self.pass_by(received_bytes(), n)
+                    if at < n and not self.part(received_bytes() + at, n - at):
+                        self.feed(VIEW[at:n] if at else VIEW[:n])
             elif n == 0:
                 self.end_of_input()
         return self.later is None and not self.closing and not self.ended and self.has_room()
 
     def pass_on(self, bytes data not None):
         """Handles bytes that were received elsewhere."""
-        cdef Py_ssize_t at = 0, n = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t at = 0, n
+        if self.parted is not None:
+            data = self.parted + data
+            self.parted = None
+            self.in_message = False
+        n = PyBytes_GET_SIZE(data)
         if self.fast_path and not self.in_message:
             at = self.pass_by(PyBytes_AS_STRING(data), n)
-        if at < n:
+        if at < n and not self.part(PyBytes_AS_STRING(data) + at, n - at):
             self.feed(data[at:] if at else data)
+
+    cdef bint part(self, const char* p, Py_ssize_t n) except -1:
+        """Keeps the beginning of a request if pass_by() has seen that it is worth waiting for the rest (rule 6)."""
+        if not self.lacks:
+            return False
+        self.lacks = False
+        if self.parts + 1 >= MOST_PARTS:
+            return False
+        if self.parts == 0:
+            self.receive_start = now_ns()
+        self.parts += 1
+        self.parted = p[:n]
+        self.in_message = self.head_complete = True
+        self.body_received = 0
+        return True
 
     cdef Py_ssize_t pass_by(self, const char* p, Py_ssize_t n) except -1:
         """Takes all plain infer requests at the front of the buffer; returns how many bytes these were."""
         cdef Py_ssize_t at = 0, used
+        self.lacks = False
         if self.admission.tracer.trace_headers:
             return 0
         while at < n and not self.closing and len(self.exchanges) < MOST_EXCHANGES:
@@ -350,17 +379,25 @@ cdef class Http1FastPath(RequestHead):
             route = known.route
             length = known.content_length
             head.header_length = known.header_length
-            if length > n - at or length > self.max_body:
+            if length > self.max_body:
+                return 0
+            if length > n - at:
+                self.lacks = at + length <= PARTED
                 return 0
         else:
             if not read_head(p, n, self.asks_who, &head):
                 return 0
             at = head.size
             length = head.content_length
-            if length > n - at or length > self.max_body or not self.takes_host(head.host, head.host_length):
+            if length > self.max_body or (length > n - at and at + length > PARTED):
+                return 0
+            if not self.takes_host(head.host, head.host_length):
                 return 0
             route = route_of(p[5:head.path_end])
             if route is None:
+                return 0
+            if length > n - at:
+                self.lacks = True
                 return 0
             if not self.asks_who:
                 known = keep(p, &head, route, &self.head_seen)
@@ -374,7 +411,11 @@ cdef class Http1FastPath(RequestHead):
                 return 0
         if self.admission.forwards and not self.admission.reads(<str>route[0], <str>route[1]):
             return 0
-        begun = now_ns()
+        if self.parts:
+            self.parts = 0
+            begun = self.receive_start
+        else:
+            begun = now_ns()
         self.passed += 1
         self.infer(route, p[at:at + length], head.header_length, begun, owner)
         return at + length

@@ -18,5 +18,6 @@ cdef class RequestHead:
     cdef public bint chunked
     cdef public int64_t content_length     # -1 without Content-Length
     cdef public int64_t receive_start      # when the message's first byte came, CLOCK_MONOTONIC ns
+    cdef int parts                         # in so many parts the message has come so far (fast_path, rule 6); 0: not in parts
     cdef public int64_t head_limit         # most bytes of URL and headers
     cdef int64_t head_bytes

@@ -46,7 +46,10 @@ cdef class RequestHead:
         self.chunked = False
         self.content_length = -1
         self.head_bytes = 0
-        self.receive_start = now_ns()
+        if self.parts:
+            self.parts = 0  # it began with the first of them
+        else:
+            self.receive_start = now_ns()
 
     def on_url(self, bytes url):
         self.head_bytes += len(url)

@@ -153,6 +153,9 @@ cdef bint read_head(const char* p, Py_ssize_t n, bint asks_who, Head* head) exce
         elif length == 10 and _spells(name, b"connection", 10):
             if end - value != 10 or not _spells(value, b"keep-alive", 10):
                 return False
+        elif length == 15 and _spells(name, b"accept-encoding", 15):
+            if end - value != 8 or not _spells(value, b"identity", 8):  # as Python's http.client says
+                return False
         elif length == 13 and asks_who and _spells(name, b"authorization", 13):
             if head.token != NULL:
                 return False
@@ -161,7 +164,6 @@ cdef bint read_head(const char* p, Py_ssize_t n, bint asks_who, Head* head) exce
         elif ((length == 6 and (_spells(name, b"expect", 6) or _spells(name, b"origin", 6)))
                 or (length == 14 and (_spells(name, b"sec-fetch-site", 14) or _spells(name, b"neptrio-timing", 14)))
                 or (length == 7 and _spells(name, b"upgrade", 7))
-                or (length == 15 and _spells(name, b"accept-encoding", 15))
                 or (length == 16 and _spells(name, b"content-encoding", 16))
                 or (length == 16 and _spells(name, b"proxy-connection", 16))
                 or (length == 17 and _spells(name, b"transfer-encoding", 17))):

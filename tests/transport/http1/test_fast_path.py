@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 
 async def outcome(
-    server: EmbeddedServer, data: bytes, fast_path: bool, policy: HeaderPolicy | None = None
+    server: EmbeddedServer, parts: list[bytes], fast_path: bool, policy: HeaderPolicy | None = None
 ) -> tuple[Any, ...]:
-    """What comes back, which tasks were started, whether it closes; and what the fast path has taken."""
+    """Of bytes that come in parts: what comes back, which tasks were started, whether it closes; and what the fast path has taken."""
     ours, theirs = socket.socketpair()
     tasks = Tasks()
     for end in (ours, theirs):
@@ -59,8 +60,14 @@ async def outcome(
     try:
         connection = Http1Connection(ours, server.server.services, None, tasks, policy)  # type: ignore[arg-type]
         connection.fast_path = connection.fast_path and fast_path
-        connection.pass_on(data)
-        server.server.loop.loop_pass.end()
+        for part in parts:
+            while connection.later is not None:  # as the connection's task, which waits for room
+                await until_trio(connection.has_room, "there is room")
+                later, connection.later = connection.later, None
+                connection.pass_on(later)
+            if not connection.closing:
+                connection.pass_on(part)
+            server.server.loop.loop_pass.end()
         await until_trio(
             lambda: (
                 not server.inflight() and (tasks.started or all(e.complete for e in connection.exchanges))
@@ -79,15 +86,18 @@ async def outcome(
 
 
 def both(
-    server: EmbeddedServer, data: bytes, policy: HeaderPolicy | None = None
+    server: EmbeddedServer, *parts: bytes, policy: HeaderPolicy | None = None
 ) -> tuple[tuple[Any, ...], int]:
     """The outcome, the same with and without the fast path, and how many requests the fast path took."""
 
     async def run() -> tuple[Any, Any]:
-        return await outcome(server, data, True, policy), await outcome(server, data, False, policy)
+        return (
+            await outcome(server, list(parts), True, policy),
+            await outcome(server, list(parts), False, policy),
+        )
 
     with_fast_path, without = trio.from_thread.run(run, trio_token=server._token)
-    assert with_fast_path[:3] == without[:3], data
+    assert with_fast_path[:3] == without[:3], parts
     assert without[3] == 0
     return with_fast_path[:3], with_fast_path[3]
 
@@ -118,6 +128,8 @@ PLAIN = [
     request(b"Inference-Header-Content-Length: 9999", body=BINARY),
     request(b"Inference-Header-Content-Length: 0", body=BINARY),
     request(b"X-Empty:", b"X-Spaces:    a b   "),
+    request(b"Accept-Encoding: identity"),
+    request(b"accept-encoding:Identity "),
 ]
 LEFT = [
     request(host=b"X: y"),
@@ -126,6 +138,9 @@ LEFT = [
     request(b"Connection: close"),
     request(b"Connection: keep-alive, close"),
     request(b"Accept-Encoding: gzip"),
+    request(b"Accept-Encoding: identity;q=0.5, gzip"),
+    request(b"Accept-Encoding: identity", b"Accept-Encoding: gzip"),
+    request(b"Accept-Encoding:"),
     request(b"Content-Encoding: gzip"),
     request(b"Expect: 100-continue"),
     request(b"Content-Length: 0"),
@@ -172,7 +187,7 @@ def test_pipelined_requests_are_answered_in_order_whichever_way_they_went(server
     def named(name: bytes, *headers: bytes) -> bytes:
         return request(*headers, body=b'{"id":"%b",' % name + GOOD[1:])
 
-    data = named(b"one") + named(b"two", b"Accept-Encoding: identity") + named(b"three") + named(b"four")
+    data = named(b"one") + named(b"two", b"Accept-Encoding: br") + named(b"three") + named(b"four")
     (answer, _, closing), passed = both(server, data)
     places = [answer.index(b'"id":"%b"' % name) for name in (b"one", b"two", b"three", b"four")]
     assert places == sorted(places)
@@ -180,10 +195,88 @@ def test_pipelined_requests_are_answered_in_order_whichever_way_they_went(server
     assert passed == 1  # what follows a request of the parser in the same bytes is the parser's
 
 
+def cut(data: bytes, *places: int) -> list[bytes]:
+    """The parts of `data` between these places."""
+    edges = [0, *sorted(places), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+HEAD = len(request(body=b"", length=b"%d" % len(GOOD)))
+
+
+@pytest.mark.parametrize("data", PLAIN)
+def test_a_head_waits_for_its_body(server: EmbeddedServer, data: bytes) -> None:
+    head = data.index(b"\r\n\r\n") + 4
+    assert both(server, *cut(data, head))[1] == 1
+
+
+@pytest.mark.parametrize("data", LEFT)
+def test_no_other_head_does(server: EmbeddedServer, data: bytes) -> None:
+    head = data.index(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else 10
+    assert both(server, *cut(data, head))[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "passed"),
+    [
+        (cut(request(), HEAD, HEAD + 5), 1),
+        (cut(request(), HEAD + 5, HEAD + 6), 1),
+        (cut(request(), HEAD, HEAD + 5, HEAD + 6), 0),  # it comes in more parts than are waited for
+        (cut(request(), HEAD - 1), 0),
+        (cut(request() * 2, HEAD), 2),
+        (cut(request() * 2, len(request()) + HEAD), 2),
+        (cut(request() * 3, HEAD, len(request()) + HEAD, 2 * len(request()) + HEAD), 3),
+        (cut(request() + request(b"Accept-Encoding: gzip"), HEAD), 1),
+        (cut(request(body=GOOD + b" " * 20_000), HEAD + 20), 0),  # what is waited for is small
+        (cut(request(), HEAD)[:1], 0),
+    ],
+)
+def test_requests_in_parts(server: EmbeddedServer, parts: list[bytes], passed: int) -> None:
+    assert both(server, *parts)[1] == passed
+
+
+def test_a_request_in_parts_is_one_that_is_being_received(server: EmbeddedServer) -> None:
+    """For times and limits it is what it would be in the parser."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            connection = Http1Connection(ours, server.server.services, None, Tasks())  # type: ignore[arg-type]
+            connection.body_received = 1 << 30  # of the request before
+            before = connection.held_bytes()
+            connection.pass_on(request()[:-2])
+            assert connection.parted == request()[:-2]
+            assert (
+                connection.statistics().receiving and connection.held_bytes() == before + HEAD + len(GOOD) - 2
+            )
+            began = connection.receive_start
+            connection.end_grace()
+            connection.check(began + 10**9, 10**9, 0)
+            assert not connection.closing, "it is waited for"
+            connection.pass_on(request()[-2:-1])
+            assert connection.receive_start == began, "it began with its first part"
+            connection.check(began + 10**9 + 1, 10**9, 0)
+            assert connection.closing
+            assert theirs.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+
+    trio.from_thread.run(run, trio_token=server._token)
+
+
 NAMES = [b"Content-Length", b"content-length", b"Connection", b"Expect", b"Upgrade", b"X", b"x-y_z", b"Te"]
 NAMES += [b"Transfer-Encoding", b"Inference-Header-Content-Length", b"Accept-Encoding", b"Host", b"", b"A B"]
 VALUES = [b"0", b"5", b"%d" % len(GOOD), b"keep-alive", b"Keep-Alive", b"close", b"chunked", b"h2c", b"gzip"]
-VALUES += [b"", b" ", b"\t", b"a b", b"\xff", b"100-continue", b"websocket", b"%d" % len(BINARY_HEAD)]
+VALUES += [
+    b"identity",
+    b"",
+    b" ",
+    b"\t",
+    b"a b",
+    b"\xff",
+    b"100-continue",
+    b"websocket",
+    b"%d" % len(BINARY_HEAD),
+]
 SEPARATORS = [b": ", b":", b" : ", b":\t", b"", b":  "]
 ENDS = [b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r", b"\r\n "]
 PATHS = [PATH, b"/v2/models/identity/versions/1/infer", b"/v2/models/none/infer", b"/v2/models//infer", b"*"]
@@ -216,13 +309,18 @@ def requests(draw: Any) -> bytes:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(requests(), min_size=1, max_size=2), st.integers(0, 1 << 16), st.binary(max_size=1))
-@example([PLAIN[0]], 0, b"")
+@given(
+    st.lists(requests(), min_size=1, max_size=2),
+    st.integers(0, 1 << 16),
+    st.binary(max_size=1),
+    st.lists(st.integers(0, 1 << 16), max_size=4),
+)
+@example([PLAIN[0]], 0, b"", [])
 def test_no_request_fares_differently_in_the_lane(
-    server: EmbeddedServer, parts: list[bytes], at: int, flip: bytes
+    server: EmbeddedServer, made: list[bytes], at: int, flip: bytes, places: list[int]
 ) -> None:
-    data = b"".join(parts)
+    data = b"".join(made)
     if flip and data:
         at %= len(data)
         data = data[:at] + flip + data[at + 1 :]
-    both(server, data)
+    both(server, *(part for part in cut(data, *(place % len(data) for place in places)) if part))

@@ -92,7 +92,7 @@ def test_a_head_that_is_known_and_a_body_that_is_not_whole(server: EmbeddedServe
 
 def test_what_one_connection_takes_another_may_not(server: EmbeddedServer, tmp_path: Path) -> None:
     assert both(server, 4 * A)[1] == 4
-    (answer, _, _), passed = both(server, A, policy(tmp_path, FILE))
+    (answer, _, _), passed = both(server, A, policy=policy(tmp_path, FILE))
     assert (statuses(answer), passed) == ([b"401"], 0)
 
 

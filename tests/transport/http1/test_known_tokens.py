@@ -55,12 +55,12 @@ def sent(*tokens: str | None, model: str = "identity", name: str = "Authorizatio
 
 
 def test_a_known_client_takes_the_fast_path(server: EmbeddedServer, tmp_path: Path) -> None:
-    (answer, _, closing), passed = both(server, sent("one", "one", "one"), policy(tmp_path, FILE))
+    (answer, _, closing), passed = both(server, sent("one", "one", "one"), policy=policy(tmp_path, FILE))
     assert passed == 3
     assert answer.count(b"HTTP/1.1 200 OK") == 3
     assert not closing
-    both(server, sent("one", name="aUTHORIZATION"), policy(tmp_path, FILE))
-    assert both(server, sent("counted", "counted"), policy(tmp_path, FILE))[1] == 2
+    both(server, sent("one", name="aUTHORIZATION"), policy=policy(tmp_path, FILE))
+    assert both(server, sent("counted", "counted"), policy=policy(tmp_path, FILE))[1] == 2
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_a_known_client_takes_the_fast_path(server: EmbeddedServer, tmp_path: Pa
 def test_it_decides_as_the_parsers_path(
     server: EmbeddedServer, tmp_path: Path, data: bytes, statuses: list[bytes], passed: int
 ) -> None:
-    (answer, _, _), found = both(server, data, policy(tmp_path, FILE))
+    (answer, _, _), found = both(server, data, policy=policy(tmp_path, FILE))
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == statuses
     assert found == passed
 
 
 def test_clients_without_a_token(server: EmbeddedServer, tmp_path: Path) -> None:
     open_to_all = policy(tmp_path, FILE + '[anonymous]\nscopes = ["infer"]\n')
-    (answer, _, _), passed = both(server, sent(None, "one", None, "wrong"), open_to_all)
+    (answer, _, _), passed = both(server, sent(None, "one", None, "wrong"), policy=open_to_all)
     assert passed == 3
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"200", b"401"]
 
@@ -105,7 +105,7 @@ def test_clients_without_a_token(server: EmbeddedServer, tmp_path: Path) -> None
     "flag", ["--http-restricted-api=inference:key=secret", "--http-header-forward-pattern=x.*"]
 )
 def test_other_headers_that_matter_are_the_parsers(server: EmbeddedServer, tmp_path: Path, flag: str) -> None:
-    assert both(server, sent("one"), policy(tmp_path, FILE, flag))[1] == 0
+    assert both(server, sent("one"), policy=policy(tmp_path, FILE, flag))[1] == 0
 
 
 def test_what_is_remembered_ends_with_the_file(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_only_the_owner_is_remembered(server: EmbeddedServer, tmp_path: Path) ->
     tokens = Tokens(_written(tmp_path, FILE.replace('models = ["other"]', "")))
     settings, _ = settings_of(["--model-repository=m"])
     made = http_policy(settings, tokens)
-    (answer, _, _), passed = both(server, sent("one", "two", "one", "reader", "two"), made)
+    (answer, _, _), passed = both(server, sent("one", "two", "one", "reader", "two"), policy=made)
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"200", b"403", b"200"]
     assert passed == 3  # what follows a request of the parser in the same bytes is the parser's
     assert (tokens.find(b"one").open, tokens.find(b"two").open) == (0, 0)

@@ -128,7 +128,7 @@ class Http1Connection(Http1Input):
     def held_bytes(self) -> int:
         """Bytes of unanswered requests, of the request being received, and of answers that were not read."""
         coming = len(self._body) if self.direct is None else len(self.direct)
-        return self.held + coming + int(self.writer.pending)
+        return self.held + coming + len(self.parted or b"") + int(self.writer.pending)
 
     # ------------------------------------------------------------ requests
 
@@ -289,7 +289,7 @@ class Http1Connection(Http1Input):
         if self.exchanges or self.closing:
             return
         if self.in_message:
-            earned = self._received * 1_000_000_000 // MIN_BYTES_PER_SECOND
+            earned = self.body_received * 1_000_000_000 // MIN_BYTES_PER_SECOND
             limit = request_timeout_ns + earned
             if pressed and not self.head_complete:
                 limit = min(limit, idle_timeout_ns)

@@ -55,6 +55,9 @@ class Http1FastPath(RequestHead):
     requests: int
     @property
     def passed(self) -> int: ...
+    @property
+    def parted(self) -> bytes | None: ...
+    body_received: int
     later: bytes | None
     direct: Any
     room: trio.Event | None

@@ -101,7 +101,6 @@ class Http1Input(Http1FastPath):
         self._body: Any = b""
         self._direct_at = 0
         self._bounded = False
-        self._received = 0  # body bytes of the current message
         self._direct_request = ("", "", False)
         self._head_seen = 0
         self._offered = False  # the head under way offers an upgrade and will be parsed without it
@@ -130,7 +129,7 @@ class Http1Input(Http1FastPath):
     def on_headers_complete(self) -> None:
         self.head_complete = True
         self._body = b""
-        self._received = 0
+        self.body_received = 0
         problem = host_problem(self.host, self.hosts, self._parser.get_http_version())
         if problem is not None:
             raise Refusal(problem)
@@ -182,11 +181,11 @@ class Http1Input(Http1FastPath):
 
     def on_body(self, data: bytes) -> None:
         self.expect = None
-        self._received += len(data)
-        while self._received > self._let_in:  # a chunked body has no announced length
+        self.body_received += len(data)
+        while self.body_received > self._let_in:  # a chunked body has no announced length
             self._let_in += CHUNKED_STEP
             self._take(CHUNKED_STEP)
-        if self._received > self._most_body():
+        if self.body_received > self._most_body():
             raise Refusal(too_large(self._most_body()))
         if not self._body:
             self._body = data
@@ -234,7 +233,7 @@ class Http1Input(Http1FastPath):
             self.end_of_input()
         if n <= 0:
             return
-        self._direct_at = self._received = at = at + n
+        self._direct_at = self.body_received = at = at + n
         if at == length:
             method, version, keep_alive = self._direct_request
             self.direct = None
@@ -272,7 +271,7 @@ class Http1Input(Http1FastPath):
             return end + 4 if end >= 0 else min(left, PIECE_BYTES)
         if self.chunked:
             return min(left, PIECE_BYTES)
-        return min(left, max(self.content_length - self._received, 1))
+        return min(left, max(self.content_length - self.body_received, 1))
 
     def _parse(self, data: Any) -> None:
         try:
@@ -322,7 +321,7 @@ class Http1Input(Http1FastPath):
             self.expect = None
             if not self.exchanges:
                 self.writer.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
-        if not self.chunked and self.content_length - self._received > DIRECT_BYTES and not self.closing:
+        if not self.chunked and self.content_length - self.body_received > DIRECT_BYTES and not self.closing:
             self._begin_direct()
 
     def _parser_refused(self, cause: BaseException) -> None:
@@ -354,8 +353,8 @@ class Http1Input(Http1FastPath):
             # numpy does not touch the memory, so pages are used only as the body arrives
             self.direct = np.empty(self.content_length, np.uint8)
         self._direct_at = 0
-        while self._direct_at < self._received:
-            part = self.direct[self._direct_at : self._received]
+        while self._direct_at < self.body_received:
+            part = self.direct[self._direct_at : self.body_received]
             part[:] = np.frombuffer(self._body, np.uint8, len(part), self._direct_at)
             self._direct_at += len(part)
         self._body = b""
