@@ -10,9 +10,9 @@ Rules:
     have had the same result; in doubt it leaves a request to the parser.
  2. It takes: POST /v2/models/NAME[/versions/N]/infer HTTP/1.1 with unescaped names; header lines of token, colon and
     printable ASCII; one Host that is allowed; one Content-Length of digits; a body that is completely received.
- 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive, Accept-Encoding
-    other than identity, headers by which browsers describe the page behind a request, folded lines and lines that end in a bare LF, and
-    repetitions of headers that matter.
+ 3. It leaves: transfer and content encodings, Expect, Upgrade, Connection other than keep-alive, Accept-Encoding other
+    than identity, headers by which browsers describe the page behind a request, folded lines and lines that end in a
+    bare LF, and repetitions of headers that matter.
  4. With --auth-config it takes what a client that it knows sends: the last token that was accepted on the connection,
     for the same model, is remembered until the file of tokens is read again. Everybody else, and every refusal, is left
     to the parser's path. The comparison takes the same time whatever the first differing byte.

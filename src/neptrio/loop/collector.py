@@ -52,7 +52,9 @@ DUE_NS = 500_000
 MOST_NS = 1_000_000
 MUCH = 10  # times that objects were frozen
 
-MOST_THAWED = 50_000  # objects of one model: looked at in about 3 ms
+MOST_THAWED = (
+    50_000  # objects of one model: found in 40 ms, in pieces; looked at in 2 ms, and freed in 5 more
+)
 MODEL_BLOCKS = 300  # of memory that a small model takes
 LOOK_SECONDS = 1.0
 CALM_LOOKS = 2
@@ -198,7 +200,7 @@ class Gone:
             self._moved = thaw(roots, self._package, MOST_THAWED) >= 0
             roots.clear()
             self._look()
-        if _ours and self.alive():
+        if self.alive():
             _left.append(self)  # until there is a complete look
 
     def alive(self) -> list[Any]:
@@ -219,7 +221,14 @@ _left: list[Gone] = []
 
 
 def look_behind() -> None:
-    """Models have ended: looks once more at what was still referred to when their code did. Any thread."""
+    """Models have ended: looks once more at what was still referred to when their code did. Any thread.
+
+    In a program that embeds the server, at everything: nothing is hidden from the collector there.
+    """
+    if not _ours:
+        _left.clear()
+        gc.collect()
+        return
     left = _left[:]
     del _left[: len(left)]
     for gone in left:
