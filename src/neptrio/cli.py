@@ -365,9 +365,9 @@ def settings_of(argv: list[str], before: Mapping[str, Any] | None = None) -> tup
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the process's exit status, but does not return in a process that has served."""
+    """Entry point; returns the process's exit status, but does not return where process_end.is_to_leave()."""
     status = _main(sys.argv[1:] if argv is None else argv)
-    if process_end.has_served():
+    if process_end.is_to_leave():
         process_end.leave(status)
     return status
 

@@ -11,6 +11,7 @@ Rules:
     `atexit` are called, what is left in sys.stdout and sys.stderr is written.
  2. Then the process ends while all other threads are where they are.
  3. Processes that have not served, as most commands, end as any Python program: they have no such threads.
+ 4. So does one that still holds a GPU, which has failed: destructors give back what is left on it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ def serves() -> None:
     _served = True
 
 
-def has_served() -> bool:
-    """Whether this process has to end with leave()."""
-    return _served
+def is_to_leave() -> bool:
+    """Whether this process has to end with leave() (rules 3 and 4)."""
+    device = sys.modules.get("neptrio.backends.kernel.device")
+    return _served and not (device is not None and device.Device._open)
 
 
 def leave(status: int) -> NoReturn:
