@@ -214,7 +214,9 @@ def test_small_requests_are_taken_between_the_portions(way: str) -> None:
                 writer = SocketWriter(near, nursery, loop.poller)
                 writer.send([bytes(40 * MIB)])
                 left = []
-                async with trio.open_nursery() as reading:  # to its end: what was sent last is still in the kernel
+                async with (
+                    trio.open_nursery() as reading
+                ):  # to its end: what was sent last is still in the kernel
                     reading.start_soon(trio.to_thread.run_sync, _swallow, far, 40 * MIB)
                     for _ in range(5):
                         loop.far.send(b"x")
