@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from neptrio.loop.collector import Gone
+from neptrio.loop.ended_code import EndedCode
 from neptrio.loop.thaw import thaw
 
 PACKAGE = "of_a_model"
@@ -137,7 +137,7 @@ def test_objects_are_not_asked(by_hand: None) -> None:
 
 @pytest.mark.parametrize(
     "leads",
-    [logging.getLogger("neptrio"), sys.modules, Gone([], PACKAGE), gc, Code, {**globals()}],
+    [logging.getLogger("neptrio"), sys.modules, EndedCode([], PACKAGE), gc, Code, {**globals()}],
     ids=lambda leads: type(leads).__name__,
 )
 def test_what_leads_to_everything_is_not_followed(by_hand: None, leads: Any) -> None:
@@ -146,12 +146,12 @@ def test_what_leads_to_everything_is_not_followed(by_hand: None, leads: Any) -> 
 
 def test_who_is_still_held_is_looked_at_again(by_hand: None) -> None:
     code = Code()
-    gone = Gone(code.roots, PACKAGE)
+    ended = EndedCode(code.roots, PACKAGE)
     held = code.roots[1]
     code.roots.clear()
-    gone.look()
-    assert code.alive() and held in gone.alive()
+    ended.collect()
+    assert code.alive() and held in ended.alive()
     gc.freeze()
     del held
-    gone.look_again()
-    assert code.alive() == 0 and not gone.alive()
+    ended.collect_again()
+    assert code.alive() == 0 and not ended.alive()

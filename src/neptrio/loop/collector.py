@@ -24,8 +24,7 @@ Rules:
     process or nobody counts its memory (PYTHONMALLOC=malloc); where the server never rests, if it has become twice as
     large.
  7. When a model whose Python code ran in this process ends, the objects that belong to it are looked at and no others: they
-    are thawed (loop/thaw), let go, and looked at as young ones (Gone); those that somebody still held, once more when the
-    unload has ended. What is there even then is looked for at rest, in a complete look.
+    are looked at as if they were young (loop.ended_code). What is there even after the unload is looked for at rest.
 """
 
 from __future__ import annotations
@@ -34,15 +33,11 @@ import enum
 import gc
 import sys
 import time
-import types
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 import trio
 
-from neptrio.loop.thaw import thaw
+from neptrio.loop import ended_code
 
 YOUNG = 2_000  # objects that were made and not freed until young ones are looked at: 0.1 to 0.3 ms
 MIDDLE = 0  # every second look at the youngest is one at those that survived the first, too
@@ -52,9 +47,6 @@ DUE_NS = 500_000
 MOST_NS = 1_000_000
 MUCH = 10  # times that objects were frozen
 
-MOST_THAWED = (
-    50_000  # objects of one model: found in 40 ms, in pieces; looked at in 2 ms, and freed in 5 more
-)
 MODEL_BLOCKS = 300  # of memory that a small model takes
 LOOK_SECONDS = 1.0
 CALM_LOOKS = 2
@@ -164,75 +156,16 @@ def loaded() -> None:
         _look()
 
 
-class Gone:
-    """The objects of a model's Python code that ends (rule 7). Any thread.
+def unloaded() -> None:
+    """The unload of a model whose Python code ran in this process has ended (rule 7). Any thread.
 
-    `roots`: those from which the others are reached; `package`: the name of the package that its modules are in. Refers to
-    none of them. When they have been let go, look() is to be called.
+    In a program that embeds the server everything is looked at: nothing is hidden from the collector there.
     """
-
-    def __init__(self, roots: list[Any], package: str) -> None:
-        self._package = package
-        self._roots: list[weakref.ref[Any]] = []
-        modules = [root for root in roots if issubclass(type(root), types.ModuleType)]
-        # a module may end while its functions live on, which lead to all that was in it
-        for root in (*roots, *(thing for module in modules for thing in _made_by(module))):
-            with suppress(TypeError):  # None, or a class with __slots__
-                self._roots.append(weakref.ref(root))
-        self._moved = thaw(roots, package, MOST_THAWED) >= 0
-
-    def look(self) -> None:
-        """Looks at them. What is still there is looked at again by look_behind()."""
-        self._look()
-        if self.alive():
-            _left.append(self)
-
-    def _look(self) -> None:
-        if self._moved:
-            gc.collect(0)
-        if self._moved and self.alive():
-            gc.collect(1)  # an automatic look came in between
-
-    def look_again(self) -> None:
-        """Looks at what is still there."""
-        roots = self.alive()
-        if roots:
-            self._moved = thaw(roots, self._package, MOST_THAWED) >= 0
-            roots.clear()
-            self._look()
-        if self.alive():
-            _left.append(self)  # until there is a complete look
-
-    def alive(self) -> list[Any]:
-        """Those roots that are still there."""
-        return [root for ref in self._roots if (root := ref()) is not None]
-
-
-def _made_by(module: types.ModuleType) -> list[Any]:
-    """The functions and classes that a module has made itself."""
-    # not by isinstance(), which may ask the object
-    found = [
-        thing for thing in module.__dict__.values() if issubclass(type(thing), (types.FunctionType, type))
-    ]
-    return [thing for thing in found if thing.__module__ == module.__name__]
-
-
-_left: list[Gone] = []
-
-
-def look_behind() -> None:
-    """Models have ended: looks once more at what was still referred to when their code did. Any thread.
-
-    In a program that embeds the server, at everything: nothing is hidden from the collector there.
-    """
-    if not _ours:
-        _left.clear()
+    if _ours:
+        ended_code.collect_again()
+    else:
+        ended_code.forget()
         gc.collect()
-        return
-    left = _left[:]
-    del _left[: len(left)]
-    for gone in left:
-        gone.look_again()
 
 
 def _told(phase: str, info: dict[str, int]) -> None:
@@ -266,7 +199,7 @@ def _freeze() -> None:
 
 
 def _look_at_all() -> None:
-    _left.clear()
+    ended_code.forget()
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -299,7 +232,7 @@ async def collect(
         if not _ours:
             continue
         _look()
-        if rests and any(gone.alive() for gone in _left):
+        if rests and ended_code.is_there():
             _look_at_all()
         elif looks == _looks and _freezes:
             much = rests and _freezes >= MUCH and (code_here() or not _blocks)

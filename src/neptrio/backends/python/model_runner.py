@@ -205,9 +205,9 @@ class ModelRunner:
     def end(self) -> None:
         """Drops the model, which has served, and its modules, and frees what nobody else holds of them."""
         if self._source is not None:
-            gone = self._source.end(self.model)
+            code = self._source.end(self.model)
             self.model = self._source = None
-            gone.look()
+            code.collect()
 
     @property
     def wants_sequence_end(self) -> bool:

@@ -26,7 +26,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from neptrio.loop import collector
+from neptrio.loop.ended_code import EndedCode
 
 _numbers = itertools.count(1)
 
@@ -75,12 +75,12 @@ class ModelSource:
         found = [sys.modules.pop(name) for name in names]
         return [module for module in found if issubclass(type(module), types.ModuleType)]
 
-    def end(self, model: Any) -> collector.Gone:
+    def end(self, model: Any) -> EndedCode:
         """Removes the modules. When the caller has let go of `model`, its object, and of this source, what is left of
-        all of them is to be collected, by Gone.look()."""
+        all of them is to be collected, by EndedCode.collect()."""
         modules = self.unload()
         loaders = [module.__dict__.get("__loader__") for module in modules]
-        return collector.Gone([self, model, *modules, *loaders], self.package)
+        return EndedCode([self, model, *modules, *loaders], self.package)
 
     def _load(self, fullname: str, path: Path, package_folder: Path | None) -> types.ModuleType:
         loader = _Loader(fullname, str(path), self)
