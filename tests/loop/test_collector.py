@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
+import trio.testing
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from neptrio.loop import collector, sliced_look
 from neptrio.loop.collector import (
     CALM_LOOKS,
     DUE_NS,
@@ -198,9 +203,74 @@ def test_what_is_hidden_and_dropped_is_freed_when_the_process_has_grown(watched:
         return freed.exists()
 
     client.load_model("holds")
+    looks = len(watched.collections())
     # More than once: a busy machine may count as resting, and then some are looked at while the model holds them.
     until(hidden_and_dropped, "everything is looked at")
+    assert max(watched.full(looks), default=0) < ask(0) / 2, "but never all at once"
     client.unload_model("holds")
+
+
+class Itself:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def hidden() -> Iterator[weakref.ref[Itself]]:
+    """Garbage that is hidden from the collector, which looks only when the test says so."""
+    gc.disable()
+    ref = weakref.ref(Itself())
+    assert sliced_look.prepare()
+    yield ref
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_a_complete_look_lets_others_run_in_between(
+    hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_in_slices", True)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while hidden() is not None:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await collector._look_at_all()
+
+    trio.run(main)
+    assert turns > 10
+    assert hidden() is None
+
+
+def test_no_piece_of_a_look_is_made_inside_of_a_look_of_the_collectors(
+    hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_in_slices", True)
+
+    async def main() -> None:
+        collector._told("start", {"generation": 0})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collector._look_at_all)
+            await trio.testing.wait_all_tasks_blocked(cushion=collector.REST_SECONDS * 100)
+            assert hidden() is not None
+            collector._told("stop", {"generation": 0})
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert hidden() is None
+
+
+def test_where_pieces_are_not_possible_a_look_is_made_at_once(
+    hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_in_slices", False)
+    trio.run(collector._look_at_all)
+    assert hidden() is None
 
 
 def test_what_has_survived_is_looked_at_when_that_takes_long_and_hidden_if_it_did() -> None:

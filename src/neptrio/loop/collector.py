@@ -1,11 +1,11 @@
-"""When the garbage collector may look at what: at little at a time, and never at every model while somebody is served.
+"""When the garbage collector may look at what: at little at a time, and never at every model at once.
 
 The problem: the collector stops the whole process while it looks at objects, 15 to 60 us for each model that was loaded
 after the start. With 2,000 models the loop stood still for 30 ms and more. The choice: the server's own objects refer to
 each other in such a way that reference counts free them, those of an unloaded model (repository.model.Model.stop) and those
 of a closed connection. So what was looked at once and is in use needs no second look: it is frozen, which hides it from
 the collector, before there is too much of it. A look at all that was frozen comes only when the process has grown by more
-than its models explain, which other people's code may have left, and then in a moment in which nobody is served.
+than its models explain, which other people's code may have left, and then in pieces (loop/sliced_look).
 
     young objects          looked at by CPython after YOUNG new ones, and at the end of each load
       those that survived  looked at, once more, when a look would take DUE_NS
@@ -23,7 +23,9 @@ Rules:
     by a quarter more than its models explain, or there is MUCH that was frozen while models' Python code runs in this
     process or nobody counts its memory (PYTHONMALLOC=malloc); where the server never rests, if it has become twice as
     large.
- 7. When a model whose Python code ran in this process ends, the objects that belong to it are looked at and no others: they
+ 7. A complete look is made in pieces of SLICE_NS with rests between them, so nobody waits for it. Where that is not possible
+    (sliced_look.prepare) it is made at once.
+ 8. When a model whose Python code ran in this process ends, the objects that belong to it are looked at and no others: they
     are looked at as if they were young (loop.ended_code). What is there even after the unload is looked for at rest.
 """
 
@@ -37,7 +39,7 @@ from collections.abc import Callable
 
 import trio
 
-from neptrio.loop import ended_code
+from neptrio.loop import ended_code, sliced_look
 
 YOUNG = 2_000  # objects that were made and not freed until young ones are looked at: 0.1 to 0.3 ms
 MIDDLE = 0  # every second look at the youngest is one at those that survived the first, too
@@ -51,6 +53,9 @@ MODEL_BLOCKS = 300  # of memory that a small model takes
 LOOK_SECONDS = 1.0
 CALM_LOOKS = 2
 FEW_PASSES = 20  # of the loop between two looks: timers and probes, no clients that ask again and again
+
+SLICE_NS = 100_000
+REST_SECONDS = 0.001
 
 
 class Step(enum.Enum):
@@ -126,15 +131,18 @@ _freezes = 0  # since the last complete look
 _looks = 0  # complete ones
 _blocks = 0  # of memory after the last of them
 _began = 0
+_looking = False  # whether the collector is in the middle of a look
+_in_slices = False  # whether a complete look can be made in pieces
 
 
 def set_up() -> None:
     """The process is ready to serve: makes the collector look at little (rules 1 and 2). Requests make almost no cycles."""
-    global _ours
-    gc.freeze()
+    global _ours, _in_slices
+    gc.disable()  # it was off since cli.main: while modules are imported it finds nothing
+    _in_slices = sliced_look.prepare()
     gc.set_threshold(YOUNG, MIDDLE, NEVER)
     gc.callbacks.append(_told)
-    gc.enable()  # it was off since cli.main: while modules are imported it finds nothing
+    gc.enable()
     _ours = True
     _looked_at_all()
 
@@ -170,7 +178,8 @@ def unloaded() -> None:
 
 def _told(phase: str, info: dict[str, int]) -> None:
     """Called by the collector before and after each look, in the thread that it runs on; measures those that objects survive."""
-    global _began
+    global _began, _looking
+    _looking = phase == "start"
     if info["generation"] == 1:
         if phase == "start":
             _began = time.thread_time_ns()
@@ -198,8 +207,35 @@ def _freeze() -> None:
     _survivors.frozen()
 
 
-def _look_at_all() -> None:
+async def _look_at_all() -> None:
+    """A complete look (rule 7)."""
     ended_code.forget()
+    if _in_slices:
+        await _look_in_slices()
+    else:
+        _look_at_once()
+
+
+async def _look_in_slices() -> None:
+    global _freezes, _looks, _blocks
+    freezes, shown = _freezes, 0
+    look = sliced_look.SlicedLook()
+    while True:
+        if not _looking:  # on another thread: finalizers, which let others run
+            more = look.step(SLICE_NS)
+            if look.objects_shown > shown:
+                shown = look.objects_shown
+                gc.collect(0)
+            if not more:
+                break
+        await trio.sleep(REST_SECONDS)
+    gc.collect(1)  # what was shown before other garbage that referred to it
+    _freezes -= freezes
+    _looks += 1
+    _blocks = sys.getallocatedblocks()
+
+
+def _look_at_once() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -233,11 +269,11 @@ async def collect(
             continue
         _look()
         if rests and ended_code.is_there():
-            _look_at_all()
+            await _look_at_all()
         elif looks == _looks and _freezes:
             much = rests and _freezes >= MUCH and (code_here() or not _blocks)
             if much or growth.too_much(sys.getallocatedblocks(), models, rests):
-                _look_at_all()
+                await _look_at_all()
         if looks != _looks:
             looks = _looks
             growth.looked(_blocks, models())
