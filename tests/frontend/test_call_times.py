@@ -135,6 +135,13 @@ def with_front_ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced
         yield made
 
 
+@pytest.fixture
+def of_its_own(tmp_path: Path) -> Iterator[Traced]:
+    """A server whose front ends have not been killed before: one that is killed again and again starts 30 s later."""
+    with traced_server(tmp_path, 2) as made:
+        yield made
+
+
 @pytest.fixture(params=HTTP)
 def http(request: pytest.FixtureRequest) -> type[Http1 | Http2]:
     return HTTP[request.param]
@@ -320,9 +327,9 @@ def test_a_request_is_whole_when_the_front_end_has_it(with_front_ends: Traced, n
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_a_front_end_that_is_killed(with_front_ends: Traced, http: type[Http1 | Http2], name: str) -> None:
+def test_a_front_end_that_is_killed(of_its_own: Traced, http: type[Http1 | Http2], name: str) -> None:
     """The engine had answered; no client has the answer, and the trace ends without a time of it."""
-    traced, route = with_front_ends, ROUTES[name]
+    traced, route = of_its_own, ROUTES[name]
     sent = time.monotonic_ns()
     with http(traced.server.http) as client, ThreadPoolExecutor(1) as pool:
         call = pool.submit(route.ask, client)
