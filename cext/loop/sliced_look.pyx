@@ -31,9 +31,10 @@ import gc
 import sys
 
 from cpython.object cimport PyObject, PyTypeObject, Py_TPFLAGS_HEAPTYPE
-from libc.stdint cimport uint8_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport free, malloc, realloc
 
+from neptrio.loop.address_marks cimport AddressMarks
 from neptrio.request.infer_request cimport now_ns
 
 cdef extern from *:
@@ -85,21 +86,12 @@ cdef struct Link:
     uintptr_t next
     uintptr_t previous
 
-# The marks of the objects whose addresses lie in one MiB.
-cdef struct Region:
-    uintptr_t number  # 0: none
-    uint8_t* marks
-
 cdef enum:
     FLAGS = 3
     CLOCK = 32  # objects between two looks at the clock
     STACK = 16_384  # objects that were reached and are looked into next; others are found again on the way
     SHOWN = 1_000  # objects that are shown at a time, and more only where they lead to each other
     MOST_ROUNDS = 50  # it takes three or four
-    REGION_BITS = 20
-    UNIT_BITS = 4  # no object is smaller than 16 bytes; each has two bits
-    UNITS = 1 << (REGION_BITS - UNIT_BITS)
-    FIRST_REGIONS = 1_024
     REACHED = 1
     LOOKED_INTO = 2
 
@@ -146,12 +138,10 @@ cdef class SlicedLook:
     cdef:
         PyObject** stack
         PyObject** shown
-        Region* regions
+        AddressMarks marks
         Py_ssize_t top  # of the stack
         Py_ssize_t found  # how many `shown` holds
         Py_ssize_t room_for_shown
-        Py_ssize_t room_for_regions
-        Py_ssize_t regions_used
         bint showing  # all is marked
         bint left_some  # in this round: something was reached that was not looked into
         bint ended
@@ -160,10 +150,9 @@ cdef class SlicedLook:
         readonly Py_ssize_t objects_shown
 
     def __cinit__(self):
-        self.room_for_regions = FIRST_REGIONS
-        self.regions = <Region*>calloc(self.room_for_regions, sizeof(Region))
+        self.marks = AddressMarks()
         self.stack = <PyObject**>malloc(STACK * sizeof(PyObject*))
-        self.ended = _frozen is NULL or self.stack is NULL or self.regions is NULL or _next(_frozen) is _frozen
+        self.ended = _frozen is NULL or self.stack is NULL or _next(_frozen) is _frozen
         if self.ended:
             return
         _move(_link(<PyObject*>_last), _previous(_frozen))
@@ -172,11 +161,6 @@ cdef class SlicedLook:
         self.mark(<PyObject*>_bookmark, REACHED | LOOKED_INTO)
 
     def __dealloc__(self):
-        cdef Py_ssize_t i
-        if self.regions is not NULL:
-            for i in range(self.room_for_regions):
-                free(self.regions[i].marks)
-        free(self.regions)
         free(self.stack)
         free(self.shown)
 
@@ -223,7 +207,7 @@ cdef class SlicedLook:
                     _look_into(thing, _reached, <void*>self)
             elif at is not _frozen:
                 thing = _object(at)
-                if self.marks_of(thing) == REACHED:
+                if self.marks.of(<uintptr_t>thing) == REACHED:
                     self.push(thing)
                 at = _next(at)
             else:
@@ -246,7 +230,7 @@ cdef class SlicedLook:
         cdef int steps = 0
         while at is not _frozen and at is not _link(<PyObject*>_last):
             # an object may say that the collector is not to touch it now, as a greenlet that has a stack does
-            if self.marks_of(_object(at)) & REACHED or not PyObject_GC_IsTracked(_object(at)):
+            if self.marks.of(<uintptr_t>_object(at)) & REACHED or not PyObject_GC_IsTracked(_object(at)):
                 at = _next(at)
             else:
                 _move(_link(<PyObject*>_bookmark), _previous(at))
@@ -295,58 +279,12 @@ cdef class SlicedLook:
         self.shown[self.found] = thing
         self.found += 1
 
-    cdef int marks_of(self, PyObject* thing) noexcept:
-        """The marks of an object, 0 if it has none."""
-        cdef uintptr_t address = <uintptr_t>thing
-        cdef Region* region = self.region_of(address >> REGION_BITS)
-        cdef uintptr_t unit = (address >> UNIT_BITS) % UNITS
-        return (region.marks[unit >> 2] >> 2 * (unit & 3)) & 3 if region.marks is not NULL else 0
-
     cdef int mark(self, PyObject* thing, int marks) noexcept:
         """Adds marks to an object. Returns those that it had; all of them where there is no memory for new ones."""
-        cdef uintptr_t address = <uintptr_t>thing
-        cdef Region* region = self.region_of(address >> REGION_BITS)
-        cdef uintptr_t unit = (address >> UNIT_BITS) % UNITS
-        cdef int shift = 2 * (unit & 3), had
-        if region.marks is NULL:
-            region = self.new_region(address >> REGION_BITS)
-            if region is NULL:
-                self.ended = True
-                return REACHED | LOOKED_INTO
-        had = (region.marks[unit >> 2] >> shift) & 3
-        region.marks[unit >> 2] |= <uint8_t>(marks << shift)
-        return had
-
-    cdef Region* region_of(self, uintptr_t number) noexcept:
-        """Where the marks of a region are, or are to be: the table is never full."""
-        cdef size_t i = (number * <uintptr_t>0x9E3779B97F4A7C15) >> 32
-        while True:
-            i %= <size_t>self.room_for_regions
-            if self.regions[i].marks is NULL or self.regions[i].number == number:
-                return &self.regions[i]
-            i += 1
-
-    cdef Region* new_region(self, uintptr_t number) noexcept:
-        cdef Region* before = self.regions
-        cdef Py_ssize_t room = self.room_for_regions, i
-        cdef Region* region
-        if 2 * self.regions_used >= room:
-            self.regions = <Region*>calloc(2 * room, sizeof(Region))
-            if self.regions is NULL:
-                self.regions = before
-                return NULL
-            self.room_for_regions = 2 * room
-            for i in range(room):
-                if before[i].marks is not NULL:
-                    self.region_of(before[i].number)[0] = before[i]
-            free(before)
-        region = self.region_of(number)
-        region.marks = <uint8_t*>calloc(UNITS >> 2, 1)
-        if region.marks is NULL:
-            return NULL
-        region.number = number
-        self.regions_used += 1
-        return region
+        cdef int had = self.marks.add(<uintptr_t>thing, marks)
+        if had < 0:
+            self.ended = True
+        return had if had >= 0 else REACHED | LOOKED_INTO
 
 
 cdef int _reached(PyObject* thing, void* look) noexcept:
