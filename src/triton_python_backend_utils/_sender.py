@@ -3,7 +3,8 @@
 Rules:
  1. After the response with TRITONSERVER_RESPONSE_COMPLETE_FINAL nothing may be sent.
  2. send() blocks while the client has too much unread, so that a slow client stops the model's thread instead of
-    filling the server's memory. Coroutines await async_send() instead.
+    filling the server's memory. Coroutines await async_send() instead. It never blocks on less than UNTOLD_BYTES, or it
+    might wait for a word that does not come.
  3. When the request is cancelled and its responses are not read, sending data raises; errors and the final flag may
     still be sent. A model that cancels a call and goes on reading gets all responses.
  4. If a sender is deleted before it has sent the final flag, its request fails, so that it does not stay open.
@@ -19,6 +20,9 @@ from ._errors import TritonModelException
 from ._request import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
 
 WINDOW_BYTES = 1 << 20  # of responses that the server has not passed on to the client yet
+UNTOLD_BYTES = (
+    WINDOW_BYTES // 2
+)  # less than this may be passed on and the sender not told: it may have to be woken up for that
 RESPONSE_OVERHEAD = 1024  # bytes that a response counts for, besides its tensors
 
 if TYPE_CHECKING:
@@ -102,7 +106,10 @@ class Channel:
         return final, size, data and not final
 
     def _blocked(self, size: int) -> bool:
-        return self._outstanding > 0 and self._outstanding + size > WINDOW_BYTES
+        return (
+            self._outstanding > 0
+            and self._outstanding + min(size, WINDOW_BYTES - UNTOLD_BYTES) > WINDOW_BYTES
+        )
 
     def _refuse_cancelled(self) -> None:
         raise TritonModelException("Unable to send response. The request was cancelled: nobody will read it.")
@@ -110,7 +117,7 @@ class Channel:
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         final, size, data = self._begin(response, flags)
         with self._room:
-            while data and self._blocked(size) and not self._unread():
+            while data and self._blocked(size) and not self.closed and not self._unread():
                 self._room.wait()
             if data and self._unread():
                 self._refuse_cancelled()
@@ -124,7 +131,7 @@ class Channel:
             with self._lock:
                 if data and self._unread():
                     self._refuse_cancelled()
-                if not data or not self._blocked(size):
+                if not data or self.closed or not self._blocked(size):
                     self._hand_on(response, final, size)
                     return
                 loop = asyncio.get_running_loop()
@@ -152,9 +159,12 @@ class Channel:
         self.closed = final
         self._outstanding += size
         self._post(response, final, size)
+        if final:  # nobody acknowledges the last one
+            self._wake()
 
     def acknowledge(self, size: int) -> None:
-        """Called when the server has passed on `size` bytes, so that there is room for more. Any thread."""
+        """Called when the server has passed on `size` more bytes, so that there is room. Not called for the last UNTOLD_BYTES
+        or the final response. Any thread."""
         with self._room:
             if not self._single:
                 self._outstanding -= size

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as utils
-from neptrio.errors import TritonError
+from neptrio.errors import Internal, Reason, TritonError
+from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings import child as ring_child
 from tests.support.rings import AREA, Pair
 from tests.support.waiting import until
 from triton_python_backend_utils._process import plain_messages
+from triton_python_backend_utils._sender import UNTOLD_BYTES
 
 BIG = 100_000  # bytes: above what is copied anyway
 
@@ -252,37 +254,67 @@ def test_the_end_of_the_process_gives_back_what_it_had(pair: Pair) -> None:
     assert len(pair.answers.got) == 1 and not pair.server.drain()
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_responses_that_come_together_are_acknowledged_together(plain: bool) -> None:
+@pytest.fixture(params=["compiled", "plain"])
+def senders(
+    request: pytest.FixtureRequest,
+) -> Iterator[tuple[Pair, Callable[..., list[tuple[int, int]]], int, int]]:
+    """(pair, say, one, two): say() sends (id, size[, final]) as responses and returns what it is told: (id, size)."""
+    pair = Pair(decoupled=True, plain=request.param == "plain")
+    pair.begin(pair.request(IN=np.zeros(1, np.float32)), pair.request(IN=np.zeros(1, np.float32)))
+    _, number, message, _ = pair.child.take()
+    one, two = (received._channel.id for received in pair.child.requests(number, message))
+    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
+
+    def say(*responses: tuple[int, int] | tuple[int, int, bool]) -> list[tuple[int, int]]:
+        for id, size, *final in responses:
+            pair.child.respond(id, made, None, bool(final), size)
+        pair.server.drain()
+        told = []
+        while pair.child.has_control:
+            taken = pair.child.take_control()
+            if taken is None:
+                break
+            kind, id, _, length = taken
+            assert kind == ring_child.K_ACKNOWLEDGE
+            told.append((id, length))
+        return told
+
+    yield pair, say, one, two
+    pair.close()
+
+
+def test_a_sender_is_told_when_it_may_be_short_of_room(senders: Any) -> None:
     """Each acknowledgement may wake the process."""
-    pair = Pair(decoupled=True, plain=plain)
-    try:
-        pair.begin(pair.request(IN=np.zeros(1, np.float32)), pair.request(IN=np.zeros(1, np.float32)))
-        _, number, message, _ = pair.child.take()
-        one, two = (request._channel.id for request in pair.child.requests(number, message))
-        made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
+    pair, say, one, _ = senders
+    assert say((one, 5), (one, UNTOLD_BYTES - 6)) == []
+    assert say((one, 1)) == [(one, UNTOLD_BYTES)]
+    assert say((one, 1)) == []
+    assert say((one, 3 * UNTOLD_BYTES)) == [(one, 3 * UNTOLD_BYTES + 1)]
+    assert len(pair.answers.got) == 5
 
-        def say(*sizes: tuple[int, int]) -> list[tuple[int, int]]:
-            for id, size in sizes:
-                pair.child.respond(id, made, None, False, size)
-            pair.server.drain()
-            told = []
-            while pair.child.has_control:
-                taken = pair.child.take_control()
-                if taken is None:
-                    break
-                kind, id, _, length = taken
-                assert kind == ring_child.K_ACKNOWLEDGE
-                told.append((id, length))
-            return told
 
-        assert say((one, 5), (one, 7), (one, 100)) == [(one, 112)]
-        assert say((one, 1)) == [(one, 1)]
-        assert say((one, 1), (two, 2), (two, 3), (one, 4)) == [(one, 1), (two, 5), (one, 4)]
-        assert say() == []
-        assert len(pair.answers.got) == 8
-    finally:
-        pair.close()
+def test_each_sender_is_told_of_its_own_responses(senders: Any) -> None:
+    _, say, one, two = senders
+    most = UNTOLD_BYTES - 1
+    assert say((one, most), (two, most)) == []
+    assert say((one, 1), (two, 2)) == [(one, UNTOLD_BYTES), (two, UNTOLD_BYTES + 1)]
+
+
+def test_the_final_response_is_not_acknowledged(senders: Any) -> None:
+    pair, say, one, two = senders
+    assert say((one, UNTOLD_BYTES, True)) == []
+    assert say((two, 1), (two, UNTOLD_BYTES, True)) == []
+    assert [final for _, _, final in pair.answers.got] == [True, False, True]
+
+
+def test_the_sender_of_a_request_that_has_ended_is_told_at_once(senders: Any) -> None:
+    """Nobody reads it any more, and its model is to learn that it may go on."""
+    pair, say, one, two = senders
+    assert say((one, 7), (two, 7)) == []
+    complete(pair.answers.got[0][0], InferResponse(None, Internal("over", reason=Reason.BACKEND)), True)
+    assert say((one, 1), (two, 2)) == [(one, 1)]
+    assert say((one, 3), (one, 4, True)) == [(one, 3)]
+    assert say((two, UNTOLD_BYTES)) == [(two, UNTOLD_BYTES + 9)]
 
 
 # ---------------------------------------------------------------- calls

@@ -40,6 +40,9 @@ from neptrio.rings.ring cimport (
 from neptrio.backends.python.convert import known
 from neptrio.errors import Internal, Reason
 from neptrio.rings.message import Violation
+from triton_python_backend_utils._sender import UNTOLD_BYTES
+
+cdef uint64_t UNTOLD = UNTOLD_BYTES
 
 cdef enum:
     DRAIN_AT_ONCE = 512      # descriptors, before other events have their turn
@@ -86,8 +89,7 @@ cdef class ServerEnd(RingSender):
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
     cdef readonly uint64_t received
-    cdef uint64_t passed_id          # the request whose responses were passed on since it was told so,
-    cdef uint64_t passed_bytes       # and how many bytes of them
+    cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
         RingSender.__init__(self, segment, layout, host)
@@ -96,6 +98,7 @@ cdef class ServerEnd(RingSender):
         self.reader = AnswerReader(segment, layout.outputs, layout.outputs + layout.area)
         self.decoupled = decoupled
         self.open = {}
+        self.passed = {}
         self.segments = {}
         ring_sleep(&self.answers)  # the first push rings the bell
 
@@ -136,11 +139,6 @@ cdef class ServerEnd(RingSender):
 
     def drain(self):
         """Takes what the process has pushed. True when there is more, and it is to be called again."""
-        cdef bint more = self.take_some()
-        self.tell_passed()
-        return more
-
-    cdef bint take_some(self) except -1:
         cdef Entry entry
         cdef int got, count = 0
         cdef int64_t until = 0
@@ -191,6 +189,7 @@ cdef class ServerEnd(RingSender):
         if kind == DROPPED:
             request = self.find(entry.id)
             self.open.pop(entry.id, None)
+            self.passed.pop(entry.id, None)
             if request is not None and request.state != DONE:
                 complete(request, InferResponse(None, self.host.dropped(request)), True)
             return True
@@ -331,28 +330,27 @@ cdef class ServerEnd(RingSender):
         message.finish()
         if final:
             self.open.pop(id, None)
+            self.passed.pop(id, None)
         if request is None or request.state == DONE:
-            self.post(False, ACKNOWLEDGE, id, 0, size)
+            if not final:
+                self.acknowledge(id, size)
             return 0
         leave_out(request, response)
         response.produced_ns = now_ns()
         complete(request, response, final)
-        if final or not request.responder.wait_for_room(request, lambda: self.acknowledge(id, size)):
-            if self.passed_id != id:
-                self.tell_passed()
-            self.passed_id = id
-            self.passed_bytes += size
-        return 0
-
-    cdef int tell_passed(self) except -1:
-        """Acknowledges a sender's responses, those of one call of drain() together: each message may wake the process."""
-        if self.passed_bytes:
-            self.post(False, ACKNOWLEDGE, self.passed_id, 0, self.passed_bytes)
-            self.passed_bytes = 0
+        if not final and not request.responder.wait_for_room(request, lambda: self.acknowledge(id, size)):
+            self.acknowledge(id, size)
         return 0
 
     def acknowledge(self, uint64_t id, uint64_t size):
-        """A response was passed on: there is room for more."""
+        """A response was passed on, or dropped. Its sender is told when it may be short of room, as each message may wake the
+        process; at once when the request has ended, since nobody would take it out of `passed`."""
+        cdef InferRequest request = self.find(id)
+        if request is not None and request.state != DONE:
+            size += <uint64_t>self.passed.pop(id, 0)
+            if size < UNTOLD:
+                self.passed[id] = size
+                return
         self.post(False, ACKNOWLEDGE, id, 0, size)
 
     cdef int called(self, uint64_t key, AnswerReader message) except -1:
@@ -427,7 +425,7 @@ cdef class ServerEnd(RingSender):
         self.closed = True
         batches = [under.batch for under in self.batches.values()]
         requests = list(self.open.values())
-        self.batches, self.open, self.blocks, self.segments = {}, {}, {}, {}
+        self.batches, self.open, self.blocks, self.segments, self.passed = {}, {}, {}, {}, {}
         self.outbox.clear()
         self.host = None  # which holds this end: neither waits for the collector
         return batches, requests
