@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as utils
+from neptrio.backends.python.ring_server import PORTION_BYTES
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
@@ -315,6 +316,39 @@ def test_the_sender_of_a_request_that_has_ended_is_told_at_once(senders: Any) ->
     assert say((one, 1), (two, 2)) == [(one, 1)]
     assert say((one, 3), (one, 4, True)) == [(one, 3)]
     assert say((two, UNTOLD_BYTES)) == [(two, UNTOLD_BYTES + 9)]
+
+
+def test_large_responses_are_taken_in_portions(senders: Any) -> None:
+    """Behind a portion the server may rest, so that others have the processors."""
+    pair, _, one, two = senders
+    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
+    each = PORTION_BYTES // 2
+    for id in (one, two, one, two, one):
+        pair.child.respond(id, made, None, False, each)
+    portions = []
+    while pair.server.drain():
+        portions.append((len(pair.answers.got), pair.server.portion))
+    assert portions == [(2, PORTION_BYTES), (4, PORTION_BYTES)]
+    assert len(pair.answers.got) == 5 and pair.server.portion == 0
+
+
+def test_a_portion_begins_when_the_process_was_waited_for(senders: Any) -> None:
+    pair, _, one, _ = senders
+    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
+    for _ in range(4):
+        pair.child.respond(one, made, None, False, PORTION_BYTES - 1)
+        assert not pair.server.drain() and pair.server.portion == 0
+
+
+def test_a_size_that_cannot_be_is_a_portion(senders: Any) -> None:
+    """The process says what a response counts for; a hostile one could make the sum wrap."""
+    pair, _, one, _ = senders
+    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
+    for _ in range(2):
+        pair.child.respond(one, made, None, False, 2**64 - 1)
+    assert pair.server.drain() and pair.server.portion == PORTION_BYTES
+    assert pair.server.drain() and pair.server.portion == PORTION_BYTES
+    assert not pair.server.drain() and len(pair.answers.got) == 2
 
 
 # ---------------------------------------------------------------- calls

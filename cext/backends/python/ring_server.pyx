@@ -43,6 +43,8 @@ from neptrio.rings.message import Violation
 from triton_python_backend_utils._sender import UNTOLD_BYTES
 
 cdef uint64_t UNTOLD = UNTOLD_BYTES
+cdef uint64_t PORTION = 1 << 19  # bytes of responses that drain() takes at a time: half of a sender's window
+PORTION_BYTES = PORTION
 
 cdef enum:
     DRAIN_AT_ONCE = 512      # descriptors, before other events have their turn
@@ -89,6 +91,7 @@ cdef class ServerEnd(RingSender):
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
     cdef readonly uint64_t received
+    cdef readonly uint64_t portion   # bytes of responses that were taken since the process was waited for, or since a portion
     cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
@@ -144,7 +147,11 @@ cdef class ServerEnd(RingSender):
         cdef int64_t until = 0
         if self.closed:
             return False
+        if self.portion >= PORTION:
+            self.portion = 0
         while True:
+            if self.portion >= PORTION:
+                return True
             got = ring_peek(&self.answers, &entry)
             if got < 0:
                 self.broken("its index of a ring cannot be")
@@ -169,6 +176,7 @@ cdef class ServerEnd(RingSender):
             if self.closed:
                 return False
             ring_advance(&self.answers)
+        self.portion = 0
         if self.outbox:
             self.flush()
         return False
@@ -328,6 +336,7 @@ cdef class ServerEnd(RingSender):
         else:
             response = message.response(read_u32(&message.reader))
         message.finish()
+        self.portion += min(size, PORTION)
         if final:
             self.open.pop(id, None)
             self.passed.pop(id, None)

@@ -30,20 +30,28 @@ class Doorbells:
         self._poller = poller
         self._bells: dict[int, Callable[[], bool]] = {}
         self._again: set[int] = set()
+        self._last = -1
+        self.turns = (
+            0  # how often a bell was rung that was not the last one: whether others are served meanwhile
+        )
         self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # rung here for what has more to do
         poller.listen(self._self, self._ring_again, late=True)
 
     def register(self, bell: int, callback: Callable[[], bool]) -> None:
         """Has `callback()` called whenever the eventfd `bell` is written to."""
         self._bells[bell] = callback
-        self._poller.listen(bell, functools.partial(self._ring, bell))
+        self._poller.listen(bell, functools.partial(self.ring, bell))
 
     def unregister(self, bell: int) -> None:
         """Undoes register(). Must be called before the descriptor is closed."""
         if self._bells.pop(bell, None) is not None:
             self._poller.unlisten(bell)
 
-    def _ring(self, bell: int) -> bool:
+    def ring(self, bell: int) -> bool:
+        """Calls a bell's callback, as when it is written to. Trio thread only. Does nothing for one that is not registered."""
+        if bell != self._last:
+            self._last = bell
+            self.turns += 1
         callback = self._bells.get(bell)
         try:
             if callback is not None and callback():
@@ -57,7 +65,7 @@ class Doorbells:
     def _ring_again(self) -> bool:
         again, self._again = self._again, set()
         for bell in again:
-            self._ring(bell)
+            self.ring(bell)
         return True
 
     def __del__(self) -> None:

@@ -21,13 +21,14 @@ import os
 from typing import Any
 
 from neptrio.backends.python.bls import Call, OnLoop
+from neptrio.backends.python.burst_pause import BurstPause
 from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated_host import IsolatedCall
 from neptrio.backends.python.model_runner import Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_sender import Layout
-from neptrio.backends.python.ring_server import ServerEnd
+from neptrio.backends.python.ring_server import PORTION_BYTES, ServerEnd
 from neptrio.backends.python.template import Template
 from neptrio.cores import usable_cores
 from neptrio.errors import Internal, Reason
@@ -69,11 +70,26 @@ class Life:
         self.registered = self.over = False
         self._lagging = False
         self._pause_ns = FIRST_LOOK_NS
+        self._burst_pause = BurstPause()
 
     def register(self) -> None:
         """Begins to listen for the process's doorbell."""
         self.registered = True
-        self._services.doorbells.register(self.bell, self.end.drain)
+        self._services.doorbells.register(self.bell, self._drain)
+
+    def _drain(self) -> bool:
+        """Takes what the process has pushed. True when it is to be called again (loop.doorbells, rule 2)."""
+        more = self.end.drain()
+        if more and self.end.portion >= PORTION_BYTES:
+            now = monotonic_ns()
+            rest = self._burst_pause.after_portion(now, self._services.doorbells.turns)
+            if rest:
+                self._services.timers.at(now + rest, self._go_on)
+                return False
+        return more
+
+    def _go_on(self) -> None:
+        self._services.doorbells.ring(self.bell)
 
     def close(self) -> None:
         """Stops listening to the process."""
@@ -176,7 +192,7 @@ class Life:
 
         def came() -> None:
             self.end.segment_came(message["k"], segment)
-            self.end.drain()
+            self._go_on()
 
         self._completions.post(OnLoop(came))
 
@@ -260,7 +276,11 @@ class RingInstance(IsolatedInstance):
 
     def _life_over(self, life: Life) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 4). Trio thread."""
-        life.end.drain()
+        for _ in range(
+            life.layout.done_entries
+        ):  # no more can lie there; a process of the model's own may go on writing
+            if not life.end.drain():
+                break
         if self._life is life:
             self._life = None
             self._between = not self._stopping.is_set()

@@ -7,6 +7,8 @@ from neptrio.execution.batch import Batch
 from neptrio.request.infer_request import InferRequest
 from neptrio.rings.ring import Segment
 
+PORTION_BYTES: int
+
 class Lease: ...
 
 class OnCancel:
@@ -29,6 +31,8 @@ class ServerEnd(RingSender):
     def open(self) -> dict[int, InferRequest]: ...
     @property
     def received(self) -> int: ...
+    @property
+    def portion(self) -> int: ...
     @property
     def copied(self) -> int: ...
     @property
