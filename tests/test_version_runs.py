@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.test_versions import outcome_of
+from tools.test_versions import LEFT_OUT, ROOT, TESTS, outcome_of
 
 ONCE = """
 from pathlib import Path
@@ -38,3 +38,9 @@ def test_a_few_failures_are_tried_again(tmp_path: Path, text: str, outcome: str)
     (tmp_path / "test_it.py").write_text(text)
     got = outcome_of(Path(sys.executable), ["test_it.py"], tmp_path)
     assert got == outcome if not outcome.endswith("(") else got.startswith(outcome) and "twice" not in got
+
+
+def test_what_is_left_out_is_there() -> None:
+    """A file that was renamed would be run again, and nobody would see why it takes longer."""
+    for path in LEFT_OUT:
+        assert (ROOT / path).is_file() and path.startswith(TESTS)
