@@ -56,6 +56,7 @@ TESTS = [
     "tests/observe/test_tensor_copy.py",
     "tests/observe/test_counters.py",
     "tests/observe/test_histogram.py",
+    "tests/backends/python/test_bursts.py",
     "tests/backends/python/test_rings.py",
     "tests/backends/python/test_ring_words.py",
     "tests/backends/python/test_bls.py",

@@ -43,7 +43,7 @@ from neptrio.rings.message import Violation
 from triton_python_backend_utils._sender import UNTOLD_BYTES
 
 cdef uint64_t UNTOLD = UNTOLD_BYTES
-cdef uint64_t PORTION = 1 << 19  # bytes of responses that drain() takes at a time: half of a sender's window
+cdef uint64_t PORTION = 1 << 19  # bytes of responses, behind which the host may let the process wait: half of a sender's window
 PORTION_BYTES = PORTION
 
 cdef enum:
@@ -82,7 +82,8 @@ cdef class ServerEnd(RingSender):
     """See the module's text.
 
     `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(),
-    send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long.
+    send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long. It says in
+    portion_taken() whether drain() is to go on with a burst at once; if not, it has drain() called later.
     """
 
     cdef RingEnd answers
@@ -91,7 +92,7 @@ cdef class ServerEnd(RingSender):
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
     cdef readonly uint64_t received
-    cdef readonly uint64_t portion   # bytes of responses that were taken since the process was waited for, or since a portion
+    cdef uint64_t portion            # bytes of responses that were taken since the process was waited for, or since a portion
     cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
@@ -147,11 +148,10 @@ cdef class ServerEnd(RingSender):
         cdef int64_t until = 0
         if self.closed:
             return False
-        if self.portion >= PORTION:
-            self.portion = 0
         while True:
             if self.portion >= PORTION:
-                return True
+                self.portion = 0
+                return self.host.portion_taken()
             got = ring_peek(&self.answers, &entry)
             if got < 0:
                 self.broken("its index of a ring cannot be")

@@ -28,7 +28,7 @@ from neptrio.backends.python.isolated_host import IsolatedCall
 from neptrio.backends.python.model_runner import Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_sender import Layout
-from neptrio.backends.python.ring_server import PORTION_BYTES, ServerEnd
+from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.backends.python.template import Template
 from neptrio.cores import usable_cores
 from neptrio.errors import Internal, Reason
@@ -75,21 +75,14 @@ class Life:
     def register(self) -> None:
         """Begins to listen for the process's doorbell."""
         self.registered = True
-        self._services.doorbells.register(self.bell, self._drain)
+        self._services.doorbells.register(self.bell, self.end.drain)
 
-    def _drain(self) -> bool:
-        """Takes what the process has pushed. True when it is to be called again (loop.doorbells, rule 2)."""
-        more = self.end.drain()
-        if more and self.end.portion >= PORTION_BYTES:
-            now = monotonic_ns()
-            rest = self._burst_pause.after_portion(now, self._services.doorbells.turns)
-            if rest:
-                self._services.timers.at(now + rest, self._go_on)
-                return False
-        return more
-
-    def _go_on(self) -> None:
-        self._services.doorbells.ring(self.bell)
+    def drain_all(self) -> None:
+        """Takes everything that the process, which has ended, had pushed."""
+        self.over = True
+        for _ in range(self.layout.done_entries):  # a process of the model's own may go on writing
+            if not self.end.drain():
+                break
 
     def close(self) -> None:
         """Stops listening to the process."""
@@ -120,7 +113,18 @@ class Life:
         if not self._lagging:
             self._pause_ns = FIRST_LOOK_NS
 
+    def _go_on(self) -> None:
+        self._services.doorbells.ring(self.bell)
+
     # ------------------------------------------------------------ called by ServerEnd
+
+    def portion_taken(self) -> bool:
+        """A portion of a burst was taken. Whether to go on at once; if not, a timer sees to it."""
+        now = monotonic_ns()
+        rest = 0 if self.over else self._burst_pause.after_portion(now, self._services.doorbells.turns)
+        if rest:
+            self._services.timers.at(now + rest, self._go_on)
+        return not rest
 
     def called(
         self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None
