@@ -13,7 +13,7 @@ cdef class Open:
     cdef uint64_t id
     cdef object key                  # the same as an object
     cdef int64_t unread              # bytes of responses for which the client's connection has no room yet
-    cdef object when_room            # called when there is room again; None: nobody waits
+    cdef list when_room              # called when there is room again; None: nobody waits
     cdef object client               # what limits of client addresses count it as; None: nothing
     cdef list given                  # [Tensor] as the message had them, if that lies in the front end's memory; else None
     cdef object line                 # deque of responses behind one that a worker classifies; None: none
@@ -30,6 +30,7 @@ cdef class EngineEnd(Channel):
     cdef object loop_pass
     cdef Responder http
     cdef Responder grpc
+    cdef int let_send(self, Open open_) except -1
     cdef int received_request(self, uint64_t id) except -1
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1

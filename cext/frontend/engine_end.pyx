@@ -91,7 +91,9 @@ cdef class FrontResponder(Responder):
         cdef Open open_ = <Open>request.context
         if open_.unread <= ROOM_BYTES or open_.end.closed or request.cancelled:
             return False
-        open_.when_room = callback
+        if open_.when_room is None:
+            open_.when_room = []
+        open_.when_room.append(callback)
         return True
 
 
@@ -142,8 +144,7 @@ cdef class EngineEnd(Channel):
                 open_ = <Open>request.context
                 open_.unread = max(0, open_.unread - <int64_t>min(entry.length, <uint64_t>1 << 62))
                 if open_.when_room is not None and open_.unread <= ROOM_BYTES:
-                    callback, open_.when_room = open_.when_room, None
-                    callback()
+                    self.let_send(open_)
         elif entry.kind == SENT:
             self.awaited.told(entry.id, entry.offset, entry.length)
         elif entry.kind == CANCEL:
@@ -171,9 +172,15 @@ cdef class EngineEnd(Channel):
         """The request's client is gone."""
         cdef Open open_ = <Open>request.context
         self.admission.cancel(request)
-        callback, open_.when_room = open_.when_room, None
-        if callback is not None:
-            callback()
+        self.let_send(open_)
+
+    cdef int let_send(self, Open open_) except -1:
+        """Calls whoever waits for room: each response that came meanwhile has a callback."""
+        waiting, open_.when_room = open_.when_room, None
+        if waiting is not None:
+            for callback in waiting:
+                callback()
+        return 0
 
     cdef int received_request(self, uint64_t id) except -1:
         cdef InferRequest request

@@ -191,20 +191,19 @@ def test_a_client_that_is_behind_holds_the_model_back(pair: FrontPair) -> None:
     pair.turn()
     (request,) = pair.directory.scheduler.requests
     went_on: list[int] = []
-    sent = 0
-    while True:
+    sent = waiting = 0
+    while waiting < 3:  # a model sends more before it is held back
         request.responder.respond(request, InferResponse([from_numpy("OUT", LARGE)]), False)
         sent += 1
         pair.turn()
         for response, _ in pair.answers.got:
             response.outputs = None
-        if request.responder.wait_for_room(request, lambda: went_on.append(1)):
-            break
-    assert 1 < sent < 100
+        waiting += request.responder.wait_for_room(request, lambda sent=sent: went_on.append(sent))
+    assert 3 < sent < 100
     for callback in pair.answers.callbacks:
         callback()
     pair.turn()
-    assert went_on == [1]
+    assert went_on == [sent - 2, sent - 1, sent]
     assert not request.responder.wait_for_room(request, lambda: None)
 
 
