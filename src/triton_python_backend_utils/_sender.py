@@ -106,10 +106,8 @@ class Channel:
         return final, size, data and not final
 
     def _blocked(self, size: int) -> bool:
-        return (
-            self._outstanding > 0
-            and self._outstanding + min(size, WINDOW_BYTES - UNTOLD_BYTES) > WINDOW_BYTES
-        )
+        room = WINDOW_BYTES - min(size, WINDOW_BYTES - UNTOLD_BYTES)
+        return not self._single and self._outstanding > room
 
     def _refuse_cancelled(self) -> None:
         raise TritonModelException("Unable to send response. The request was cancelled: nobody will read it.")
@@ -156,18 +154,24 @@ class Channel:
                 self._outstanding += size
                 self._post(response, True, size)
             return
+        self._post(response, final, size)  # raises for one that cannot be sent: the model may send another
         self.closed = final
         self._outstanding += size
-        self._post(response, final, size)
-        if final:  # nobody acknowledges the last one
+        if final:  # which need not be acknowledged
             self._wake()
 
     def acknowledge(self, size: int) -> None:
-        """Called when the server has passed on `size` more bytes, so that there is room. Not called for the last UNTOLD_BYTES
-        or the final response. Any thread."""
+        """Called when the server has passed on `size` more bytes, so that there is room. It need not be for what comes last: less than
+        UNTOLD_BYTES, and the final response. Any thread."""
         with self._room:
             if not self._single:
                 self._outstanding -= size
+            self._wake()
+
+    def close(self) -> None:
+        """Nothing more may be sent: the request is answered in another way. Senders that wait for room raise. Any thread."""
+        with self._room:
+            self.closed = True
             self._wake()
 
     def wake(self) -> None:

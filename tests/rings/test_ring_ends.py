@@ -318,6 +318,33 @@ def test_the_sender_of_a_request_that_has_ended_is_told_at_once(senders: Any) ->
     assert say((two, UNTOLD_BYTES)) == [(two, UNTOLD_BYTES + 9)]
 
 
+@pytest.mark.parametrize("how", ["failed", "rescheduled", "open"])
+def test_nothing_is_kept_of_senders_that_cannot_go_on(how: str) -> None:
+    """What they were not told of goes with the result of their batch, or with their final response."""
+    pair = Pair(decoupled=True)
+    try:
+        pair.begin(pair.request(IN=np.zeros(1, np.float32)))
+        _, number, message, _ = pair.child.take()
+        (received,) = pair.child.requests(number, message)
+        id = received._channel.id
+        pair.child.respond(id, utils.InferenceResponse([]), None, False, 5)
+        pair.server.drain()
+        assert pair.server.statistics()["untold"] == 1
+        if how == "failed":
+            pair.child.failure(number, 1, 2, 3, 4, "raised")
+        else:
+            answer = ring_child.OPEN_ANSWER if how == "open" else ring_child.RESCHEDULED_ANSWER
+            pair.child.result(number, 1, 2, 3, 4, [answer], lambda text: text, message)
+        pair.server.drain()
+        assert pair.server.statistics()["untold"] == (how == "open")
+        if how == "open":
+            pair.child.respond(id, None, None, True, 5)
+            pair.server.drain()
+            assert pair.server.statistics()["untold"] == 0
+    finally:
+        pair.close()
+
+
 def test_large_responses_are_taken_in_portions(senders: Any) -> None:
     """Behind a portion the server may rest, so that others have the processors."""
     pair, _, one, two = senders

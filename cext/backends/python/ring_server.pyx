@@ -271,10 +271,11 @@ cdef class ServerEnd(RingSender):
         cdef int64_t floor, now = now_ns()
         cdef int i
         cdef uint32_t count, how
-        cdef uint64_t place = 0
+        cdef uint64_t place = 0, senders
         if under is None:
             raise Violation(f"a result of batch {number}, which is not under way")
         batch = under.batch
+        senders = len(batch.requests)
         message.block = under.block
         message.bodies = under.bodies
         floor = under.begun
@@ -316,6 +317,10 @@ cdef class ServerEnd(RingSender):
                 batch.requests = requests
             batch.responses = responses
         del self.batches[number]
+        if self.passed:
+            for place in range(senders):
+                if number << REQUEST_BITS | place not in self.open:
+                    self.passed.pop(number << REQUEST_BITS | place, None)
         batch.compute_start, batch.input_end, batch.output_start, batch.compute_end = (
             times[0], times[1], times[2], times[3])
         if again is not None:
@@ -353,7 +358,7 @@ cdef class ServerEnd(RingSender):
 
     def acknowledge(self, uint64_t id, uint64_t size):
         """A response was passed on, or dropped. Its sender is told when it may be short of room, as each message may wake the
-        process; at once when the request has ended, since nobody would take it out of `passed`."""
+        process; at once when the request has ended, so that `passed` is as short as the requests under way."""
         cdef InferRequest request = self.find(id)
         if request is not None and request.state != DONE:
             size += <uint64_t>self.passed.pop(id, 0)
@@ -456,7 +461,7 @@ cdef class ServerEnd(RingSender):
         """What is held, for tests and for looking at it."""
         return {
             "batches": len(self.batches), "open": len(self.open), "blocks": len(self.blocks),
-            "waiting": len(self.outbox), "used": self.slab.used, "peak": self.slab.peak,
+            "waiting": len(self.outbox), "untold": len(self.passed), "used": self.slab.used, "peak": self.slab.peak,
             "wakes": self.wakes, "received": self.received, "bodies": self.bodies.used,
             "copied": self.copied, "in_place": self.in_place,
         }

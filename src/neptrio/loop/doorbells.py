@@ -49,12 +49,14 @@ class Doorbells:
 
     def ring(self, bell: int) -> bool:
         """Calls a bell's callback, as when it is written to. Trio thread only. Does nothing for one that is not registered."""
+        callback = self._bells.get(bell)
+        if callback is None:
+            return True
         if bell != self._last:
             self._last = bell
             self.turns += 1
-        callback = self._bells.get(bell)
         try:
-            if callback is not None and callback():
+            if callback():
                 if not self._again:
                     os.eventfd_write(self._self, 1)
                 self._again.add(bell)

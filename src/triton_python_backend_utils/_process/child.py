@@ -77,7 +77,7 @@ class Back:
 
     def close(self) -> None:
         if self.channel is not None:
-            self.channel.closed = True
+            self.channel.close()
 
 
 class _Back(Back):

@@ -18,15 +18,18 @@ FINAL = utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class Server:
     """What a Channel posts to: (size, final) of each response."""
 
-    def __init__(self) -> None:
+    def __init__(self, single: bool = False) -> None:
         self.posted: list[tuple[int, bool]] = []
+        self.refused = False  # what is posted cannot be sent
         self.cancelled = False
         self.asked = (
             threading.Event()
         )  # a sender has asked whether its response will be read, just before it waits
-        self.channel = Channel(self.post, lambda: self.cancelled, self.unread, lambda: None, False)
+        self.channel = Channel(self.post, lambda: self.cancelled, self.unread, lambda: None, single)
 
     def post(self, response: Any, final: bool, size: int) -> None:
+        if self.refused:
+            raise ValueError("cannot be packed")
         self.posted.append((size, final))
 
     def unread(self) -> bool:
@@ -139,3 +142,32 @@ def test_a_cancellation_ends_a_wait() -> None:
     server.channel.wake()
     assert "The request was cancelled" in str(waiting.end())
     assert len(server.posted) == 1
+
+
+def test_the_end_of_a_request_ends_a_wait() -> None:
+    """Its execute() has raised, while a thread of the model sends."""
+    server = Server()
+    server.channel.send(response(WINDOW_BYTES), 0)
+    waiting = Sending(server, WINDOW_BYTES)
+    assert waiting.waits()
+    server.channel.close()
+    assert "Response sender has been closed" in str(waiting.end())
+
+
+def test_another_response_may_follow_one_that_cannot_be_sent() -> None:
+    server = Server()
+    server.refused = True
+    with pytest.raises(ValueError, match="cannot be packed"):
+        server.channel.send(response(8 * WINDOW_BYTES), FINAL)
+    server.refused = False
+    server.channel.send(response(8 * WINDOW_BYTES), 0)
+    server.channel.send(utils.InferenceResponse(error=utils.TritonError("told")), FINAL)
+    assert [final for _, final in server.posted] == [False, True]
+
+
+def test_a_second_response_of_a_model_that_is_not_decoupled_is_refused_at_once() -> None:
+    server = Server(single=True)
+    server.channel.send(response(2 * WINDOW_BYTES), 0)
+    assert "exactly one response per request" in str(Sending(server, 2 * RESPONSE_OVERHEAD).end())
+    server.channel.send(None, FINAL)
+    assert server.posted == [(2 * WINDOW_BYTES, True)]

@@ -7,7 +7,7 @@ its window meanwhile and the client has read everything, so all three leave the 
 
 Rules:
  1. A portion is what was taken since the process was waited for last, so only who is ahead of the loop is paced.
- 2. Nobody rests who is alone: it is done for OTHERS_NS after another model's process has rung.
+ 2. Nobody rests who is alone: it is done for OTHERS_NS after another process of a model has rung.
  3. Where there is a processor for others nobody rests: with ENOUGH_PROCESSORS or more.
  4. Nothing is lost or overtaken: what is not taken stays in the ring, and is taken at once when the process ends.
 """

@@ -130,7 +130,7 @@ class Back:
     def close(self) -> None:
         """Closes the sender, because the request is answered in another way."""
         if self._channel is not None:
-            self._channel.closed = True
+            self._channel.close()
 
     def _make(self, single: bool) -> Channel:
         request, completions = self._request, self._completions

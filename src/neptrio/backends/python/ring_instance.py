@@ -71,6 +71,7 @@ class Life:
         self._lagging = False
         self._pause_ns = FIRST_LOOK_NS
         self._burst_pause = BurstPause()
+        self._resting = False
 
     def register(self) -> None:
         """Begins to listen for the process's doorbell."""
@@ -122,9 +123,16 @@ class Life:
         """A portion of a burst was taken. Whether to go on at once; if not, a timer sees to it."""
         now = monotonic_ns()
         rest = 0 if self.over else self._burst_pause.after_portion(now, self._services.doorbells.turns)
-        if rest:
-            self._services.timers.at(now + rest, self._go_on)
+        if (
+            rest and not self._resting
+        ):  # what has come meanwhile for another reason is no reason to rest more often
+            self._resting = True
+            self._services.timers.at(now + rest, self._has_rested)
         return not rest
+
+    def _has_rested(self) -> None:
+        self._resting = False
+        self._go_on()
 
     def called(
         self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None
@@ -280,11 +288,7 @@ class RingInstance(IsolatedInstance):
 
     def _life_over(self, life: Life) -> None:
         """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 4). Trio thread."""
-        for _ in range(
-            life.layout.done_entries
-        ):  # no more can lie there; a process of the model's own may go on writing
-            if not life.end.drain():
-                break
+        life.drain_all()
         if self._life is life:
             self._life = None
             self._between = not self._stopping.is_set()
