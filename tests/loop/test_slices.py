@@ -89,3 +89,30 @@ def test_the_core_is_offered_to_others_behind_a_slice(monkeypatch: pytest.Monkey
 
     trio.run(main)
     assert len(offered) == 3
+
+
+@pytest.mark.parametrize("ends, pauses", [((False, False), 0), ((True, False), 2), ((True, True), 2)])
+def test_a_long_answer_is_sent_in_a_pass_without_rows(
+    monkeypatch: pytest.MonkeyPatch, ends: tuple[bool, bool], pauses: int
+) -> None:
+    paused: list[int] = []
+
+    class Known:
+        """Says after which rows the slice is used up."""
+
+        rows = iter(ends)
+
+        @property
+        def used_up(self) -> bool:
+            return next(self.rows)
+
+        async def pause(self) -> None:
+            paused.append(1)
+
+    monkeypatch.setattr(slices, "Slices", Known)
+
+    async def main() -> None:
+        assert await in_slices(range(2), lambda number: b"%d" % number) == b"01"
+
+    trio.run(main)
+    assert len(paused) == pauses

@@ -92,5 +92,7 @@ async def gathered(texts: Iterable[bytes], separator: bytes = b"") -> bytes:
             made.clear()
             await slices.pause()
     if made:
+        if joined:  # giving a long answer to the kernel takes as long as a slice
+            await slices.pause()
         joined.append(separator.join(made))
     return separator.join(joined)
