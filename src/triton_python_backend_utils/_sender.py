@@ -20,9 +20,8 @@ from ._errors import TritonModelException
 from ._request import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
 
 WINDOW_BYTES = 1 << 20  # of responses that the server has not passed on to the client yet
-UNTOLD_BYTES = (
-    WINDOW_BYTES // 2
-)  # less than this may be passed on and the sender not told: it may have to be woken up for that
+# less than this may be passed on and the sender not told, who may have to be woken up for that
+UNTOLD_BYTES = WINDOW_BYTES // 2
 RESPONSE_OVERHEAD = 1024  # bytes that a response counts for, besides its tensors
 
 if TYPE_CHECKING:

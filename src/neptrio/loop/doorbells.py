@@ -31,9 +31,8 @@ class Doorbells:
         self._bells: dict[int, Callable[[], bool]] = {}
         self._again: set[int] = set()
         self._last = -1
-        self.turns = (
-            0  # how often a bell was rung that was not the last one: whether others are served meanwhile
-        )
+        # how often a bell was rung that was not the last one: whether others are served meanwhile
+        self.turns = 0
         self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # rung here for what has more to do
         poller.listen(self._self, self._ring_again, late=True)
 

@@ -98,12 +98,18 @@ def test_the_first_response_never_waits() -> None:
     assert len(server.posted) == 1
 
 
-def test_the_final_response_of_another_thread_ends_a_wait() -> None:
-    """Nobody acknowledges what comes last, so nothing else would wake the thread."""
-    server = Server()
+def waiting_beside(server: Server) -> Sending:
+    """A thread that waits, because the window is full."""
     server.channel.send(response(WINDOW_BYTES), 0)
     waiting = Sending(server, WINDOW_BYTES)
     assert waiting.waits()
+    return waiting
+
+
+def test_the_final_response_of_another_thread_ends_a_wait() -> None:
+    """Nobody acknowledges what comes last, so nothing else would wake the thread."""
+    server = Server()
+    waiting = waiting_beside(server)
     server.channel.send(None, FINAL)
     assert "Response sender has been closed" in str(waiting.end())
     assert server.posted == [(WINDOW_BYTES, False), (RESPONSE_OVERHEAD, True)]
@@ -135,9 +141,7 @@ def test_errors_and_the_final_flag_do_not_wait() -> None:
 
 def test_a_cancellation_ends_a_wait() -> None:
     server = Server()
-    server.channel.send(response(WINDOW_BYTES), 0)
-    waiting = Sending(server, WINDOW_BYTES)
-    assert waiting.waits()
+    waiting = waiting_beside(server)
     server.cancelled = True
     server.channel.wake()
     assert "The request was cancelled" in str(waiting.end())
@@ -147,9 +151,7 @@ def test_a_cancellation_ends_a_wait() -> None:
 def test_the_end_of_a_request_ends_a_wait() -> None:
     """Its execute() has raised, while a thread of the model sends."""
     server = Server()
-    server.channel.send(response(WINDOW_BYTES), 0)
-    waiting = Sending(server, WINDOW_BYTES)
-    assert waiting.waits()
+    waiting = waiting_beside(server)
     server.channel.close()
     assert "Response sender has been closed" in str(waiting.end())
 

@@ -114,18 +114,13 @@ class Life:
         if not self._lagging:
             self._pause_ns = FIRST_LOOK_NS
 
-    def _go_on(self) -> None:
-        self._services.doorbells.ring(self.bell)
-
     # ------------------------------------------------------------ called by ServerEnd
 
     def portion_taken(self) -> bool:
         """A portion of a burst was taken. Whether to go on at once; if not, a timer sees to it."""
         now = monotonic_ns()
         rest = 0 if self.over else self._burst_pause.after_portion(now, self._services.doorbells.turns)
-        if (
-            rest and not self._resting
-        ):  # what has come meanwhile for another reason is no reason to rest more often
+        if rest and not self._resting:  # what comes during a rest does not begin another
             self._resting = True
             self._services.timers.at(now + rest, self._has_rested)
         return not rest
@@ -133,6 +128,9 @@ class Life:
     def _has_rested(self) -> None:
         self._resting = False
         self._go_on()
+
+    def _go_on(self) -> None:
+        self._services.doorbells.ring(self.bell)
 
     def called(
         self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None
