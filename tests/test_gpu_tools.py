@@ -125,6 +125,11 @@ def test_unknown_steps_are_refused(machine: Machine) -> None:
     assert status == 2 and "expected steps of install, build, check, test and bench, got 'tests'" in said
 
 
+def test_what_is_left_out_can_be_named_in_several_places() -> None:
+    given = ["--without", "onnxruntime", "--without-cuda", "--without", "numpy", "cython"]
+    assert gpu_wheels.parsed(given).without == ["onnxruntime", "numpy", "cython"]
+
+
 def test_what_is_fetched() -> None:
     found = gpu_wheels.wanted("3.12", "x86_64", ["NumPy"])
     assert {"cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-crt", "trio", "cython", "pytest"} <= set(found)

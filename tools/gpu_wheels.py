@@ -57,16 +57,23 @@ def platforms(machine: str) -> list[str]:
     return [f"--platform={tag}_{machine}" for tag in tags]
 
 
-def main() -> int:
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", default="3.12", help="the GPU machine's Python")
     parser.add_argument("--machine", default="x86_64", help="its processor, x86_64 or aarch64")
-    parser.add_argument("--without", nargs="+", default=[], metavar="NAME", help="packages that it has")
+    parser.add_argument(
+        "--without", nargs="+", action="extend", default=[], metavar="NAME", help="packages that it has"
+    )
     parser.add_argument("--without-cuda", action="store_true", help="it has cuda-bindings, NVRTC and headers")
     parser.add_argument(
         "--into", type=Path, default=Path(__file__).resolve().parent.parent / "build/gpu-wheels"
     )
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    options = parsed()
     packages = wanted(options.python, options.machine, options.without, not options.without_cuda)
     options.into.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
