@@ -98,6 +98,16 @@ def test_cudas_options_are_an_accelerators_or_a_models(tmp_path: Path) -> None:
         InvalidArgument, match=r"must be 0 \(EXHAUSTIVE\), 1 \(HEURISTIC\), 2 \(DEFAULT\), got '3'"
     ):
         chosen(tmp_path, cudnn_conv_algo_search="3")
+    with pytest.raises(InvalidArgument, match="'gpu_mem_limit' of model 'm' must be an integer, got 'much'"):
+        chosen(tmp_path, gpu_mem_limit="much")
+
+
+def test_a_model_can_refuse_what_would_run_on_the_cpu(tmp_path: Path) -> None:
+    """ONNX Runtime refuses that entry of a session that was given the CPU's provider."""
+    entry = {"session.disable_cpu_ep_fallback": "1"}
+    assert chosen(tmp_path, **entry) == [(CUDA, {"device_id": "1"})]
+    assert chosen(tmp_path, kind="CPU", **entry) == [CPU]
+    assert chosen(tmp_path, **{"session.disable_cpu_ep_fallback": "0"}) == [(CUDA, {"device_id": "1"}), CPU]
 
 
 def test_a_package_without_cuda_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ long as nobody looks. The choices:
 
  1. CUDA's libraries are loaded beforehand from the packages that have them (preload_dlls), as users expect of pip.
  2. ONNX Runtime's own fallback is off, and a session that lacks a provider it was asked for makes the load fail, with the
-    loader's reason. The CPU's provider always stands behind the others: single operators may have no other.
+    loader's reason. The CPU's provider stands behind the others, since single operators may have no other, unless
+    the model says session.disable_cpu_ep_fallback.
  3. Options are written as in Triton's configurations and translated here. Unknown ones are refused: a misspelt
     precision would be served as another one.
 """
@@ -55,7 +56,12 @@ CUDA_CHOICES = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
 }
-CUDA_PARAMETERS = (*CUDA_CHOICES, "gpu_mem_limit", "do_copy_in_default_stream")
+CUDA_NUMBERS = {
+    "gpu_mem_limit"
+}  # ONNX Runtime's text for one that is none names another value than the one given
+CUDA_PARAMETERS = (*CUDA_CHOICES, *sorted(CUDA_NUMBERS), "do_copy_in_default_stream")
+# an entry of a session: operators that only the CPU's provider has fail the load
+NO_CPU = "session.disable_cpu_ep_fallback"
 _SWITCH = {"1": "True", "true": "True", "0": "False", "false": "False"}
 
 
@@ -97,7 +103,8 @@ def chosen(context: LoadContext, kind: str, device_id: int, parameters: Mapping[
             options.update(_options(CUDA, {**given, **options}, context.name))
         if on_gpu:
             options["device_id"] = str(device_id)
-    return [*found, CPU]
+    # with that entry ONNX Runtime takes no CPU provider from us, and has one of its own
+    return found if on_gpu and parameters.get(NO_CPU) == "1" else [*found, CPU]
 
 
 def builds_engines(config: Any) -> bool:
@@ -138,6 +145,8 @@ def _options(provider: str, given: Mapping[str, str], model: str) -> dict[str, s
 
 
 def _cuda_option(key: str, value: str, model: str) -> str:
+    if key in CUDA_NUMBERS and not value.isdecimal():
+        raise InvalidArgument(f"'{key}' of model '{model}' must be an integer, got '{value}'")
     words = CUDA_CHOICES.get(key, ())
     if not words or value in words:
         return value
