@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -394,18 +395,23 @@ def test_two_packages_of_onnx_runtime_are_named(
 ) -> None:
     """They install the same files, so what is there is a mixture, or all of the one that came last."""
     onnx_library.doubled.cache_clear()
-    installed = {"onnxruntime": "1.31.1"}
+    installed = {"onnxruntime": ("1.31.1", Path("/a"))}
 
-    def version(name: str) -> str:
+    def distribution(name: str) -> Any:
         if name not in installed:
             raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
+        version, folder = installed[name]
+        return SimpleNamespace(version=version, locate_file=folder.joinpath)
 
-    monkeypatch.setattr(onnx_library.metadata, "version", version)
+    monkeypatch.setattr(onnx_library.metadata, "distribution", distribution)
     with caplog.at_level(logging.WARNING, "neptrio.onnx"):
         assert onnx_library.doubled() == "" and not caplog.records
         onnx_library.doubled.cache_clear()
-        installed["onnxruntime-gpu"] = "1.30.0"
+        # of two folders of the path the first counts, as in an environment that sees the system's packages
+        installed["onnxruntime-gpu"] = ("1.30.0", Path("/b"))
+        assert onnx_library.doubled() == "" and not caplog.records
+        onnx_library.doubled.cache_clear()
+        installed["onnxruntime-gpu"] = ("1.30.0", Path("/a"))
         said = onnx_library.doubled()
     onnx_library.doubled.cache_clear()
     assert said.startswith("onnxruntime 1.31.1 and onnxruntime-gpu 1.30.0 are both installed")

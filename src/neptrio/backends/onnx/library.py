@@ -62,13 +62,17 @@ def module() -> Any:
 @cache
 def doubled() -> str:
     """What is wrong with the installed packages of ONNX Runtime, "" when there is one at most. Logs it."""
-    found = []
+    folders: dict[
+        str, list[str]
+    ] = {}  # where the module would be -> the packages; the path may have several folders
     for name in PACKAGES:
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            package = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-    if len(found) < 2:
+        folders.setdefault(str(package.locate_file("onnxruntime")), []).append(f"{name} {package.version}")
+    found = next((packages for packages in folders.values() if len(packages) > 1), [])
+    if not found:
         return ""
     said = (
         f"{' and '.join(found)} are both installed and have overwritten each other's files: uninstall all of them, then "
