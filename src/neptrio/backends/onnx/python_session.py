@@ -131,7 +131,7 @@ class PythonSession:
         try:
             self._bind(binding, names, tensors, device, kept)
             ready()
-            self._session.run_with_iobinding(binding, self._quiet)
+            _run_bound(self._session, binding, self._quiet)
             found = [
                 self._left(name, value, device) if name in kept else self._tensor(name, value)
                 for name, value in zip(names, binding.get_outputs(), strict=True)
@@ -211,6 +211,18 @@ def _run(session: Any, names: list[str], feeds: dict[str, Any], options: Any) ->
     values = {name: value._get_c_value() for name, value in feeds.items()}
     made = inner.run_with_ort_values(values, names, options)
     return [onnxruntime.OrtValue(made[i]) for i in range(len(made))]
+
+
+def _run_bound(session: Any, binding: Any, options: Any) -> None:
+    """session.run_with_iobinding, but without its question for the graph of a run (since 1.31).
+
+    The answer to it is a C++ exception as long as nobody has named one, which takes longer than a small model.
+    """
+    inner, bound = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
+    if inner is None or bound is None or not hasattr(inner, "run_with_iobinding"):
+        session.run_with_iobinding(binding, options)
+    else:
+        inner.run_with_iobinding(bound, options)
 
 
 def _apart(output: Tensor, inputs: list[Tensor]) -> Tensor:
