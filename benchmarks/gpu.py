@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import gpu_served
+from benchmarks import gpu_onnx, gpu_served
 from neptrio.backends.identity_batch import run_inline
 from neptrio.backends.kernel import device
 from neptrio.backends.kernel.backend import KernelBackend
@@ -330,7 +330,7 @@ def main() -> int:
     gpu: Any = device.Device.get(0) if options.kind == "GPU" else None
     if gpu is not None:
         print(f"GPU 0: {gpu.name}, {gpu.architecture}\n")
-    for title, lines in (
+    sections = [
         ("Correctness", lambda: correctness(options.kind)),
         (
             "Overhead per batch (simple: 2 x INT32[n,16] in, the same out)",
@@ -338,7 +338,12 @@ def main() -> int:
         ),
         ("Throughput (y = 2 x, FP32)", lambda: throughput(options.kind)),
         ("Served over HTTP", lambda: gpu_served.served(options.kind, options.seconds)),
-    ):
+    ]
+    if options.kind == "GPU":
+        sections.append(
+            ("ONNX models on CUDA's provider", lambda: gpu_onnx.section(options.rounds, options.seconds))
+        )
+    for title, lines in sections:
         print(f"## {title}\n", flush=True)
         print("\n".join(lines()) + "\n", flush=True)
     if gpu is not None:
