@@ -36,12 +36,14 @@ cdef class Channel(MessageReader):
     cdef object bell                 # called where the other side sleeps
     cdef object late                 # called when something waits in the outbox: look() is to be called before long
     cdef readonly bint closed
+    cdef readonly bint given_up      # the other side has written what cannot be (rule 9)
     cdef readonly uint64_t wakes     # how often the other side had to be woken
     cdef readonly uint64_t sleeps    # how often this side has said that it sleeps
     cdef readonly uint64_t received
     cdef readonly uint64_t sent
     # the message that is read
     cdef bint private                # nobody else can change its tensors
+    cdef int give_up(self, str why) except -1
     cdef int send(self, uint32_t kind, uint64_t id, list tensors) except -1
     cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1
     cdef bint place(self, Entry* entry, Packer packer, list bodies) except -1
@@ -56,3 +58,4 @@ cdef class Channel(MessageReader):
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape)
     cdef object owner_of_passed(self, const char* data, uint64_t nbytes)
     cdef int take(self, Entry* entry) except -1
+    cdef bint taken(self, int at_once) except -1

@@ -23,6 +23,10 @@ Rules:
     front end holds its request, and so the input, and then the response, until it has sent that.
  8. Each time that a side says that it sleeps, it is rung for once at most, even where it finds something at once and stays
     awake. So `sleeps` bounds how many rings it may not have read; drain() adds no more than SLEEPS_AT_ONCE to it.
+ 9. A Violation does not leave this object at the engine: give_up() is where each ends, whichever call finds it, and from then
+    on nothing is sent or taken. So no caller, a scheduler or a timer among them, has to expect one.
+10. What a client writes is no violation. What the rings have no room for is refused by send() and by who packs messages, with
+    the limits of those who read them.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -32,7 +36,7 @@ from libc.stdlib cimport free, malloc
 from neptrio.frontend.kinds cimport ALIGNED, HERE, KEEP_ABOVE, PASSED, RECEIVED, REGION, RETURN
 from neptrio.request.infer_request cimport DT_BYTES, Tensor
 from neptrio.rings.body_area cimport BodyArea, BodyMemory
-from neptrio.rings.message cimport MessageReader, pack_head
+from neptrio.rings.message cimport MOST_OWN_PART, MessageReader, pack_head
 from neptrio.rings.packet cimport Packer, read_u32, read_u64
 from neptrio.rings.ring cimport (
     Entry,
@@ -49,6 +53,7 @@ from neptrio.rings.ring cimport (
 )
 
 from collections import deque
+import logging
 
 from neptrio.errors import Overloaded
 from neptrio.rings.message import Violation
@@ -59,6 +64,9 @@ cdef enum:
     REAP_ABOVE = 32          # messages that the other side may have taken before their memory is looked after
     AT_ONCE = 256            # descriptors taken before other events have their turn
     SLEEPS_AT_ONCE = 16      # attempts to sleep that something came into, before other events have theirs
+
+log = logging.getLogger("neptrio.frontend")
+
 
 class Layout:
     """Where things lie in the shared memory: the ring to the engine, the ring to the front end, the front end's area,
@@ -88,7 +96,7 @@ cdef class Lease:
             try:
                 self.channel.post(RETURN, 0, self.offset, 0)
             except Violation:
-                pass   # whoever uses the ring next finds it, too
+                pass   # at a front end, which does not go on without the engine
 
 
 cdef class Channel(MessageReader):
@@ -122,18 +130,35 @@ cdef class Channel(MessageReader):
         self.sleeps = 1
         ring_sleep(&self.into)   # the first push rings the bell
 
+    cdef int give_up(self, str why) except -1:
+        """The other side has written what cannot be (rule 9)."""
+        if not self.given_up:
+            self.given_up = True
+            self.violated(why)
+        return 0
+
+    def violated(self, why):
+        """Called once, when the other side has written what cannot be."""
+        raise Violation(why)
+
     # ------------------------------------------------------------ out
 
     cdef int send(self, uint32_t kind, uint64_t id, list tensors) except -1:
-        """Sends what the packer holds, `tensors` behind it. Raises Overloaded where it can never fit."""
+        """Sends what the packer holds, `tensors` behind it. Raises Overloaded where it can never fit (rule 10)."""
         cdef Entry entry
         cdef Packer packer = self.packer
         cdef list bodies = None
         if self.bodies is not None:
             bodies, self.bodies = self.bodies, None
-        if self.closed:
+        if self.closed or self.given_up:
             packer.reset()
             return 0
+        if packer.used > MOST_OWN_PART:
+            size = packer.used
+            packer.reset()
+            raise Overloaded(
+                f"{size} bytes beside tensors do not fit into a message between the engine and a front end, which has "
+                f"room for {<int>MOST_OWN_PART}")
         entry.kind, entry.size, entry.id = kind, <uint32_t>packer.used, id
         entry.offset, entry.length = 0, packer.total()
         if bodies is not None and entry.length <= KEEP_ABOVE:
@@ -155,7 +180,7 @@ cdef class Channel(MessageReader):
     cdef int post(self, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1:
         """Sends a descriptor without a message."""
         cdef Entry entry
-        if self.closed:
+        if self.closed or self.given_up:
             return 0
         entry.kind, entry.size, entry.id, entry.offset, entry.length = kind, 0, id, offset, length
         if kind == RETURN:
@@ -196,7 +221,8 @@ cdef class Channel(MessageReader):
         cdef Small* kept
         cdef int done = ring_push(&self.out, entry)
         if done < 0:
-            raise Violation("its index of a ring cannot be")
+            self.give_up("its index of a ring cannot be")
+            return False
         if done == 0:
             return False
         self.sent += 1
@@ -223,7 +249,7 @@ cdef class Channel(MessageReader):
         cdef uint64_t waiting = self.out.own - head
         cdef Small* oldest
         if waiting > self.out.entries:
-            raise Violation("its index of a ring cannot be")
+            return self.give_up("its index of a ring cannot be")
         while self.small_count:
             oldest = &self.small[self.small_first]
             if self.out.own - oldest.behind < waiting:
@@ -234,10 +260,10 @@ cdef class Channel(MessageReader):
         return 0
 
     def look(self) -> bool:
-        """Sends what waits for room, as far as there is some; True when something waits still. Raises Violation."""
+        """Sends what waits for room, as far as there is some; True when something waits still."""
         cdef Entry entry
         outbox = self.outbox
-        if self.closed:
+        if self.closed or self.given_up:
             return False
         while self.returns:
             entry.kind, entry.size, entry.id, entry.offset, entry.length = RETURN, 0, 0, self.returns[0], 0
@@ -273,10 +299,17 @@ cdef class Channel(MessageReader):
 
     def drain(self, int at_once=AT_ONCE) -> bool:
         """Takes up to `at_once` messages that the other side has pushed; True when there are more, and it is to be called
-        again. Raises Violation."""
+        again."""
+        try:
+            return self.taken(at_once)
+        except Violation as error:
+            self.give_up(str(error))
+            return False
+
+    cdef bint taken(self, int at_once) except -1:
         cdef Entry entry
         cdef int got, count = 0, slept = 0
-        while not self.closed:
+        while not (self.closed or self.given_up):
             got = ring_peek(&self.into, &entry)
             if got < 0:
                 raise Violation("its index of a ring cannot be")
@@ -305,6 +338,11 @@ cdef class Channel(MessageReader):
                 self.take(&entry)
             except (UnicodeDecodeError, RecursionError, ValueError, OverflowError) as error:
                 raise Violation(str(error)) from None
+            except Violation:
+                raise
+            except Exception:
+                # this side's own fault: it costs what the message was about, and not those behind it
+                log.exception("what came from the other side could not be used")
             finally:
                 self.owner = None
         if self.outbox or self.returns:

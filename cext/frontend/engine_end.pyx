@@ -54,7 +54,6 @@ from neptrio.request.device_memory import on_host
 log = logging.getLogger("neptrio.frontend")
 
 cdef enum:
-    MOST_OPEN = 1 << 20      # requests of one front end
     ROOM_BYTES = 4194304     # of responses to one request that a client has not taken, before its model waits
     OF_RESPONSE = 1024       # counted for a response in addition to its outputs
     FEW_INPUTS = 16          # a list for so many is made at once
@@ -79,13 +78,7 @@ cdef class FrontResponder(Responder):
         self.protocol = protocol
 
     cpdef object respond(self, InferRequest request, InferResponse response, bint final):
-        cdef EngineEnd end = (<Open>request.context).end
-        try:
-            end.respond(request, response, final)
-        except Violation as error:
-            if request.trace is not None:
-                (<Trace>request.trace).abandon()
-            end.host.violated(str(error))
+        (<Open>request.context).end.respond(request, response, final)
 
     cpdef bint wait_for_room(self, InferRequest request, object callback) except -1:
         cdef Open open_ = <Open>request.context
@@ -126,8 +119,14 @@ cdef class EngineEnd(Channel):
         self.awaited = Awaited()
         self.begun = now_ns()
         self.loop_pass = services.loop.loop_pass
+        self.clients_shapes = True
         self.http = FrontResponder(HTTP_PROTOCOL)
         self.grpc = FrontResponder(GRPC_PROTOCOL)
+
+    def violated(self, why):
+        """Has the front end's process ended (rule 9 of channel); gone() follows."""
+        if self.host is not None:
+            self.host.violated(why)
 
     # ------------------------------------------------------------ in
 
@@ -269,11 +268,11 @@ cdef class EngineEnd(Channel):
                 if self.reader.bad:
                     break
                 output = RequestedOutput(self.name())
-                output.class_count = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
+                output.class_count = <int64_t>read_u64(&self.reader)
                 if read_u32(&self.reader):
                     output.shm_region = read_text(&self.reader)
-                    output.shm_offset = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
-                    output.shm_byte_size = <int64_t>min(read_u64(&self.reader), <uint64_t>1 << 62)
+                    output.shm_offset = <int64_t>read_u64(&self.reader)
+                    output.shm_byte_size = <int64_t>read_u64(&self.reader)
                 request.outputs.append(output)
         if not flags & GRPC and not self.reader.bad:
             self.admission.find(request, HTTP_ONE_RESPONSE if flags & ONE_RESPONSE else None)
@@ -303,7 +302,7 @@ cdef class EngineEnd(Channel):
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1:
         cdef Open open_ = <Open>request.context
         request.timestamps[<int>SEND_START] = now_ns()
-        if self.closed:
+        if self.closed or self.given_up:
             self.open.pop(open_.id, None)
             if request.trace is not None:
                 (<Trace>request.trace).abandon()
@@ -443,7 +442,10 @@ cdef class EngineEnd(Channel):
         self.open = {}
         streams, self.streams = self.streams, {}
         for stream in streams.values():
-            stream.end()
+            try:
+                stream.end()
+            except Exception:
+                log.exception("a sequence of a front end that has ended could not be ended")
         self.host = None
 
     cdef int take_sent(self) except -1:

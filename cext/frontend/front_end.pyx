@@ -36,6 +36,7 @@ from neptrio.request.infer_request cimport (
     now_ns,
 )
 from neptrio.rings.body_area cimport BodyArea
+from neptrio.rings.message cimport pack_head
 from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Entry
 
@@ -43,7 +44,7 @@ from functools import partial
 import json
 import logging
 
-from neptrio.errors import CLASSES, Cancelled, Code, Internal, Reason, TritonError
+from neptrio.errors import CLASSES, Cancelled, Code, Internal, Overloaded, Reason, TritonError
 from neptrio.rings.message import Violation
 from neptrio.request.file_part import LargeFiles
 
@@ -74,7 +75,7 @@ class RemoteSharedMemory:
 
     def input_tensor(self, str name, int dtype, tuple shape, str region, offset, size):
         """An input that lies in a region; the engine says whether there is one."""
-        return RegionTensor(name, dtype, shape, region, min(offset, 1 << 62), min(size, 1 << 62))
+        return RegionTensor(name, dtype, shape, region, offset, size)
 
     def input_reader(self, *arguments):
         """input_tensor() in two parts."""
@@ -128,6 +129,7 @@ cdef class FrontEnd(Channel):
         self._streams = _Streams(self)
 
     cdef int send_request(self, InferRequest request) except -1:
+        """Raises TritonError for what the way to the engine has no room for; nothing was sent then."""
         cdef Packer packer = self.packer
         cdef Sent sent = <Sent>request.scheduler_data
         cdef RequestedOutput output
@@ -135,6 +137,8 @@ cdef class FrontEnd(Channel):
         cdef uint32_t flags = 0
         cdef uint64_t number = 0
         cdef object stream = request.stream, found
+        if len(self.open) >= MOST_OPEN:
+            raise Overloaded(f"{<int>MOST_OPEN} requests of this front end are not answered yet")
         if request.responder.protocol == GRPC_PROTOCOL:
             flags |= GRPC
         if sent.one_response:
@@ -234,11 +238,7 @@ cdef class FrontEnd(Channel):
         """Packs an input that lies in a region."""
         cdef Packer packer = self.packer
         region, offset, size = tensor.place
-        packer.text(tensor.name)
-        packer.u32(<uint32_t>tensor.dtype)
-        packer.u32(<uint32_t>len(tensor.shape))
-        for dimension in tensor.shape:
-            packer.u64(dimension)
+        pack_head(packer, tensor)
         packer.u32(REGION)
         packer.text(region)
         packer.u64(offset)

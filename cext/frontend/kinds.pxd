@@ -60,5 +60,6 @@ cdef enum Place:
     PASSED = 3           # where an input of the same request was received
 
 cdef enum:
+    MOST_OPEN = 1048576  # requests of one front end that are not answered
     ALIGNED = 16         # a tensor that does not lie at a multiple of this is copied, and not looked at where it lies
     KEEP_ABOVE = 16384   # bytes: a longer message is looked at where it lies, until RETURN; others are copied at once

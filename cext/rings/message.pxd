@@ -6,6 +6,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from neptrio.request.infer_request cimport Tensor
 from neptrio.rings.packet cimport Packer, Reader
 
+cdef enum:
+    MOST_DIMENSIONS = 64         # of a tensor
+    MOST_OWN_PART = 268435456    # bytes of a message beside its tensors: texts and shapes
+
 cdef class MessageReader:
     cdef Reader reader
     cdef const char* data            # where its tensors begin
@@ -14,6 +18,7 @@ cdef class MessageReader:
     cdef char* scratch
     cdef size_t scratch_room
     cdef list names                  # texts that were read, by what their bytes add up to; None: nothing is kept there
+    cdef bint clients_shapes         # shapes are as clients wrote them, negative dimensions included
     cdef list heads                  # the same for heads of tensors
     cdef int copied_own(self, const char* base, uint64_t own) except -1
     cdef int finish(self) except -1

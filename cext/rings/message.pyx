@@ -7,7 +7,9 @@ Rules:
  1. A message's own part is copied before it is read: the other side may change it at any moment.
  2. What no correct process writes is a Violation. The other process is given up, not the message alone.
  3. An object reads one message after the other; whoever wants to keep something of one takes it out.
- 4. Requests to one model name the same tensors with the same shapes over and over. What was made of such bytes is kept for
+ 4. What a client writes is none: a shape of any numbers crosses where `clients_shapes` is set, and whoever judges requests judges
+    it. What a ring has no room for is refused by pack_head() and fits(), before it is sent, with the same limits.
+ 5. Requests to one model name the same tensors with the same shapes over and over. What was made of such bytes is kept for
     the next message that has the same, compared byte by byte: at most SLOTS of each kind, of a few hundred bytes.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -21,11 +23,9 @@ from neptrio.rings.packet cimport Packer, Reader, read_raw, read_text, read_u32,
 
 import json
 
-from neptrio.errors import Internal
+from neptrio.errors import Internal, InvalidArgument
 
 cdef enum:
-    MOST_DIMENSIONS = 64
-    MOST_OWN_PART = 268435456    # bytes of a message beside its tensors: texts and shapes
     LAST_DATATYPE = 14
     SLOTS = 64                   # names and heads that are kept, of each
     MOST_NAME = 64               # bytes of one that is
@@ -126,6 +126,9 @@ cdef class MessageReader:
         shape = []
         for i in range(dimensions):
             n = read_u64(&self.reader)
+            if self.clients_shapes:
+                shape.append(<int64_t>n)
+                continue
             if n > <uint64_t>1 << 62:
                 raise Violation("a tensor with more elements than there can be")
             shape.append(n)
@@ -165,9 +168,12 @@ cdef class MessageReader:
 
 
 cdef int pack_head(Packer packer, Tensor tensor) except -1:
-    """Writes a tensor's name, datatype and shape."""
+    """Writes a tensor's name, datatype and shape. Raises InvalidArgument for more dimensions than head() reads."""
     cdef int64_t dimension
     cdef tuple shape = tensor.shape
+    if len(shape) > MOST_DIMENSIONS:
+        raise InvalidArgument(
+            f"tensor '{tensor.name}' has {len(shape)} dimensions, expected at most {<int>MOST_DIMENSIONS}")
     if tensor.memory_kind == 2:
         raise Internal(f"tensor '{tensor.name}' lies in GPU memory")
     packer.text(tensor.name)

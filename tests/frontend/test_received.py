@@ -287,8 +287,15 @@ def test_a_front_end_is_passed_nothing(pair: FrontPair) -> None:
     first = pair.layout.bodies
     wrong = (PASSED, first, LARGE.nbytes)
     told(pair, RECEIVED, first, LARGE.nbytes, wrong, pair.layout.front_area)
-    with pytest.raises(Violation, match="passed"):
-        pair.engine.drain()
+    given_up(pair, "passed")
+
+
+def given_up(pair: FrontPair, why: str) -> None:
+    """The engine takes what has come for a violation, says so once, and takes nothing more."""
+    pair.engine.drain()
+    (said,) = pair.violations
+    assert why in said
+    assert not pair.directory.scheduler.requests
 
 
 def told(pair: FrontPair, place: int, offset: int, nbytes: int, new: tuple[int, int, int], area: int) -> None:
@@ -318,8 +325,7 @@ def test_what_lies_elsewhere_is_a_violation(pair: FrontPair, offset: int | None,
     first = pair.layout.bodies
     wrong = (RECEIVED, 0 if offset is None else (first + offset) % 2**64, nbytes)
     told(pair, RECEIVED, first, LARGE.nbytes, wrong, pair.layout.front_area)
-    with pytest.raises(Violation, match="outside"):
-        pair.engine.drain()
+    given_up(pair, "outside")
 
 
 def test_the_last_bytes_may_be_named(pair: FrontPair) -> None:
@@ -336,8 +342,7 @@ def test_a_message_that_is_not_lent_names_no_bodies(pair: FrontPair) -> None:
     """Nobody would hold them: a short message is done with when it is read."""
     pair.request(received(pair, LARGE))
     pair.shared.write(pair.layout.to_engine + 256 + 24, struct.pack("<Q", 16384))
-    with pytest.raises(Violation, match="outside"):
-        pair.engine.drain()
+    given_up(pair, "outside")
 
 
 def test_the_engine_receives_no_bodies(pair: FrontPair) -> None:

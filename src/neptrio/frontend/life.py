@@ -96,22 +96,13 @@ class Life:
         if self.ended:
             return
         self._take()
-        try:
-            waiting = self.end.look()
-        except Violation as error:
-            self.violated(str(error))
-            return
-        if waiting and self._timer is None:
+        if self.end.look() and self._timer is None:
             self._look_ns = min(2 * self._look_ns, LATEST_NS)
             self._timer = self._at(self._look_ns)
 
     def _take(self) -> bool:
         """Takes what the front end has pushed; if that is much, the rest after other events, and True is returned."""
-        try:
-            more = not self.ended and bool(self.end.drain())
-        except Violation as error:
-            self.violated(str(error))
-            return False
+        more = not self.ended and self.end.drain()
         if more:  # its bell is rung again only when everything was taken
             if self._timer is not None:
                 self._timer.cancel()
@@ -127,10 +118,7 @@ class Life:
 
     def rung(self) -> bool:
         """The front end has pushed something. False when it has ended, and its bell is listened to no more."""
-        try:
-            self._take()
-        except Exception:
-            log.exception("what a front end sent could not be used")
+        self._take()
         return not self.ended
 
     def violated(self, text: str) -> None:

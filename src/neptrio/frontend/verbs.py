@@ -267,7 +267,7 @@ class GrpcCall:
         self._headers = pairs(told["metadata"])
         self._client = str(told["client"])
         self._certificate = certificate_of(told["certificate"])
-        self.metadata = decode_metadata(self._headers)
+        self.metadata: Any = None
         left = told["deadline"]
         self.deadline = None if left is None else Deadline.from_timeout(float(left))
         self.peer = Peer(str(told["peer"]))
@@ -359,6 +359,7 @@ class GrpcCall:
         counted: Counted | None = None
         with self._scope:
             try:
+                self.metadata = decode_metadata(self._headers)
                 if self._limited():
                     self._clients.enter((self._client, 0))
                     counted = self._client, 0
