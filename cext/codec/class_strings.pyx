@@ -26,12 +26,12 @@ cdef struct Label:
 
 
 cdef Py_ssize_t _longest(const double* values, Py_ssize_t n) noexcept nogil:
-    """Characters of the longest of the numbers."""
+    """Characters of the longest of the numbers. The longest is the largest one with digits: infinity is short."""
     cdef double top = 0
     cdef char[MOST_REAL] text
     cdef Py_ssize_t i
     for i in range(n):
-        if fabs(values[i]) > top:
+        if fabs(values[i]) > top and not isinf(values[i]):
             top = fabs(values[i])
     return 1 + max(snprintf(text, MOST_REAL, b"%.6f", top), 3)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import struct
 import zlib
 from typing import Any
@@ -319,6 +320,21 @@ def classes(connect: Connect, model: str, data: list[Any], shape: list[int], k: 
     output = answer["outputs"][0]
     assert output["datatype"] == "BYTES" or k == 0
     return output["shape"], output["data"]
+
+
+def test_classification_prints_the_longest_numbers_beside_infinities(connect: Connect) -> None:
+    largest = float(np.finfo(np.float32).max)
+    given = [math.inf, -math.inf, -largest, *[largest] * 9997]
+    document = {
+        "inputs": [{"name": "INPUT0", "shape": [1, len(given)], "datatype": "FP32", "data": given}],
+        "outputs": [{"name": "OUTPUT0", "parameters": {"classification": len(given)}}],
+    }
+    answer, _ = parts(infer(connect, "fp32", document))
+    data = answer["outputs"][0]["data"]
+    assert len(data) == len(given)
+    longest = f"{largest:.6f}"
+    assert data[:2] == ["inf:0", f"{longest}:3"]
+    assert data[-3:] == [f"{longest}:9999", f"-{longest}:2", "-inf:1"]
 
 
 def test_classification(connect: Connect) -> None:
