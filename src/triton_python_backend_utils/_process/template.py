@@ -5,8 +5,8 @@ every instance. The choice: one process does it once and then does nothing but f
 afresh (not forked from the server), so it has no threads, no sockets but the one it is asked through, and
 nothing of the server's memory. What it forks shares its pages.
 
-A request is one packet: a JSON object and two descriptors (the model's socket and its output). The
-answer is {"pid": N}, or {"error": TEXT}.
+A request is one packet: a JSON object and three descriptors (the model's socket, its output, and a socket for its
+first word). The answer is {}, or {"error": TEXT}.
 
 Rules:
  1. The template stays single-threaded: a fork copies one thread.
@@ -14,6 +14,8 @@ Rules:
     kills them when the server ends (PR_SET_PDEATHSIG). The template ends when its socket is closed.
  3. A template of one model has imported the model's file and called its preload(), and the model's instances are forked
     from it. It is itself forked from the general template, and answers the same requests.
+ 4. The server does not believe a template. A process says that it is there itself, with a byte to which the kernel adds
+    its number; if nobody waits for it any more, it ends.
 """
 
 from __future__ import annotations
@@ -59,6 +61,12 @@ def entitle(name: str) -> None:
 def _become(asked: dict[str, Any], descriptors: list[int], template: socket.socket) -> None:
     """Runs in the forked process: sets up what a newly started process would have had from its start."""
     template.close()
+    sock, output, birth = descriptors
+    try:
+        os.write(birth, b"b")
+    except OSError:  # the server has given up
+        os._exit(1)
+    os.close(birth)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != asked["server"]:
         os._exit(1)  # the server has already ended
@@ -66,7 +74,6 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
     # an equal share of the processors (autogroup, sched(7)): then one model has as much as the whole server.
     os.setpgid(0, 0)
     entitle(asked["title"])
-    sock, output = descriptors
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(output, 1)
@@ -120,7 +127,7 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
         else:
             if pid == 0:
                 _become(asked, list(descriptors), sock)
-            answer = {"pid": pid}
+            answer = {}
         for descriptor in descriptors:
             os.close(descriptor)
         sock.send(json.dumps(answer).encode())

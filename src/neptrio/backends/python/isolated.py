@@ -37,6 +37,7 @@ from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
+from neptrio.loop import threads
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -224,11 +225,8 @@ class IsolatedInstance(BackendInstance):
         if not self._stopping.is_set():
             if time.monotonic() - self._started_at > STEADY_SECONDS:
                 self._pause = FIRST_PAUSE
-            supervisor = threading.Thread(
-                target=self._restart, args=(process,), name=f"{self.name}-supervisor", daemon=True
-            )
-            supervisor.start()
-            self._supervisor = supervisor  # only now: finalize() may wait for it at once
+            # only now: finalize() may wait for it at once
+            self._supervisor = threads.start_surely(self._restart, process, name=f"{self.name}-supervisor")
 
     def _restart(self, old: Process) -> None:
         old.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Iterator
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -17,9 +18,11 @@ FATAL = "Fatal Python error: "
 CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 GOES_ON = (" ", "\t", *CHAINS, "Current thread 0x", "Thread 0x", "Extension modules: ")
 SILENCE_MS = 50  # after a line that may be the last of a traceback
+LAST_MS = 500
 PAUSE_MS = 1000  # within a traceback: the process may wait for a free core
 MOST_LINES = 1000
 CHUNK = 65536
+PIPE_BYTES = 1 << 20  # more than a pipe holds
 
 
 class Records:
@@ -67,18 +70,41 @@ class Records:
             yield "\n".join(block).rstrip("\n")
 
 
-def records(descriptor: int) -> Iterator[tuple[str, list[str]]]:
-    """Yields each record with its lines of what a pipe brings, until its other end is closed."""
+def records(descriptor: int, pidfd: int = -1) -> Iterator[tuple[str, list[str]]]:
+    """Yields each record with its lines of what a pipe brings, until its other end is closed.
+
+    `pidfd` is the process's. When it has ended, other processes that it has started may hold the pipe. What they write is
+    waited for LAST_MS at most, and what is in the pipe then is the last.
+    """
     found = Records()
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
+    if pidfd >= 0:
+        poll.register(pidfd, select.POLLIN)
     left = b""
     chunk = b"."
+    until: float | None = None  # it has ended
+    late = 0  # bytes that came since
     while chunk:
-        if not poll.poll(found.patience_ms):
+        patience = found.patience_ms
+        if until is not None:
+            rest = int(max(0.0, until - time.monotonic()) * 1000)
+            patience = rest if patience is None else min(patience, rest)
+        ready = [number for number, _ in poll.poll(patience)]
+        if pidfd in ready:
+            poll.unregister(pidfd)
+            until = time.monotonic() + LAST_MS / 1000
+        if until is not None and time.monotonic() >= until and (descriptor not in ready or late > PIPE_BYTES):
+            chunk = b""
+            made = [*found.line(left.decode("utf-8", "replace")), *found.end()] if left else list(found.end())
+        elif not ready:
             made = list(found.end())
+        elif descriptor not in ready:
+            continue
         else:
             chunk = os.read(descriptor, CHUNK)
+            if until is not None:
+                late += len(chunk)
             lines = (left + chunk).split(b"\n")
             left = lines.pop()
             if len(left) > CHUNK or (left and not chunk):  # a very long line, or the last one

@@ -6,6 +6,8 @@ Rules:
  2. send() blocks while the child does not read. So the trio thread never calls it; it uses post(), whose functions are
     called in order on the writer thread.
  3. `on_end` is called once, on the reader thread, after the child has ended and its exit status was read.
+ 4. The end of a child is noticed by its pidfd (loop.process_ends), which ends its socket, too: a process that the model
+    has started may hold the other end. All threads exist before the child does.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ from typing import Any
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python import memory_group, template
+from neptrio.backends.python.children import Started
 from neptrio.backends.python.environment import variables
 from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
+from neptrio.loop import threads
+from neptrio.loop.process_ends import ends
 from triton_python_backend_utils._process.wire import Wire
 
 PACKAGE = Path(utils.__file__).parent
@@ -55,6 +60,7 @@ main(int(sys.argv[2]))
 """
 LAST_LINES = 12  # of the child's output that are part of the error when it ends
 KILL_SECONDS = 2.0
+OUTPUT_SECONDS = 5.0  # output.records() takes less where there are pidfds
 _alive: weakref.WeakSet[Process] = weakref.WeakSet()
 
 
@@ -96,17 +102,24 @@ class Process:
         self._log = logging.getLogger("neptrio.model." + name)
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._template = False
         self._origin = origin
         self._child: Any = None
+        self._threads: list[threading.Thread] = []
+        self._begun = threading.Event()
+        self._given_up = False
         given = dict(os.environ) if environ is None else environ
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = ours
         self._group: memory_group.MemoryGroup | None = None
         if limits is not None and limits.get("memory"):
             self._group = memory_group.made(name, limits["memory"])
             if self._group is not None:
                 limits = {**limits, "memory": None}
         try:
+            ends.prepare()
+            for role, target in (("output", self._output), ("writer", self._write), ("reader", self._read)):
+                self._threads.append(threads.start(self._when_begun, target, name=f"{name}-{role}"))
             if rings and python is None and template.SUPPORTED:
                 try:
                     self._child = origin.fork(f"py:{name}", theirs.fileno(), given, limits or {})
@@ -114,7 +127,7 @@ class Process:
                 except OSError as error:
                     self._log.warning("the template process cannot be used, a new one is started: %s", error)
             if self._child is None:
-                self._child = subprocess.Popen(
+                self._child = Started(
                     [
                         *(
                             python or sys.executable,
@@ -133,13 +146,21 @@ class Process:
                     env=given if python is None else variables(python, given),
                     process_group=0,  # as in _process/template.py
                 )
+                self._child.begin()
             if self._group is not None:
                 self._group.add(self._child.pid)  # it imports the model only when it is told to
-        except BaseException:  # OSError, or what the model's preload() raised
+            ends.watch(self._child, self._hang_up)
+        except BaseException:  # OSError, NoThread, or what the model's preload() raised
+            self._given_up = True
+            self._begun.set()
             ours.close()
             if self._child is not None:
                 self._child.kill()
                 self._child.wait()
+                self._child.stdout.close()
+                self._child.close()
+                if self._template:
+                    origin.release()
             if self._group is not None:
                 self._group.remove()
             raise
@@ -148,12 +169,19 @@ class Process:
         self.pid = self._child.pid
         _alive.add(self)
         self.wire = Wire(ours)
-        self._threads = [
-            threading.Thread(target=target, name=f"{name}-{role}", daemon=True)
-            for role, target in (("output", self._output), ("writer", self._write), ("reader", self._read))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._begun.set()
+
+    def _when_begun(self, target: Callable[[], None]) -> None:
+        self._begun.wait()
+        if not self._given_up:
+            target()
+
+    def _hang_up(self) -> None:
+        """The child has ended: what it has sent is still read, and then the end (rule 4)."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed
 
     def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         """Sends a message now. If the child has ended, does nothing: the reader notices that."""
@@ -196,20 +224,23 @@ class Process:
         except subprocess.TimeoutExpired:  # it closed the socket but lives
             self.kill()
             self._child.wait()
-        if self._group is not None:
-            if self._group.exceeded and not self.killed_for:
-                self.killed_for = f"it used more than MEMORY_LIMIT_BYTES ({self._group.limit} bytes)"
-            self._group.remove()
-        self._threads[0].join(1)  # for its last output; a child of its own may keep the pipe open
-        if self._template:
-            self._origin.release()
+        try:
+            if self._group is not None:
+                if self._group.exceeded and not self.killed_for:
+                    self.killed_for = f"it used more than MEMORY_LIMIT_BYTES ({self._group.limit} bytes)"
+                self._group.remove()
+            self._threads[0].join(1)  # for its last output
+            if self._template:
+                self._origin.release()
+        except Exception:  # whatever fails here, others wait for the end
+            self._log.exception("its process has ended, and cannot be cleared away")
         self.ended.set()
         self._on_end(self)
 
     def _output(self) -> None:
         stream = self._child.stdout
         assert stream is not None
-        for record, lines in records(stream.fileno()):
+        for record, lines in records(stream.fileno(), self._child.pidfd):
             self._lines.extend(lines)
             self._log.info("%s", record)
 
@@ -266,8 +297,9 @@ class Process:
         self._work.put(None)
         if threading.current_thread() is not self._threads[1]:
             self._threads[1].join()
+        ends.forget(self._child)
         self.wire.close()
-        self._threads[0].join(1)
+        self._threads[0].join(OUTPUT_SECONDS)
         if not self._threads[0].is_alive():
-            assert self._child.stdout is not None
+            self._child.close()
             self._child.stdout.close()

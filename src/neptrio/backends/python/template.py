@@ -5,8 +5,10 @@ Rules:
     from it.
  2. A thread that never ends starts it. The kernel kills a template, and the processes forked from it, when the thread
     that started it ends (PR_SET_PDEATHSIG). They do outlive a template that is killed.
- 3. If the template has ended, the next request for a process starts it again. If that fails, the caller starts a
-    process in the ordinary way.
+ 3. If the template has ended, or does not answer within ANSWER_SECONDS, the next request for a process starts it again.
+    If that fails, the caller starts a process in the ordinary way.
+ 4. A template is not believed: that of a model runs the model's code. Which process it has forked, the kernel says
+    (children.Birth).
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ import logging
 import os
 import platform
 import queue
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as utils
+from neptrio.backends.python.children import Birth, Forked, Started
 from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
+from neptrio.loop import threads
+from neptrio.loop.process_ends import HAS_PIDFDS, ends
 
 log = logging.getLogger("neptrio.python")
 
@@ -41,58 +44,7 @@ main(int(sys.argv[1]))
 """
 LINGER = 5.0
 ANSWER_SECONDS = 30.0
-SUPPORTED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
-
-
-class Forked:
-    """A process forked from a template; it is a child of the server. Has those parts of subprocess.Popen that are used
-    here."""
-
-    def __init__(self, pid: int, output: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self.stdout = open(output, "rb")  # noqa: SIM115  # closed by its reader
-        self._lock = threading.Lock()
-        self._pidfd = os.pidfd_open(pid)
-
-    def poll(self) -> int | None:
-        """The exit status as subprocess gives it, None while the process runs."""
-        with self._lock:
-            if self.returncode is None:
-                try:
-                    pid, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # other code has waited for it
-                    pid, status = self.pid, 0
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
-                    os.close(self._pidfd)
-            return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits up to `timeout` seconds for its end; returns its status. Raises subprocess.TimeoutExpired."""
-        with self._lock:
-            if self.returncode is not None:
-                return self.returncode
-            pidfd = os.dup(self._pidfd)
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(None if timeout is None else timeout * 1000):
-                raise subprocess.TimeoutExpired("model", timeout or 0)
-        finally:
-            os.close(pidfd)
-        status = self.poll()
-        assert status is not None
-        return status
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        with self._lock:
-            if self.returncode is None:
-                try:
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+SUPPORTED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and HAS_PIDFDS
 
 
 class Template:
@@ -103,6 +55,7 @@ class Template:
         self._sock: socket.socket | None = None
         self._users = 0
         self._timer: threading.Timer | None = None
+        self._running: Started | None = None
         self._starts: queue.SimpleQueue[Callable[[], None]]
         self._starter: threading.Thread | None = None  # rule 2
 
@@ -111,8 +64,9 @@ class Template:
     ) -> Forked:
         """Forks a process that gets the socket `sock`. With `preload`, it becomes the template of one model.
 
-        Raises OSError.
+        Raises OSError, or NoThread.
         """
+        ends.prepare()
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -132,9 +86,10 @@ class Template:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                self._timer = threading.Timer(LINGER, self._idle)
-                self._timer.daemon = True
-                self._timer.start()
+                try:
+                    self._timer = threads.start_later(LINGER, self._idle)
+                except threads.NoThread:
+                    self._stop()
 
     def _idle(self) -> None:
         with self._lock:
@@ -145,6 +100,9 @@ class Template:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+        process, self._running = self._running, None
+        if process is not None:
+            process.kill()  # it ends by itself, but for one that is stopped or hangs
 
     def _ask(
         self, title: str, sock: int, environ: dict[str, str], limits: dict[str, Any], preload: Any = None
@@ -159,62 +117,93 @@ class Template:
             "limits": limits,
             "preload": preload,
         }
-        reader, writer = os.pipe()
+        birth = Birth(ANSWER_SECONDS)
         try:
-            socket.send_fds(self._sock, [json.dumps(asked).encode()], [sock, writer])
-            answer = self._sock.recv(1 << 16)
-            if not answer:
-                raise ConnectionResetError("the template has ended")
-            told = json.loads(answer)
-            if "pid" not in told:
-                raise OSError(told["error"])
-        except BaseException:
-            os.close(reader)
+            reader, writer = os.pipe()
+        except OSError:
+            birth.close()
             raise
+        try:
+            try:
+                descriptors = [sock, writer, birth.theirs.fileno()]
+                socket.send_fds(self._sock, [json.dumps(asked).encode()], descriptors)
+                birth.sent()
+                self._answer()
+                return Forked(birth.child(), reader)
+            except BaseException:
+                birth.give_up()
+                os.close(reader)
+                raise
         finally:
             os.close(writer)
-        return Forked(told["pid"], reader)
+            birth.close()
+
+    def _answer(self) -> None:
+        """Waits until the template says that it has forked. Raises OSError."""
+        assert self._sock is not None
+        answer = self._sock.recv(1 << 16)
+        if not answer:
+            raise ConnectionResetError("the template has ended")
+        try:
+            error = json.loads(answer).get("error")
+        except (ValueError, AttributeError):
+            error = "the template has answered what cannot be"
+        if error is not None:
+            raise OSError(str(error))
 
     def _start(self) -> None:
         from neptrio.backends.python.limits import inherited
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(ANSWER_SECONDS)
-        answer: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[OSError | Started] = queue.SimpleQueue()
 
         def start() -> None:
             try:
-                process = subprocess.Popen(
+                process = Started(
                     [sys.executable, "-u", "-c", BOOTSTRAP, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env={**inherited(), **dict.fromkeys(ONE_THREAD, "1")},
                     process_group=0,  # as in _process/template.py
                 )
+                process.begin()
+                ends.watch(process, process.close)  # which reads its status
             except OSError as error:
                 answer.put(error)
                 return
-            threading.Thread(target=process.wait, name="template", daemon=True).start()
-            answer.put(None)
+            answer.put(process)
 
-        if self._starter is None:
-            self._starts = queue.SimpleQueue()
-            self._starter = threading.Thread(target=self._start_for_ever, name="templates", daemon=True)
-            self._starter.start()
+        try:
+            if self._starter is None:
+                self._starts = queue.SimpleQueue()
+                self._starter = threads.start(self._start_for_ever, name="templates")
+        except threads.NoThread:
+            ours.close()
+            theirs.close()
+            raise
         self._starts.put(start)
-        failure = answer.get()
+        started = answer.get()
         theirs.close()
         try:
-            if failure is not None:
+            if isinstance(started, OSError):
                 ours.close()
-                raise failure
+                raise started
+            self._running = started
         finally:
-            del failure  # which refers to this frame
+            del started  # which may refer to this frame
         self._sock = ours
 
     def _start_for_ever(self) -> None:
         while True:
             self._starts.get()()
+
+
+def _hang_up(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it is closed
 
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # rule 1 of the template
@@ -242,6 +231,7 @@ class ModelTemplate(Template):
         self._limits = limits
         self._seconds = seconds
         self._process: Forked | None = None
+        self._reader: threading.Thread | None = None
         self._log = logging.getLogger("neptrio.model." + name)
 
     def release(self) -> None:
@@ -264,6 +254,10 @@ class ModelTemplate(Template):
         if process is not None:
             process.kill()
             process.wait()
+            ends.forget(process)
+            if self._reader is not None:
+                self._reader.join(ANSWER_SECONDS)
+            process.close()
             template.release()
 
     def _start(self) -> None:
@@ -283,22 +277,32 @@ class ModelTemplate(Template):
         finally:
             theirs.close()
         self._process = process
-        threading.Thread(
-            target=self._output, args=(process,), name=f"{self._name}-output", daemon=True
-        ).start()
-        ours.settimeout(self._seconds)
         try:
-            answer = json.loads(ours.recv(1 << 20) or b'{"error": "its process has ended"}')
-        except TimeoutError:
-            answer = {"error": f"it did not return within {self._seconds:g} s; its process was killed"}
-        if "error" in answer:
+            # whatever it leaves behind that holds its socket: it is heard no more when it has ended
+            ends.watch(process, lambda: _hang_up(ours))
+            self._reader = threads.start(self._output, process, name=f"{self._name}-output")
+            ours.settimeout(self._seconds)
+            self._preloaded(ours)
+        except BaseException:
             ours.close()
             self._stop()
-            raise Internal(f"preload of '{self._name}' failed: {answer['error']}", reason=Reason.BACKEND)
+            raise
         ours.settimeout(ANSWER_SECONDS)
         self._sock = ours
 
+    def _preloaded(self, ours: socket.socket) -> None:
+        """Waits for the end of the model's preload(). Raises Internal if it failed."""
+        try:
+            answer = json.loads(ours.recv(1 << 20) or b'{"error": "its process has ended"}')
+            error = answer.get("error")
+        except TimeoutError:
+            error = f"it did not return within {self._seconds:g} s; its process was killed"
+        except (OSError, ValueError, AttributeError) as found:
+            error = f"its process has answered what cannot be ({type(found).__name__})"
+        if error is not None:
+            raise Internal(f"preload of '{self._name}' failed: {error}", reason=Reason.BACKEND)
+
     def _output(self, process: Forked) -> None:
-        for record, _ in records(process.stdout.fileno()):
+        for record, _ in records(process.stdout.fileno(), process.pidfd):
             self._log.info("%s", record)
         process.stdout.close()

@@ -1,0 +1,161 @@
+"""Child processes of the server that run a model's code: their status, their end, their pidfd.
+
+Rules:
+ 1. A pidfd is opened once, when the child begins, and closed by close(): nothing that happens later needs another.
+ 2. Which process a template has forked is said by the kernel, not by the template: the process sends a byte, and the
+    kernel adds who has sent it (Birth). It is then known to be a child of the server, and none that had ended.
+ 3. A child that cannot be watched is killed before anybody learns of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+
+from neptrio.loop import process_ends
+
+CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
+
+
+class Forked:
+    """A process forked from a template; it is a child of the server. Has those parts of subprocess.Popen that are used
+    here."""
+
+    def __init__(self, pid: int, output: int) -> None:
+        """`pid` is a child of the server whose status nobody has read; `output` the descriptor to read its output from.
+
+        Raises OSError; the child is killed then, and `output` still open."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        try:
+            self.pidfd = process_ends.opened(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self.stdout = open(output, "rb")  # noqa: SIM115  # closed by its reader
+
+    def poll(self) -> int | None:
+        """The exit status as subprocess gives it, None while the process runs."""
+        with self._lock:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # other code has waited for it
+                    pid, status = self.pid, 0
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits up to `timeout` seconds for its end; returns its status. Raises subprocess.TimeoutExpired."""
+        if not process_ends.wait(self, timeout):
+            raise subprocess.TimeoutExpired("model", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        with self._lock:
+            if self.returncode is not None:
+                return
+            try:
+                if self.pidfd >= 0:
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                else:
+                    os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def close(self) -> None:
+        """Closes the pidfd of a child that has ended."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+class Started(subprocess.Popen[bytes]):
+    """A process of a program of its own."""
+
+    pidfd = -1
+
+    def begin(self) -> None:
+        """To be called first. Raises OSError; the process is killed then."""
+        try:
+            self.pidfd = process_ends.opened(self.pid)
+        except OSError:
+            self.kill()
+            self.wait()
+            raise
+
+    def close(self) -> None:
+        """Closes the pidfd of a child that has ended."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+class Birth:
+    """Says which process was forked; `theirs` is what the template passes to it (rule 2)."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: how long to wait for the process. Raises OSError."""
+        self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._ours.settimeout(seconds)
+        except OSError:
+            self.close()
+            raise
+
+    def sent(self) -> None:
+        """The template has `theirs`; the end of the process is now noticed here."""
+        self.theirs.close()
+
+    def child(self) -> int:
+        """Waits for the process; returns its id. Raises OSError if it has ended, or is no child of the server."""
+        pid = self._sender()
+        if pid is None:
+            raise ConnectionResetError("the forked process has ended at once")
+        if not _is_child(pid):
+            raise ConnectionResetError(f"process {pid}, which the template gave, is no child of the server")
+        return pid
+
+    def give_up(self) -> None:
+        """Nobody will wait for the process: kills it if there is one, or will be. To be called after an error."""
+        try:
+            self._ours.shutdown(socket.SHUT_RDWR)  # one that was forked later cannot say so, and ends
+            pid = self._sender()
+        except OSError:
+            return
+        if pid is not None and _is_child(pid):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _sender(self) -> int | None:
+        data, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+        for level, kind, value in ancillary:
+            if data and (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                return int(CREDENTIALS.unpack_from(value)[0])
+        return None
+
+    def close(self) -> None:
+        """Closes both ends."""
+        self._ours.close()
+        self.theirs.close()
+
+
+def _is_child(pid: int) -> bool:
+    """Whether it is a child of the server whose status nobody has read."""
+    if pid <= 0:
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

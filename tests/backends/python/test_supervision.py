@@ -1,0 +1,150 @@
+"""The end of a model's process is noticed whatever holds its socket and whatever the server lacks; and nobody is believed
+about which process it is."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tritonclient.http as httpclient
+
+from neptrio.backends.python.children import Birth
+from tests.backends.python.models import isolated, python_model
+from tests.backends.python.test_isolated_process import ONE, alive, call, ready_again
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+# answers with its process's id; with IN = 1 it first starts another process, which keeps all that it was given
+FORKS = """
+import os, signal
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        left = 0
+        if requests[0].inputs()[0].as_numpy()[0] == 1:
+            left = os.fork()
+            if left == 0:
+                while True:
+                    signal.pause()
+        out = np.array([os.getpid(), left], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]) for _ in requests]
+"""
+
+# its template answers each request for a process with that of another model
+LIAR = (
+    """
+import json, pathlib
+from triton_python_backend_utils._process import template
+
+def preload(args):
+    victim = int((pathlib.Path(args["model_repository"]) / "victim").read_text())
+
+    class Json:
+        loads = staticmethod(json.loads)
+        dumps = staticmethod(lambda told: json.dumps({**told, "pid": victim}))
+
+    template.json = Json
+"""
+    + FORKS
+)
+
+
+@contextmanager
+def no_descriptors(pid: int) -> Iterator[None]:
+    """A process that cannot open anything."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("way", ["process", sys.prefix])
+def test_a_process_that_left_another_behind_is_noticed_when_it_is_killed(tmp_path: Path, way: str) -> None:
+    isolated(tmp_path, "forks", FORKS, way=way)
+    with ServerProcess(tmp_path) as server:
+        pid, left = (int(number) for number in call(server, "forks", ONE + 1))
+        try:
+            os.kill(pid, signal.SIGKILL)
+            server.until_logged("forks_0 runs again")
+            assert alive(left)  # it is the model's own affair
+            ready_again(server, "forks")
+            assert int(call(server, "forks", ONE)[0]) not in (pid, left)
+        finally:
+            os.kill(left, signal.SIGKILL)
+
+
+def test_an_end_is_noticed_without_descriptors(tmp_path: Path) -> None:
+    isolated(tmp_path, "forks", FORKS)
+    with ServerProcess(tmp_path) as server, httpclient.InferenceServerClient(server.http) as client:
+        assert client.is_model_ready("forks")
+        pid = int(call(server, "forks", ONE)[0])
+        with no_descriptors(server.process.pid):
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: not client.is_model_ready("forks"), "it is noticed")
+            server.until_logged("restart of forks_0 failed")
+        ready_again(server, "forks")
+        assert int(call(server, "forks", ONE)[0]) != pid
+
+
+def test_a_template_cannot_name_the_process_of_another_model(tmp_path: Path) -> None:
+    isolated(tmp_path, "victim", FORKS)
+    python_model(tmp_path, "liar", LIAR)
+    flags = ("--model-control-mode=explicit", "--load-model=victim")
+    with ServerProcess(tmp_path, *flags) as server, httpclient.InferenceServerClient(server.http) as client:
+        victim = int(call(server, "victim", ONE)[0])
+        (tmp_path / "liar/victim").write_text(f"{victim}")
+        client.load_model("liar")
+        liar = int(call(server, "liar", ONE)[0])
+        client.unload_model("liar")
+        until(lambda: not alive(liar), "the liar has ended")
+        assert int(call(server, "victim", ONE)[0]) == victim
+
+
+def started(birth: Birth, script: str) -> subprocess.Popen[bytes]:
+    """A shell whose output is its first word."""
+    process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=birth.theirs)
+    birth.sent()
+    return process
+
+
+def test_a_process_that_is_no_child_of_the_server_is_refused() -> None:
+    birth = Birth(60)
+    with (
+        started(birth, "sh -c 'printf b; true'; true"),
+        pytest.raises(ConnectionResetError, match="is no child of the server"),
+    ):
+        birth.child()
+    birth.close()
+
+
+def test_a_process_that_ends_before_it_says_so_is_refused() -> None:
+    birth = Birth(60)
+    with started(birth, "true"), pytest.raises(ConnectionResetError, match="has ended at once"):
+        birth.child()
+    birth.close()
+
+
+def test_a_process_nobody_waits_for_is_killed_or_cannot_begin() -> None:
+    """Otherwise it would take messages that are sent to the next."""
+    birth = Birth(60)
+    with started(birth, "printf b; exec sleep 1000") as process:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "it has said so")
+        birth.give_up()
+        with pytest.raises(ChildProcessError):  # its status was read
+            os.waitpid(process.pid, os.WNOHANG)
+    birth.close()
+    birth = Birth(60)
+    with started(birth, "read line; printf b; exit 0") as process:
+        birth.give_up()
+    birth.close()
+    assert process.returncode == -signal.SIGPIPE
