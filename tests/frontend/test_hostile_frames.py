@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from neptrio.backends.python.children import Forked
 from neptrio.execution.admission import Admission
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import HEAD, Kind
@@ -79,11 +80,11 @@ class Template:
         self.sock: socket.socket
         self._written = written
 
-    async def fork(self, number: int, descriptors: list[int]) -> int:
+    async def fork(self, number: int, descriptors: list[int]) -> Forked:
         self.sock = socket.socket(fileno=os.dup(descriptors[0]))
         self.sock.setblocking(True)
         self.sock.sendall(self._written)
-        return self.process.pid
+        return Forked(self.process.pid)
 
 
 async def nothing(*_: Any) -> None:

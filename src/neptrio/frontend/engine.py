@@ -4,6 +4,7 @@ Rules:
  1. For a front end that has ended another is started after a pause that doubles, up to LONGEST_PAUSE; one that lived for
     SETTLED seconds starts over.
  2. What a front end knows of models (the table) has a generation. announce() returns when every front end uses the newest.
+    One that does not within ANNOUNCE_SECONDS hangs and is killed: others wait, and it may still let in who was shut out.
  3. drain(): the listening sockets are closed here first; then each front end closes its own and lets its connections end.
 """
 
@@ -21,7 +22,7 @@ import trio
 from neptrio.backends.python.template import SUPPORTED as CAN_CLONE
 from neptrio.errors import Internal, Unsupported
 from neptrio.frontend.frames import Kind
-from neptrio.frontend.life import Life
+from neptrio.frontend.life import START_SECONDS, Life
 from neptrio.frontend.model_table import ModelTable
 from neptrio.frontend.template import Template
 from neptrio.frontend.turns import Counts
@@ -37,7 +38,7 @@ from neptrio.service.auth_config import AuthConfig
 log = logging.getLogger("neptrio.frontend")
 
 FIRST_PAUSE, LONGEST_PAUSE, SETTLED = 0.1, 30.0, 60.0  # seconds
-START_SECONDS = 120.0
+ANNOUNCE_SECONDS = 10.0
 TOLD_SECONDS = 1.0  # longest wait for front ends to tell of the answers that they have sent
 LOOK_SECONDS = 1.0  # between two looks at what front ends should know
 
@@ -68,7 +69,7 @@ class FrontEnds:
         self.busy_poll = BusyPoll(looks_ns, self._nothing_under_way)
         if looks_ns:
             services.loop.poller.busy_poll = self.busy_poll
-        self._draining = False
+        self._draining = trio.Event()
         self._changed = trio.Event()
         self._models = ModelTable(repository)
         self._settings = b""
@@ -150,11 +151,20 @@ class FrontEnds:
     async def announce(self) -> None:
         """Returns when every front end knows the models, settings and clients that there are now."""
         self._renew()
-        while any(
-            life is not None and life.ready.is_set() and not life.ended and life.known < self._generation
+        generation = self._generation
+        with trio.move_on_after(ANNOUNCE_SECONDS):
+            while self._behind(generation):
+                await self._changed.wait()
+        for life in self._behind(generation):
+            life.violated(f"it has not taken what changed within {ANNOUNCE_SECONDS:g} s")
+
+    def _behind(self, generation: int) -> list[Life]:
+        """Those that serve and do not use that table yet."""
+        return [
+            life
             for life in self._lives
-        ):
-            await self._changed.wait()
+            if life is not None and life.ready.is_set() and not life.ended and life.known < generation
+        ]
 
     async def _watch(self) -> None:
         """Tells front ends of changes that came about in another way than through them."""
@@ -199,20 +209,23 @@ class FrontEnds:
 
     async def _keep(self, number: int) -> None:
         pause = FIRST_PAUSE
-        while not self._draining:
+        while not self._draining.is_set():
             begun = time.monotonic()
-            life = self._lives[number] = Life(self, number)
+            what = "cannot be started"
             try:
+                life = self._lives[number] = Life(self, number)
                 await life.run()
+                what = f"(process {life.pid}) has ended"
             except OSError as error:
-                log.error("front end %d cannot be started: %s", number, error)
+                what += f": {error}"
             self.changed()
-            if self._draining:
+            if self._draining.is_set():
                 break
             if time.monotonic() - begun > SETTLED:
                 pause = FIRST_PAUSE
-            log.error("front end %d (process %d) has ended; the next starts in %g s", number, life.pid, pause)
-            await trio.sleep(pause)
+            log.error("front end %d %s; the next starts in %g s", number, what, pause)
+            with trio.move_on_after(pause):
+                await self._draining.wait()
             pause = min(2 * pause, LONGEST_PAUSE)
             self._restarts[number] += 1
         self._lives[number] = None
@@ -273,7 +286,7 @@ class FrontEnds:
 
     async def drain(self) -> None:
         """Returns when all front ends have let their connections end (rule 3)."""
-        self._draining = True
+        self._draining.set()
         for listener in self._listeners:
             listener.close()
         for life in self._lives:

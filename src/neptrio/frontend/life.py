@@ -1,7 +1,8 @@
 """One process of a front end, as the engine sees it: its start, its rings, its calls and its end.
 
 Rules:
- 1. Its end is noticed by its socket, so within milliseconds: its requests are cancelled and its memory is given back.
+ 1. Its end is noticed by its socket, so within milliseconds, or by its pidfd: its requests are cancelled and its memory is
+    given back. One that is not ready within START_SECONDS is killed.
  2. What it writes on its rings or its socket is not believed; one that writes what cannot be is killed.
  3. While it has more to say than a pass should take, or no room for what it is told, a timer looks again.
 """
@@ -11,13 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import socket
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from neptrio.backends.python.children import Forked
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
 from neptrio.errors import CLASSES, Code, Internal, TritonError
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.frontend")
 
+START_SECONDS = 120.0
+REST_SECONDS = 1.0  # for what a process had sent when it ended
+KILL_SECONDS = 10.0
 TAKES = 17  # of a part of the ring each, for all that it can hold
 
 
@@ -62,15 +66,19 @@ class Life:
         self._timer: Timer | None = None
         self._look_ns = LATE_NS
         self._nursery: trio.Nursery | None = None
-        self._pidfd = -1
+        self._process: Forked | None = None
         services = fronts.services
         layout = Layout(AREA)
-        shared = sealed_memory("neptrio-front", layout.size)
+        with ExitStack() as opened:  # all or nothing
+            control, self._control = map(opened.enter_context, socket.socketpair())
+            self._wake, self._their_wake = map(opened.enter_context, socket.socketpair())
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            opened.callback(os.close, self._bell)
+            shared = sealed_memory("neptrio-front", layout.size)
+            segment = Segment(shared, layout.size)
+            opened.pop_all()
         self.clients = ClientsOfFront(services.connections, services.request_limits)
-        self.end = EngineEnd(Segment(shared, layout.size), layout, self._ring, self._late, services, self)
-        control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._wake, self._their_wake = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.end = EngineEnd(segment, layout, self._ring, self._late, services, self)
         control.setblocking(False)
         self.frames = Frames(control)
         self._descriptors = [self._control.fileno(), self._their_wake.fileno(), self._bell, shared]
@@ -172,19 +180,16 @@ class Life:
 
     def kill(self) -> None:
         """SIGKILL; what follows is done when its socket says that it has ended."""
-        if self._pidfd >= 0:
-            try:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        if self._process is not None:
+            self._process.kill()
 
     async def run(self) -> None:
         """Starts the process and serves it until it has ended."""
         try:
-            self.pid = await self.fronts.template.fork(
+            self._process = await self.fronts.template.fork(
                 self.number, [*self._descriptors, *self.fronts.passed()]
             )
-            self._pidfd = os.pidfd_open(self.pid)
+            self.pid = self._process.pid
             self._control.close()
             self._their_wake.close()
             self.fronts.tell(self)
@@ -192,6 +197,8 @@ class Life:
             self.fronts.busy_poll.add(self._bell, self.end)
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._write)
+                self._nursery.start_soon(self._until_ready)
+                self._nursery.start_soon(self._until_ended, self._process.pidfd)
                 try:
                     async with aclosing(self.frames.read()) as frames:
                         async for kind, number, payload in frames:
@@ -206,14 +213,12 @@ class Life:
             self._gone()
             with trio.CancelScope(shield=True):
                 await self.frames.close()
-                if self._pidfd >= 0:
+                if self._process is not None:
                     self.kill()
-                    await trio.lowlevel.wait_readable(self._pidfd)
-                    os.close(self._pidfd)
-                    try:
-                        os.waitpid(self.pid, 0)
-                    except ChildProcessError:
-                        pass  # other code has waited for it
+                    with trio.move_on_after(KILL_SECONDS):
+                        await trio.lowlevel.wait_readable(self._process.pidfd)
+                    self._process.poll()
+                    self._process.close()
 
     def _gone(self) -> None:
         """It has ended: cancels what it has asked for."""
@@ -235,6 +240,19 @@ class Life:
             call.end()
         self.fronts.services.loop.loop_pass.end()
         self.fronts.changed()
+
+    async def _until_ready(self) -> None:
+        with trio.move_on_after(START_SECONDS) as scope:
+            await self.ready.wait()
+        if scope.cancelled_caught:
+            self.violated(f"it was not ready within {START_SECONDS:g} s")
+
+    async def _until_ended(self, pidfd: int) -> None:
+        """Ends run(), whoever else holds the process's sockets."""
+        assert self._nursery is not None
+        await trio.lowlevel.wait_readable(pidfd)
+        await trio.sleep(REST_SECONDS)
+        self._nursery.cancel_scope.cancel()
 
     async def _write(self) -> None:
         try:

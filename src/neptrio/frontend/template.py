@@ -2,9 +2,11 @@
 
 Rules:
  1. It is started afresh, stays single-threaded and has one socket, on which it is asked. A request is one packet: a JSON
-    object and the new front end's descriptors; the answer is {"pid": N} or {"error": TEXT}.
+    object and descriptors, those of the new front end and a socket for its first word (backends.python.children.Birth);
+    the answer is {} or {"error": TEXT}.
  2. Front ends are children of the engine (CLONE_PARENT), which reads their exit status. The kernel kills them, and
     the template, when the engine ends.
+ 3. One that has ended, or does not answer within ANSWER_SECONDS, is started again for the next front end.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from typing import Any
 
 import trio
 
+from neptrio.backends.python.children import Birth, Forked
 from neptrio.settings import Settings
 from triton_python_backend_utils._process.template import PR_SET_PDEATHSIG, clone, entitle
 
 BOOTSTRAP = "import sys; from neptrio.frontend.template import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # rule 1
 PACKET = 1 << 18
-DESCRIPTORS = 8
+DESCRIPTORS = 9
+ANSWER_SECONDS = 30.0
 
 
 class Template:
@@ -36,10 +40,17 @@ class Template:
 
     def __init__(self, settings: Settings) -> None:
         """Starts it; what it imports is imported while models are loaded. Raises OSError."""
+        self._settings = settings
+        self._asking = trio.Lock()
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = ours
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # the caller closes what is left after an error
                 [
                     sys.executable,
                     *(f"-W{option}" for option in sys.warnoptions),
@@ -54,34 +65,57 @@ class Template:
                 env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
                 process_group=0,
             )
-        ours.send(pickle.dumps(settings))
+        ours.send(pickle.dumps(self._settings))
         ours.setblocking(False)
-        self._asking = trio.Lock()
 
-    async def fork(self, number: int, descriptors: list[int]) -> int:
-        """Forks a front end that is given `descriptors`; returns its process id. Raises OSError."""
-        asked = {"number": number, "engine": os.getpid()}
+    async def fork(self, number: int, descriptors: list[int]) -> Forked:
+        """Forks a front end that is given `descriptors`. Raises OSError."""
         async with self._asking:
-            socket.send_fds(self._sock, [json.dumps(asked).encode()], descriptors)
-            await trio.lowlevel.wait_readable(self._sock)
-            answer = self._sock.recv(PACKET)
+            birth = Birth(ANSWER_SECONDS)
+            try:
+                with trio.fail_after(ANSWER_SECONDS):
+                    await self._forked(number, descriptors, birth)
+                return Forked(birth.child())
+            except BaseException as error:
+                birth.give_up()
+                if not isinstance(error, _Refused):
+                    self.close()  # the next front end needs another
+                if isinstance(error, trio.TooSlowError):
+                    text = f"the template of the front ends did not answer within {ANSWER_SECONDS:g} s"
+                    raise TimeoutError(text) from None
+                raise
+            finally:
+                birth.close()
+
+    async def _forked(self, number: int, descriptors: list[int], birth: Birth) -> None:
+        if self._sock is None:
+            self._start()
+            assert self._sock is not None
+        asked = {"number": number, "engine": os.getpid()}
+        socket.send_fds(self._sock, [json.dumps(asked).encode()], [*descriptors, birth.theirs.fileno()])
+        birth.sent()
+        await trio.lowlevel.wait_readable(self._sock)
+        answer = self._sock.recv(PACKET)
         if not answer:
             raise ConnectionResetError("the template of the front ends has ended")
         told = json.loads(answer)
-        if "pid" not in told:
-            raise OSError(told["error"])
-        return int(told["pid"])
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        if "error" in told:
+            raise _Refused(told["error"])
+        await trio.lowlevel.wait_readable(birth)
 
     def close(self) -> None:
-        """Ends it."""
-        self._sock.close()
-        self._process.kill()
-        self._process.wait()
+        """Ends it, if it runs."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+class _Refused(OSError):
+    """The template could not fork."""
 
 
 def main(descriptor: int, engine: int) -> None:
@@ -97,7 +131,8 @@ def main(descriptor: int, engine: int) -> None:
     gc.collect()
     gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
     while True:
-        data, descriptors, _, _ = socket.recv_fds(sock, PACKET, DESCRIPTORS)
+        data, passed, _, _ = socket.recv_fds(sock, PACKET, DESCRIPTORS)
+        descriptors = list(passed)
         if not data:
             os._exit(0)
         asked = json.loads(data)
@@ -109,14 +144,20 @@ def main(descriptor: int, engine: int) -> None:
         else:
             if pid == 0:
                 sock.close()
+                begun = descriptors.pop()
+                try:
+                    os.write(begun, b"b")
+                except OSError:  # the engine has given up
+                    os._exit(1)
+                os.close(begun)
                 die_with(asked["engine"])
                 # Ctrl-C in the terminal is for the engine only; in its session, so that both are one group for Linux's
                 # scheduler (autogroup, sched(7)). A terminal may stop who writes to it from another process group.
                 os.setpgid(0, 0)
                 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
                 entitle(f"neptrio:front{asked['number']}")
-                front.main(settings, asked["number"], list(descriptors))
-            answer = {"pid": pid}
+                front.main(settings, asked["number"], descriptors)
+            answer = {}
         for each in descriptors:
             os.close(each)
         sock.send(json.dumps(answer).encode())

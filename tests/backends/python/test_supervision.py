@@ -4,12 +4,9 @@ about which process it is."""
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ import tritonclient.http as httpclient
 from neptrio.backends.python.children import Birth
 from tests.backends.python.models import isolated, python_model
 from tests.backends.python.test_isolated_process import ONE, alive, call, ready_again
+from tests.support.no_descriptors import no_descriptors
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -55,17 +53,6 @@ def preload(args):
 """
     + FORKS
 )
-
-
-@contextmanager
-def no_descriptors(pid: int) -> Iterator[None]:
-    """A process that cannot open anything."""
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("way", ["process", sys.prefix])

@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import threading
+from typing import Any
 
 from neptrio.loop import process_ends
 
@@ -25,7 +26,7 @@ class Forked:
     """A process forked from a template; it is a child of the server. Has those parts of subprocess.Popen that are used
     here."""
 
-    def __init__(self, pid: int, output: int) -> None:
+    def __init__(self, pid: int, output: int | None = None) -> None:
         """`pid` is a child of the server whose status nobody has read; `output` the descriptor to read its output from.
 
         Raises OSError; the child is killed then, and `output` still open."""
@@ -38,7 +39,8 @@ class Forked:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self.stdout = open(output, "rb")  # noqa: SIM115  # closed by its reader
+        # closed by its reader
+        self.stdout: Any = None if output is None else open(output, "rb")  # noqa: SIM115
 
     def poll(self) -> int | None:
         """The exit status as subprocess gives it, None while the process runs."""
@@ -112,6 +114,10 @@ class Birth:
         except OSError:
             self.close()
             raise
+
+    def fileno(self) -> int:
+        """It can be read when child() does not wait."""
+        return self._ours.fileno()
 
     def sent(self) -> None:
         """The template has `theirs`; the end of the process is now noticed here."""

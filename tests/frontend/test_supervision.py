@@ -1,0 +1,93 @@
+"""Front ends that are killed, stopped or cannot be started: the server goes on, and nobody waits for them for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import tritonclient.http as httpclient
+
+from tests.frontend.test_front_ends import COUNT, Client, front_of, pids
+from tests.support.no_descriptors import no_descriptors
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+FRONTS = f"--frontends={COUNT}"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models", "m", identity_config())
+    return tmp_path / "models"
+
+
+def with_constant(folder: Path, name: str, seconds: float) -> dict[str, str]:
+    """The environment of a server whose engine has another constant."""
+    text = f"from neptrio.frontend import engine\nengine.{name} = {seconds}\n"
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(text)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([f"{folder / 'site'}", *sys_path()])}
+
+
+def sys_path() -> list[str]:
+    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+
+
+def template(server: ServerProcess) -> int:
+    """The process that front ends are forked from."""
+    (found,) = [
+        int(stat.parent.name)
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if f"(neptrio:fronts) S {server.process.pid} " in stat.read_text()
+    ]
+    return found
+
+
+def test_a_killed_template_is_started_again(repository: Path) -> None:
+    with ServerProcess(repository, FRONTS) as server:
+        old = pids(server)
+        for pid in (template(server), *old):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(set(pids(server)) - set(old)) == COUNT, server.log)
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert client.is_model_ready("m")
+
+
+def test_a_front_end_that_cannot_be_started_is_tried_again(repository: Path) -> None:
+    with ServerProcess(repository, FRONTS) as server:
+        old = pids(server)
+        with no_descriptors(server.process.pid):
+            os.kill(old[0], signal.SIGKILL)
+            server.until_logged("cannot be started")
+        until(lambda: len(set(pids(server)) - {old[0]}) == COUNT, server.log)
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert client.is_model_ready("m")
+
+
+def test_a_stopped_front_end_does_not_hold_loads(repository: Path, tmp_path: Path) -> None:
+    env = with_constant(tmp_path, "ANNOUNCE_SECONDS", 1)
+    flags = (FRONTS, "--model-control-mode=explicit")
+    with ServerProcess(repository, *flags, env=env) as server, Client(server) as client:
+        client.send("GET", "/v2/health/live")
+        assert client.receive()[0] == 200
+        mine = front_of(server, client.sock.getsockname())
+        (stopped,) = set(pids(server)) - {mine}
+        os.kill(stopped, signal.SIGSTOP)
+        client.send("POST", "/v2/repository/models/m/load")
+        assert client.receive()[0] == 200
+        server.until_logged(f"(process {stopped}) is killed: it has not taken what changed within 1 s")
+        until(lambda: len(set(pids(server)) - {stopped}) == COUNT, server.log)
+        assert mine in pids(server)
+
+
+def test_the_pause_before_a_front_end_starts_again_does_not_delay_the_exit(
+    repository: Path, tmp_path: Path
+) -> None:
+    env = with_constant(tmp_path, "FIRST_PAUSE", 3600)
+    with ServerProcess(repository, FRONTS, "--exit-timeout-secs=3600", env=env) as server:
+        os.kill(pids(server)[0], signal.SIGKILL)
+        server.until_logged("the next starts in 3600 s")
+        assert server.stop() == 0
