@@ -33,6 +33,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from neptrio.loop import threads
 from neptrio.settings import Settings
 
 HELD_BYTES = 1 << 20
@@ -191,11 +192,15 @@ class LineHandler(logging.StreamHandler[Any]):
         if self._held + len(line) > HELD_BYTES:
             self._left_out += 1
             return
+        if not self._busy:
+            try:
+                threads.start(self._write_later, name="log-writer")
+            except threads.NoThread:
+                self._left_out += 1
+                return
+            self._busy = True
         self._waiting.append(line)
         self._held += len(line)
-        if not self._busy:
-            self._busy = True
-            threading.Thread(target=self._write_later, name="log-writer", daemon=True).start()
         self._news.notify_all()
 
     def _write_later(self) -> None:

@@ -29,7 +29,7 @@ from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
-from neptrio.loop import allocator, collector, open_files
+from neptrio.loop import allocator, collector, open_files, threads
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import LoopLag
@@ -164,7 +164,10 @@ class Server:
         """Reads the file of tokens again and again, on a thread, because it may be on a slow file system."""
         while True:
             await trio.sleep(LOOK_SECONDS)
-            changed = await trio.to_thread.run_sync(tokens.changed, abandon_on_cancel=True)
+            try:
+                changed = await threads.run(tokens.changed, abandon_on_cancel=True)
+            except threads.NoThread:
+                continue
             if changed is not None:
                 tokens.take(changed)
                 if self.front_ends is not None:
@@ -228,7 +231,7 @@ class Server:
                         log.warning("%s", open_controls)
                     with self._loading:
                         # on a thread: where the driver must be asked, it starts, which may take a second
-                        await trio.to_thread.run_sync(accelerators.gpus, abandon_on_cancel=True)
+                        await threads.run_surely(accelerators.gpus, abandon_on_cancel=True)
                         await self.repository.load_all()
                     if self._loading.cancelled_caught:
                         self.abandoned = True
@@ -259,7 +262,7 @@ class Server:
                     await self._settle_devices()
                     await self.tracer.close()
                     if self.services.audit is not None:
-                        await trio.to_thread.run_sync(self.services.audit.close, abandon_on_cancel=True)
+                        await threads.run_surely(self.services.audit.close, abandon_on_cancel=True)
                 self.timed_out = self.timed_out or scope.cancelled_caught
                 self.abandoned = self.abandoned or self.repository.left_behind > 0 or _devices_hang()
             core.cancel_scope.cancel()
@@ -269,7 +272,7 @@ class Server:
         """Waits until the GPUs have what regions and models held; within the exit timeout."""
         module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
         if module is not None:
-            await trio.to_thread.run_sync(module.settle, abandon_on_cancel=True)
+            await threads.run_surely(module.settle, abandon_on_cancel=True)
 
     async def settled(self) -> None:
         """Waits for imports that still run while the server already serves."""

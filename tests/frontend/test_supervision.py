@@ -11,6 +11,7 @@ import tritonclient.http as httpclient
 
 from tests.frontend.test_front_ends import COUNT, Client, front_of, pids
 from tests.support.no_descriptors import no_descriptors
+from tests.support.no_threads import with_site
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -26,14 +27,7 @@ def repository(tmp_path: Path) -> Path:
 
 def with_constant(folder: Path, name: str, seconds: float) -> dict[str, str]:
     """The environment of a server whose engine has another constant."""
-    text = f"from neptrio.frontend import engine\nengine.{name} = {seconds}\n"
-    (folder / "site").mkdir()
-    (folder / "site/sitecustomize.py").write_text(text)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([f"{folder / 'site'}", *sys_path()])}
-
-
-def sys_path() -> list[str]:
-    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    return with_site(folder, f"from neptrio.frontend import engine\nengine.{name} = {seconds}\n")
 
 
 def template(server: ServerProcess) -> int:

@@ -20,6 +20,7 @@ import trio
 from neptrio import startup
 from neptrio.embedded.asgi import AsgiFront
 from neptrio.errors import Unavailable
+from neptrio.loop import threads
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.server import Server as CoreServer
@@ -149,7 +150,7 @@ class Engine:
                 raise Unavailable(STOPPED)
             await trio.lowlevel.checkpoint()
             return await function(self.core, *args)
-        return await trio.to_thread.run_sync(self.ask, function, *args, abandon_on_cancel=True)
+        return await threads.run(self.ask, function, *args, abandon_on_cancel=True)
 
 
 class OwnThread:
@@ -164,11 +165,11 @@ class OwnThread:
         self._stop_asked = False
         self._error: BaseException | None = None
         self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="neptrio-server", daemon=True)
+        self._thread = threads.make(self._run, name="neptrio-server")
 
     def start(self) -> Engine:
         """Waits until the models are loaded. Raises what the start raised."""
-        self._thread.start()
+        threads.begin(self._thread)
         try:
             self._started.wait()
         except BaseException:  # KeyboardInterrupt

@@ -8,7 +8,6 @@ that. `inline_executions` counts these batches.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from neptrio.execution.input_fetch import InputFetch
 from neptrio.execution.instance_core import InstanceCore, PoolCore
 from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.execution.traced_inputs import TracedInputs
+from neptrio.loop import threads
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.mailbox import CompletionQueue, WorkItem
 from neptrio.request.infer_request import InferRequest, ModelCore, RequestState
@@ -81,16 +81,24 @@ class Instance(InstanceCore):
         self.place: Place | None = None  # which instance group and device it was made for
         self.kept = False  # it is retired, but live sequences keep it
         self.stopping = False
-        self._thread = threading.Thread(target=self.mailbox.run, name=f"instance-{name}", daemon=True)
+        self._thread = threads.make(self.mailbox.run, name=f"instance-{name}")
 
     def start(self, done: Callable[[BaseException | None], None]) -> None:
         """Starts the thread and initializes the backend there; calls `done(error)` on the trio thread."""
-        self._thread.start()
+        try:
+            threads.begin(self._thread)
+        except threads.NoThread as error:
+            done(error)
+            return
         self.mailbox.submit(_Call(self.backend.initialize, done))
 
     def stop(self, done: Callable[[BaseException | None], None]) -> None:
         """Finalizes the backend after the last batch and ends the thread; calls `done(error)` on the trio thread. A thread
         that hangs is left behind."""
+        if self._thread.ident is None:  # it could not be started
+            self.mailbox.close()
+            done(None)
+            return
         if self.backend.hangs:
             log.warning("an execution of %s has not returned: its thread is left behind", self.name)
             self.mailbox.close()

@@ -24,6 +24,7 @@ from neptrio.frontend.call_sends import AwaitedCalls
 from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
+from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.certificates import KINDS, Certificate
@@ -74,9 +75,7 @@ class Verbs:
         """Imports the handlers of gRPC calls, on a thread because that takes long."""
         while not self.loaded.is_set():
             try:
-                self.handlers = await trio.to_thread.run_sync(
-                    all_handlers, self.services, abandon_on_cancel=True
-                )
+                self.handlers = await threads.run_surely(all_handlers, self.services, abandon_on_cancel=True)
                 self.loaded.set()
             except OSError as error:  # it may pass: all descriptors may be used up
                 log.warning("the control calls wait, their modules cannot be read: %s", error)

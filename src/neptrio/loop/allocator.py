@@ -24,6 +24,8 @@ from functools import cache
 
 import trio
 
+from neptrio.loop import threads
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 NEVER = (1 << 31) - 1  # bytes that are free at the end of the heap
 LARGEST = 32 << 20  # glibc refuses more
@@ -155,5 +157,8 @@ async def give_back_at_rest(work: Callable[[], int]) -> None:
         await trio.sleep(LOOK_SECONDS)
         keep = memory.look(anonymous_resident_bytes(), work())
         if keep is not None:
-            await trio.to_thread.run_sync(give_back, keep, abandon_on_cancel=True)
+            try:
+                await threads.run(give_back, keep, abandon_on_cancel=True)
+            except threads.NoThread:
+                continue
             memory.gave_back(anonymous_resident_bytes())

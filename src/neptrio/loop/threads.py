@@ -5,7 +5,7 @@ raises RuntimeError where nobody expects it. In a task of the loop that ended th
 all threads start here, and a refusal is NoThread, an Unavailable that says what is missing.
 
 Rules:
- 1. What a client asked for fails: start() and run() raise NoThread, and the client may try again.
+ 1. What a client asked for fails: begin(), start() and run() raise NoThread, and the client may try again.
  2. What is done again and again is left out once: its loop catches NoThread.
  3. What nobody asks for again and others wait for is tried until it works: start_surely(), run_surely().
  4. Threads that watch over a process exist before the process does.
@@ -34,25 +34,32 @@ class NoThread(Unavailable):
         super().__init__("the system gives the server no further thread now (limit of threads, or memory)")
 
 
+def make(target: Callable[..., Any], *args: Any, name: str | None = None) -> threading.Thread:
+    """A daemon thread that will call `target(*args)`; begin() starts it."""
+    return threading.Thread(target=target, args=args, name=name, daemon=True)
+
+
+def begin(thread: threading.Thread) -> None:
+    """Starts a thread that was made. Raises NoThread."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        raise NoThread from None
+
+
 def start(target: Callable[..., Any], *args: Any, name: str | None = None) -> threading.Thread:
-    """Starts a daemon thread that calls `target(*args)`. Raises NoThread."""
-    return _started(threading.Thread(target=target, args=args, name=name, daemon=True))
+    """make() and begin(). Raises NoThread."""
+    thread = make(target, *args, name=name)
+    begin(thread)
+    return thread
 
 
 def start_later(seconds: float, function: Callable[[], Any]) -> threading.Timer:
     """Has a thread call `function` after so many seconds, unless the timer is cancelled. Raises NoThread."""
     timer = threading.Timer(seconds, function)
     timer.daemon = True
-    _started(timer)
+    begin(timer)
     return timer
-
-
-def _started(thread: threading.Thread) -> threading.Thread:
-    try:
-        thread.start()
-    except (RuntimeError, MemoryError):
-        raise NoThread from None
-    return thread
 
 
 def start_surely(target: Callable[..., Any], *args: Any, name: str | None = None) -> threading.Thread:
@@ -70,7 +77,7 @@ async def run(
     function: Callable[..., T],
     *args: Any,
     abandon_on_cancel: bool = False,
-    limiter: trio.CapacityLimiter | None = None,
+    limiter: Any = None,
 ) -> T:
     """trio.to_thread.run_sync(). Raises NoThread, and what `function` raises."""
     begun = False

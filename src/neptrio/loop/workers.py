@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 import trio
 
+from neptrio.loop import threads
+
 T = TypeVar("T")
 
 EXPECTED_SECONDS = 0.001  # of a step that is not done yet
@@ -79,7 +81,7 @@ class Workers:
         `whose` is the connection that the step is for; all steps without one share.
         """
         turn: Any = _Turn(self, id(whose))
-        return await trio.to_thread.run_sync(step, abandon_on_cancel=True, limiter=turn)
+        return await threads.run(step, abandon_on_cancel=True, limiter=turn)
 
     async def finish(
         self, step: Callable[[], bool], unless: Callable[[], bool] = lambda: False, whose: object = None

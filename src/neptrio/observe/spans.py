@@ -29,6 +29,7 @@ from typing import Any
 
 from neptrio import __version__
 from neptrio.errors import Unavailable
+from neptrio.loop import threads
 from neptrio.observe import current_span
 from neptrio.observe.current_span import span_context
 from neptrio.observe.span_options import SpanOptions
@@ -119,10 +120,7 @@ class SpanWriter:
         self._put = 0
         self._taken = 0
         self._refused = 0
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._run, name="span-writer", daemon=True
-        )
-        self._thread.start()
+        self._thread: threading.Thread | None = threads.start(self._run, name="span-writer")
         current_span.active = True
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             # Spans that models make under ours are exported the same way; those without a parent are not.
@@ -164,9 +162,10 @@ class SpanWriter:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
-            worker = threading.Thread(target=self._processor.shutdown, daemon=True)
-            worker.start()
-            worker.join(STOP_SECONDS)
+            try:
+                threads.start(self._processor.shutdown).join(STOP_SECONDS)
+            except threads.NoThread as error:
+                log.error("spans that wait are not sent: %s", error)
 
     # ------------------------------------------------------------ on the thread
 

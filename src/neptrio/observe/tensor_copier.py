@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from neptrio.loop import threads
 from neptrio.observe.tensor_copy import TensorCopy
 
 log = logging.getLogger("neptrio.trace")
@@ -45,12 +46,20 @@ class TensorCopier:
         if waiting and waiting + copy.nbytes > MOST_BYTES:
             copy.omit(f"{waiting} bytes of other tensors waited to be copied")
             return self.done
+        try:
+            number = self._add(copy.make, copy.nbytes)
+        except threads.NoThread as error:
+            copy.omit(str(error))
+            return self.done
         self._put_bytes += copy.nbytes
-        return self._add(copy.make, copy.nbytes)
+        return number
 
     def behind(self, call: Callable[[], None]) -> None:
         """Has `call` called, on the copier's thread, when all tensors so far are copied."""
-        self._add(call, 0)
+        try:
+            self._add(call, 0)
+        except threads.NoThread:
+            call()  # no tensor waits
 
     def close(self) -> None:
         """Blocks until everything is copied, and ends the thread."""
@@ -61,8 +70,7 @@ class TensorCopier:
 
     def _add(self, call: Callable[[], None], nbytes: int) -> int:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tensor-copier", daemon=True)
-            self._thread.start()
+            self._thread = threads.start(self._run, name="tensor-copier")
         self._put += 1
         self._queue.put((call, nbytes))
         return self._put

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from neptrio.loop import threads
 from neptrio.loop.offer_core import offer_core
 from neptrio.observe.array_file import ArrayFile, sweep
 from neptrio.observe.trace_block import TraceBlock
@@ -172,8 +173,11 @@ class TraceWriter:
     def _awaken(self) -> None:
         self._awake = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = threads.start(self._run, name="trace-writer")
+            except threads.NoThread:
+                self._awake = False  # the next trace tries again
+                return
         self._wake.set()
 
     def _hurry(self) -> None:

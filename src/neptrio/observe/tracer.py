@@ -22,6 +22,7 @@ from typing import Any
 import trio
 
 from neptrio.errors import InvalidArgument
+from neptrio.loop import threads
 from neptrio.loop.mailbox import WorkItem
 from neptrio.observe.propagation import Asked, traceparent
 from neptrio.observe.tensor_copier import TensorCopier
@@ -136,7 +137,7 @@ class Tracer(Sampler):
         if "trace_file" in changes:
             self.writer.reset(self.table.scope(model).file)
         self.activate()
-        await trio.to_thread.run_sync(self.writer.settle)
+        await threads.run(self.writer.settle, abandon_on_cancel=True)
         self.disabled = False  # new settings may work even if the old ones' files could not be written
         self.activate()
 
@@ -155,7 +156,7 @@ class Tracer(Sampler):
         for scope in self.table.scopes():
             self.writer.flush(scope, False)
         with trio.move_on_after(CLOSE_SECONDS):  # a collector that hangs must not delay the exit
-            await trio.to_thread.run_sync(self._end, abandon_on_cancel=True)
+            await threads.run_surely(self._end, abandon_on_cancel=True)
 
     def _end(self) -> None:
         self.copier.close()

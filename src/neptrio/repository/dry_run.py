@@ -17,6 +17,7 @@ from neptrio.config import defaults
 from neptrio.config.describe_config import to_dict
 from neptrio.config.problem import WARNING, Problem
 from neptrio.errors import NotFound, Unavailable
+from neptrio.loop import threads
 from neptrio.repository import change, override, scan
 from neptrio.repository.catalog import Catalog
 from neptrio.repository.check import Checked, Checker
@@ -70,14 +71,14 @@ async def dry_run(
             if folder is not None:
                 folder.release()
 
-    checked, state = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=turns)
+    checked, state = await threads.run(look, abandon_on_cancel=True, limiter=turns)
     record = catalog.records.get(name)
     running = catalog.latest.get(name)
 
     def compare() -> bytes:
         return dump_json(_answer(checked, state, parameters, record, running))
 
-    return await trio.to_thread.run_sync(compare, abandon_on_cancel=True, limiter=turns)
+    return await threads.run(compare, abandon_on_cancel=True, limiter=turns)
 
 
 def _answer(

@@ -29,6 +29,7 @@ from neptrio.config.no_effect import fields_without_effect
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, raise_it
 from neptrio.execution.backend import Abandonment, Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
+from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.observe.memory import MemoryProbe
 from neptrio.repository import override, scan
@@ -97,7 +98,7 @@ class Loader:
             except (OSError, Unavailable):
                 return None
 
-        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        return await threads.run(look, abandon_on_cancel=True)
 
     async def find(self, name: str, parameters: LoadParameters) -> Found:
         """The folder and configuration to load. Raises PollFailure, or InvalidArgument for broken base64."""
@@ -324,9 +325,7 @@ class Loader:
         await self._limiter.acquire_on_behalf_of(run)
         try:
             with self._loop.poller.giving_way():
-                return await trio.to_thread.run_sync(
-                    run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
-                )
+                return await threads.run(run, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
         except trio.Cancelled:
             with lock:
                 if not outcome:

@@ -16,6 +16,7 @@ import trio
 
 from neptrio.errors import Internal, TritonError, Unavailable, raise_it
 from neptrio.execution.model_host import ModelHost
+from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.repository import override
 from neptrio.repository.catalog import Catalog
@@ -69,7 +70,7 @@ class RepositoryManager(Catalog):
         """Lists the repositories in cloud storage again."""
         if self.places.cloud:
             with trio.move_on_after(REFRESH_SECONDS) as scope:
-                await trio.to_thread.run_sync(self.places.refresh, abandon_on_cancel=True)
+                await threads.run_surely(self.places.refresh, abandon_on_cancel=True)
             if scope.cancelled_caught:
                 log.error("cloud storage has not listed its models within %g s", REFRESH_SECONDS)
 

@@ -23,6 +23,7 @@ from neptrio.config.timing import tells_times
 from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.instance import Instance, InstancePool
+from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.slices import Slices
 from neptrio.observe.counters import ModelCounters
@@ -275,9 +276,9 @@ class Model(ServedModel):
                 return False
 
         try:
-            question.ready = await trio.to_thread.run_sync(
-                ask, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
-            )
+            question.ready = await threads.run(ask, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
+        except threads.NoThread as error:  # so it counts as not ready
+            log.warning("model '%s' cannot be asked whether it is ready: %s", self.name, error)
         finally:
             self._question = None
             question.answered.set()

@@ -10,8 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-import trio
-
+from neptrio.loop import threads
 from neptrio.repository import scan, single_model
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
@@ -69,7 +68,7 @@ class Places:
     async def listed(self) -> dict[str, int]:
         """names() of a worker thread, since the folder may be on a slow network. A cancelled caller leaves the
         thread behind."""
-        return await trio.to_thread.run_sync(self.names, abandon_on_cancel=True)
+        return await threads.run(self.names, abandon_on_cancel=True)
 
     def refresh(self) -> None:
         """Lists the repositories in cloud storage; the reason of a failure is the repository's `problem`.

@@ -24,6 +24,7 @@ import trio
 from neptrio import datatypes
 from neptrio.errors import InvalidArgument, TritonError, bare
 from neptrio.execution.batch import accept
+from neptrio.loop import threads
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, Tensor, Timestamp
 from neptrio.request.validate import validate
 
@@ -57,7 +58,7 @@ async def warm_up(model: Any, instances: Iterable[Any]) -> None:
             continue
         failures: list[TritonError] = []
         try:
-            inputs = await trio.to_thread.run_sync(_inputs, model, sample)
+            inputs = await threads.run(_inputs, model, sample)
             async with trio.open_nursery() as nursery:
                 for instance in instances:
                     nursery.start_soon(_run, model, sample, inputs, instance, failures)

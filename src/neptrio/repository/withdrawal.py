@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-
-import trio
+from contextlib import suppress
 
 from neptrio.errors import Internal, TritonError
+from neptrio.loop import threads
 from neptrio.observe import memory
 from neptrio.repository import lifecycle
 from neptrio.repository.catalog import Catalog
@@ -121,7 +121,8 @@ class Withdrawal:
         try:
             while self._once_more:
                 with_cycles, self._once_more, self._with_cycles = self._with_cycles, False, False
-                await trio.to_thread.run_sync(self.give_back, with_cycles, abandon_on_cancel=True)
+                with suppress(threads.NoThread):  # what rests is given back later (loop.allocator)
+                    await threads.run(self.give_back, with_cycles, abandon_on_cancel=True)
         finally:
             self._giving_back = False
 

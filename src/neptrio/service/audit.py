@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.errors import Code, TritonError
+from neptrio.loop import threads
 
 log = logging.getLogger("neptrio.audit")
 
@@ -68,8 +69,7 @@ class AuditLog:
         self._then = time.monotonic()
         self._news = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._write, name="audit-writer", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._write, name="audit-writer")
 
     def _open(self) -> int:
         if self._path is None:

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import trio
-
 import neptrio.request.device_memory as device_memory
 from neptrio import datatypes
 from neptrio.backends.kernel import device
 from neptrio.errors import AlreadyExists, InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.loop import threads
 from neptrio.request.infer_request import MemoryKind, Tensor, tensor_at
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
 
@@ -133,11 +132,11 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
             problem = f"byte_size must be above 0, got {byte_size}"
         if not problem:
             try:
-                opened = await trio.to_thread.run_sync(self._open, name, raw_handle, device_id, byte_size)
+                opened = await threads.run(self._open, name, raw_handle, device_id, byte_size)
                 self.check_new(name)  # somebody else may have been quicker
                 self._regions[name] = opened
                 return
-            except AlreadyExists:
+            except (AlreadyExists, threads.NoThread):
                 raise
             except TritonError as error:
                 problem = str(error)

@@ -31,6 +31,7 @@ import trio
 from neptrio.client.client import Client, InferenceError, Result, open_client
 from neptrio.client.http import HttpClient
 from neptrio.codec.descriptors import message_class
+from neptrio.loop import threads
 from neptrio.traces.compare import Difference, compare
 from neptrio.traces.reader import Trace, merged
 from neptrio.traces.values import array_of, flat, shape_of
@@ -202,7 +203,7 @@ class HttpTarget:
         from urllib.parse import quote
 
         path = f"/v2/models/{quote(model, safe='')}/config"
-        body, _ = await trio.to_thread.run_sync(lambda: self._client.call("GET", path), limiter=self._limit)
+        body, _ = await threads.run(lambda: self._client.call("GET", path), limiter=self._limit)
         return bool(json.loads(body).get("model_transaction_policy", {}).get("decoupled"))
 
     async def infer(self, request: Recorded, version: str, decoupled: bool) -> list[Result]:
@@ -210,7 +211,7 @@ class HttpTarget:
             raise Unrepeatable("its model is decoupled, which HTTP cannot ask: use -i grpc")
         options = _options(request, version)
         return [
-            await trio.to_thread.run_sync(
+            await threads.run(
                 lambda: self._client.infer(request.model, request.inputs, **options), limiter=self._limit
             )
         ]
@@ -227,7 +228,7 @@ async def connected(protocol: str, url: str, concurrency: int) -> AsyncIterator[
     http = HttpClient(url)
     try:
         target = HttpTarget(http, trio.CapacityLimiter(concurrency))
-        await trio.to_thread.run_sync(lambda: http.call("GET", "/v2"))
+        await threads.run(lambda: http.call("GET", "/v2"))
         yield target
     finally:
         http.close()

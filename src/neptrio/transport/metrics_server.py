@@ -26,7 +26,7 @@ import trio
 
 from neptrio.addresses import is_loopback
 from neptrio.errors import TritonError
-from neptrio.loop import open_files
+from neptrio.loop import open_files, threads
 from neptrio.loop.slices import Slices
 from neptrio.observe.host import HostSample, HostSampler
 from neptrio.observe.metrics import Metrics
@@ -135,9 +135,9 @@ class MetricsServer:
     async def _sample(self) -> None:
         """Takes one sample. A failure is only logged, because the next sample may work (descriptors may be used up)."""
         try:
-            self.metrics.host = await trio.to_thread.run_sync(self._take_sample, abandon_on_cancel=True)
-        except OSError as error:
-            log.warning("sampling the machine failed, its gauges stay as they are: %s", error.strerror)
+            self.metrics.host = await threads.run(self._take_sample, abandon_on_cancel=True)
+        except (OSError, threads.NoThread) as error:
+            log.warning("sampling the machine failed, its gauges stay as they are: %s", error)
         except Exception:
             log.exception("sampling the machine failed, its gauges stay as they are")
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from neptrio.addresses import is_loopback
+from neptrio.loop import threads
 from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.connections import PLACES, PRESSED_IDLE_SECONDS, Places
@@ -160,6 +161,9 @@ class RestServer:
                 self._services.request_limits.leave(address, connection.open_requests)
                 self._connections.discard(connection)
                 self._changed.set()
+        except threads.NoThread as error:
+            log.warning("a REST connection is closed: %s", error)
+            sock.close()
         except Exception:
             log.exception("a REST connection failed")
             sock.close()
@@ -174,7 +178,7 @@ class RestServer:
         try:
             if self._front is None:
                 # importing hypercorn takes long: a thread does it, so that the loop does not wait
-                made = await trio.to_thread.run_sync(self._make_front)
+                made = await threads.run(self._make_front)
                 if self._front is None:
                     self._front = made
                     if self._draining:

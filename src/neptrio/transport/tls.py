@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from neptrio.loop import threads
 from neptrio.loop.socket_writer import CONGESTED_BYTES, nothing
 from neptrio.settings import Settings
 
@@ -107,7 +108,10 @@ class ServerTls:
         """Checks the files every LOOK_SECONDS, until it is cancelled."""
         while True:
             await trio.sleep(LOOK_SECONDS)
-            made = await trio.to_thread.run_sync(self.look, abandon_on_cancel=True)
+            try:
+                made = await threads.run(self.look, abandon_on_cancel=True)
+            except threads.NoThread:
+                continue
             if made is not None:
                 self.context = made
                 log.info("TLS: new connections see the certificate of '%s' as it is now", self._files[0])

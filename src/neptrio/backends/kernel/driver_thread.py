@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from neptrio.errors import Internal, Reason, raise_it
+from neptrio.loop import threads
 
 log = logging.getLogger("neptrio.kernel")
 
@@ -32,8 +33,7 @@ class DriverThread:
             set()
         )  # who waits for a call; set when the thread ends without making it
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name=name)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import isolated, parameter, sees_devices
 from neptrio.errors import Internal, InvalidArgument, TritonError
 from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, LoadContext
+from neptrio.loop import threads
 from triton_python_backend_utils._execute import check_completed, described
 
 log = logging.getLogger("neptrio.python")
@@ -263,7 +263,10 @@ class PythonBackend(Backend):
 
     def unload(self) -> None:
         if self._template is not None:  # closing waits for the process to end, the trio thread must not
-            threading.Thread(target=self._template.close, daemon=True).start()
+            try:
+                threads.start(self._template.close)
+            except threads.NoThread:
+                self._template.kill()
 
     def arguments(self, name: str, kind: str, device_id: int) -> dict[str, str]:
         """The `args` of the model's initialize(); all values are strings, as in Triton."""

@@ -19,6 +19,7 @@ from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
+from neptrio.loop import threads
 from neptrio.observe import current_span
 from neptrio.request.infer_request import RequestState, monotonic_ns
 from triton_python_backend_utils import _host
@@ -153,8 +154,12 @@ class InProcessInstance(BackendInstance):
         import asyncio
 
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name=f"{self._runner.name}-loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = threads.start(self._run_loop, name=f"{self._runner.name}-loop")
+        except threads.NoThread:
+            loop, self._loop = self._loop, None
+            loop.close()
+            raise
         try:
             self._on_loop(self._call(self._runner.initialize))
         except BaseException:

@@ -12,7 +12,6 @@ Rules:
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_reader import check_tensor
 from neptrio.execution.model_host import ModelHost
+from neptrio.loop import threads
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from neptrio.rings.message import Violation
 from triton_python_backend_utils._process.wire import Lease, tensor_row
@@ -119,7 +119,11 @@ class IsolatedHost:
 
     def _ask(self, process: Process, message: dict[str, Any]) -> None:
         if message["op"] in ("load", "unload", "ready"):  # these wait for the trio thread
-            threading.Thread(target=self._answer, args=(process, message), daemon=True).start()
+            try:
+                threads.start(self._answer, process, message)
+            except threads.NoThread as error:
+                refused = {"t": "reply", "k": message["k"], "value": None, "error": str(error)}
+                process.post_message(refused)
         else:
             self._answer(process, message)
 

@@ -33,6 +33,7 @@ from typing import Any
 import trio
 from grpclib.const import Status
 
+from neptrio.loop import threads
 from neptrio.observe import memory_limit
 from neptrio.service import Services
 from neptrio.service.connections import (
@@ -171,9 +172,7 @@ class GrpcServer:
     async def load_handlers(self) -> None:
         while not self.handlers_loaded.is_set():
             try:
-                self.handlers |= await trio.to_thread.run_sync(
-                    all_handlers, self.services, abandon_on_cancel=True
-                )
+                self.handlers |= await threads.run_surely(all_handlers, self.services, abandon_on_cancel=True)
                 self.handlers_loaded.set()
             except OSError as error:  # it may pass: all descriptors may be used up
                 log.warning("the control calls wait, their modules cannot be read: %s", error)

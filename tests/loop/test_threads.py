@@ -1,0 +1,144 @@
+"""The system refuses threads: what was asked for fails, everything else goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import tritonclient.http as httpclient
+
+import neptrio
+from neptrio.errors import Code, Unavailable
+from neptrio.loop import threads
+from tests.backends.python.models import isolated, python_model
+from tests.backends.python.test_isolated_process import ONE, call, children
+from tests.support.metrics import scrape, value
+from tests.support.no_threads import NoThreads
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+ASKED = """
+class TritonPythonModel:
+    def is_ready(self):
+        return True
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+MISSING = "the system gives the server no further thread now"
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can be started in this process, but for the third that is tried."""
+    real, tries = threading.Thread.start, iter(range(100))
+
+    def start(thread: threading.Thread) -> None:
+        if next(tries) != 2:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threads, "FIRST_PAUSE", 0.001)
+
+
+def test_a_refused_thread_is_an_error_that_says_so(refused: None) -> None:
+    with pytest.raises(Unavailable, match=MISSING) as info:
+        threads.start(print)
+    assert info.value.code == Code.UNAVAILABLE
+    with pytest.raises(threads.NoThread):
+        threads.start_later(60, print)
+
+
+def test_what_must_not_fail_is_tried_until_it_works(refused: None) -> None:
+    called = threading.Event()
+    threads.start_surely(called.set).join()
+    assert called.is_set()
+
+
+def test_an_error_of_the_function_stays_its_own() -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")  # but it was one that ran
+
+    async def run() -> None:
+        with pytest.raises(RuntimeError, match="new thread"):
+            await threads.run(fail)
+        assert await threads.run_surely(int, "3") == 3
+
+    trio.run(run)
+
+
+def test_every_thread_of_the_server_starts_in_one_place() -> None:
+    """Elsewhere nobody expects that the system refuses one."""
+    found = []
+    for file in Path(neptrio.__file__).parent.rglob("*.py"):
+        if file != Path(threads.__file__):
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                if re.search(r"trio\.to_thread|threading\.(Thread|Timer)\(|start_new_thread", line):
+                    found.append(f"{file}:{number}: {line.strip()}")
+    assert not found, "use neptrio.loop.threads:\n" + "\n".join(found)
+
+
+def post(server: ServerProcess, path: str, body: Any) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{server.http}{path}", json.dumps(body).encode(), method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_server_that_gets_no_threads_goes_on(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "asked", ASKED)
+    isolated(tmp_path / "models", "apart", ASKED)
+    write_model(tmp_path / "models", "m", identity_config())
+    without = NoThreads(tmp_path)
+    flags = (
+        *("--model-control-mode=explicit", "--load-model=asked", "--load-model=apart"),
+        *("--metrics-interval-ms=50", f"--trace-config=triton,file={tmp_path}/trace.json"),
+    )
+    with (
+        ServerProcess(tmp_path / "models", *flags, env=without.env) as server,
+        httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+    ):
+        assert client.is_model_ready("asked") and client.is_model_ready("apart")
+        with without:
+            server.until_logged(f"its gauges stay as they are: {MISSING}")
+            assert not client.is_model_ready("asked")
+            assert not client.is_model_ready("apart")
+            for path in ("/v2/repository/models/m/load", "/v2/repository/index"):
+                status, text = post(server, path, {})
+                assert status == 503 and MISSING in text, (path, text)
+            settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
+            status, text = post(server, "/v2/trace/setting", settings)
+            assert status == 503 and MISSING in text
+            assert call(server, "apart", ONE + 1)[0] == 1
+        client.load_model("m")
+        until(lambda: client.is_model_ready("asked") and client.is_model_ready("apart"), server.log)
+        assert value(scrape(server), "nv_cpu_utilization") >= 0
+
+
+def test_a_process_that_ends_while_there_are_no_threads_is_started_when_there_are(tmp_path: Path) -> None:
+    isolated(tmp_path / "models", "apart", ASKED)
+    without = NoThreads(tmp_path)
+    with (
+        ServerProcess(tmp_path / "models", env=without.env) as server,
+        httpclient.InferenceServerClient(server.http, network_timeout=60) as client,
+    ):
+        (pid,) = children(server.process.pid)
+        with without:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: not client.is_server_ready(), "it is noticed")
+        server.until_logged("apart_0 runs again")
+        until(lambda: client.is_model_ready("apart"), server.log)
