@@ -30,31 +30,27 @@ cdef enum:
 cdef dict _NAME = NAME
 
 
-cdef Out scratch  # for the small parts of every response; used only with the GIL held
-
-
-cdef int put_head(InferResponse response, str final_flag, object final) except -1:
-    """Writes fields 1 to 5 of a ModelInferResponse into `scratch`."""
+cdef int put_head(Out* head, InferResponse response, str final_flag, object final) except -1:
+    """Writes fields 1 to 5 of a ModelInferResponse."""
     cdef Tensor t
-    scratch.n = 0
     if response.model_name:
-        put_text(&scratch, 1, response.model_name)
+        put_text(head, 1, response.model_name)
     if response.model_version and not response.null:
-        put_text(&scratch, 2, response.model_version)
+        put_text(head, 2, response.model_version)
     if response.id:
-        put_text(&scratch, 3, response.id)
+        put_text(head, 3, response.id)
     if response.parameters:
         for key, value in response.parameters.items():
-            put_parameter(&scratch, 4, key, value)
+            put_parameter(head, 4, key, value)
     if final_flag is not None:
-        put_parameter(&scratch, 4, final_flag, final)
+        put_parameter(head, 4, final_flag, final)
     if response.outputs:
         for t in response.outputs:
-            put_output_head(t)
+            put_output_head(head, t)
     return 0
 
 
-cdef int put_output_head(Tensor t) except -1:
+cdef int put_output_head(Out* head, Tensor t) except -1:
     cdef Py_ssize_t name_n, type_n, shape_n = 0, total
     cdef const char* name = PyUnicode_AsUTF8AndSize(t.name, &name_n)
     cdef str datatype = _NAME[t.dtype]
@@ -66,18 +62,18 @@ cdef int put_output_head(Tensor t) except -1:
     total = 2 + varint_size(name_n) + name_n + varint_size(type_n) + type_n
     if shape_n:
         total += 1 + varint_size(shape_n) + shape_n
-    need(&scratch, total + 32)
-    put_varint(&scratch, 5 << 3 | 2)
-    put_varint(&scratch, total)
-    put_bytes(&scratch, 1, name, name_n)
-    put_bytes(&scratch, 2, type_name, type_n)
+    need(head, total + 32)
+    put_varint(head, 5 << 3 | 2)
+    put_varint(head, total)
+    put_bytes(head, 1, name, name_n)
+    put_bytes(head, 2, type_name, type_n)
     if shape_n:
-        need(&scratch, shape_n + 16)
-        put_varint(&scratch, 3 << 3 | 2)
-        put_varint(&scratch, shape_n)
+        need(head, shape_n + 16)
+        put_varint(head, 3 << 3 | 2)
+        put_varint(head, shape_n)
         for dim in t.shape:
             d = dim
-            put_varint(&scratch, <uint64_t>d)
+            put_varint(head, <uint64_t>d)
     return 0
 
 
@@ -104,7 +100,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
     parameters that a model gave do not fit the message.
     """
     cdef Tensor t
-    cdef Out frame
+    cdef Out head, frame
     cdef Py_ssize_t body, inner, size, wrap = 0
     cdef str message = None
     cdef list segments = []
@@ -113,27 +109,27 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
         if response.error is not None:
             message = str(response.error)
             encoded_error = message.encode("utf-8", "replace")
+    head.data = frame.data = NULL
+    head.n = head.room = frame.n = frame.room = 0
     try:
+        try:
+            if streamed:
+                put_head(&head, response, "triton_final_response" if response.model_name else None, final)
+            else:
+                put_head(&head, response, None, None)
+        except (OverflowError, UnicodeError) as error:
+            raise unsendable(response, error) from None
+        inner = head.n
+        if response.outputs and response.error is None:
+            for t in response.outputs:
+                size = wire_size(t)
+                inner += 1 + varint_size(size) + size
+        body = inner
         if streamed:
-            put_head(response, "triton_final_response" if response.model_name else None, final)
-        else:
-            put_head(response, None, None)
-    except (OverflowError, UnicodeError) as error:
-        raise unsendable(response, error) from None
-    inner = scratch.n
-    if response.outputs and response.error is None:
-        for t in response.outputs:
-            size = wire_size(t)
-            inner += 1 + varint_size(size) + size
-    body = inner
-    if streamed:
-        body = 1 + varint_size(inner) + inner
-        if message is not None:
-            body += 1 + varint_size(len(encoded_error)) + len(encoded_error)
-    frame.data = NULL
-    frame.n = frame.room = 0
-    try:
-        need(&frame, 64 + scratch.n + len(encoded_error))
+            body = 1 + varint_size(inner) + inner
+            if message is not None:
+                body += 1 + varint_size(len(encoded_error)) + len(encoded_error)
+        need(&frame, 64 + head.n + len(encoded_error))
         frame.data[0] = 0
         frame.data[1] = <char>(body >> 24)
         frame.data[2] = <char>(body >> 16)
@@ -143,12 +139,12 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
         if streamed:
             if message is not None:
                 put_bytes(&frame, 1, PyBytes_AS_STRING(encoded_error), len(encoded_error))
-            need(&frame, 16 + scratch.n)
+            need(&frame, 16 + head.n)
             put_varint(&frame, 2 << 3 | 2)
             put_varint(&frame, inner)
-        if scratch.n:      # without any head there is no scratch memory yet
-            memcpy(frame.data + frame.n, scratch.data, scratch.n)
-            frame.n += scratch.n
+        if head.n:      # an empty head has no memory
+            memcpy(frame.data + frame.n, head.data, head.n)
+            frame.n += head.n
         if response.outputs and response.error is None:
             for t in response.outputs:
                 need(&frame, 16)
@@ -168,5 +164,6 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
         if frame.n:
             segments.append(frame.data[: frame.n])
     finally:
+        free(head.data)
         free(frame.data)
     return segments

@@ -1,9 +1,10 @@
-# The system calls of a connection: receive() reads into a buffer that all connections share, receive_at() elsewhere,
+# The system calls of a connection: receive() reads into a buffer that all connections of a thread share, receive_at() elsewhere,
 # SocketWriterCore sends. Trio thread only.
 cdef enum:
     RECEIVE = 262144        # the bytes of that buffer
 
-cdef const char* received_bytes() noexcept   # where receive() puts what it reads
+cdef char* received_bytes() except NULL     # where receive() puts what it reads
+cpdef object received_view()                # the same as a memoryview
 cdef ssize_t receive(int fd, size_t most) except -2   # bytes read; 0 at the end of input, -1 when there are none now
 # The same, first to `size` bytes at `place`, then `more` to the shared buffer.
 cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2

@@ -1,7 +1,8 @@
 """The compiled part of a socket writer (neptrio/loop/socket_writer.py): the system calls.
 
-All connections receive into one buffer, so an idle connection needs none. Whoever is given received bytes must copy
-what it keeps before it returns, because the next receive() overwrites them.
+All connections of a thread receive into one buffer, so an idle connection needs none. Whoever is given received bytes must
+copy what it keeps before it returns, because the next receive() overwrites them. Each thread has its own, since servers in
+one process run on threads of their own, and Python code that reads from the buffer lets the others run.
 
 The GIL is kept during a small send: sending takes no longer than giving up the GIL and getting it back, and a model's
 thread that gets it in between may keep it for a whole switch interval.
@@ -15,13 +16,24 @@ somebody waits for the loop, the rest follows in a later pass of it.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memset
 
 from neptrio.loop.offer_core cimport sched_yield
 
 import os
+import threading
 from collections import deque
+
+cdef extern from *:
+    """
+    static __thread char* neptrio_received = NULL;
+    static __thread PyObject* neptrio_received_view = NULL;
+    """
+    # of the thread that looks: borrowed from its ReceiveBuffer, NULL before there is one
+    char* neptrio_received
+    PyObject* neptrio_received_view
 
 cdef extern from *:
     """
@@ -62,32 +74,65 @@ cdef enum:
 
 CONGESTED_BYTES = CONGESTED
 RECEIVE_BYTES = RECEIVE
-cdef bytearray _memory = bytearray(RECEIVE)
-cdef char* _buffer = _memory
-BUFFER = _memory
-VIEW = memoryview(_memory)    # while this view exists, the bytearray cannot move its memory
+_threads = threading.local()
 
 
-cdef const char* received_bytes() noexcept:
-    return _buffer
+cdef class ReceiveBuffer:
+    """The memory that a thread's connections receive into; it ends with the thread."""
+    cdef bytearray memory
+    cdef object view     # while it exists, the bytearray cannot move its memory
+    cdef char* at
+
+    def __init__(self):
+        self.memory = bytearray(RECEIVE)
+        self.view = memoryview(self.memory)
+        self.at = self.memory
+
+    def __dealloc__(self):
+        global neptrio_received, neptrio_received_view
+        if self.at == neptrio_received:  # a thread of another language may come back to Python later
+            neptrio_received = NULL
+            neptrio_received_view = NULL
+
+
+cdef int _make_buffer() except -1:
+    global neptrio_received, neptrio_received_view
+    cdef ReceiveBuffer made = ReceiveBuffer()
+    _threads.buffer = made
+    neptrio_received = made.at
+    neptrio_received_view = <PyObject*>made.view
+    return 0
+
+
+cdef char* received_bytes() except NULL:
+    if neptrio_received == NULL:
+        _make_buffer()
+    return neptrio_received
+
+
+cpdef object received_view():
+    """The memory into which the calling thread's connections receive, RECEIVE_BYTES of it."""
+    if neptrio_received == NULL:
+        _make_buffer()
+    return <object>neptrio_received_view
 
 
 cdef ssize_t receive(int fd, size_t most) except -2:
-    """Reads once into BUFFER, at most RECEIVE bytes. Raises OSError when the connection is broken."""
-    cdef ssize_t n = recv(fd, _buffer, most, 0)
+    """Reads once into the thread's buffer, at most RECEIVE bytes. Raises OSError when the connection is broken."""
+    cdef ssize_t n = recv(fd, received_bytes(), most, 0)
     if n < 0 and errno not in (EAGAIN, EINTR):
         raise OSError(errno, os.strerror(errno))
     return n
 
 
 cdef ssize_t receive_at(int fd, char* place, size_t size, size_t more) except -2:
-    """Reads once: to `place` up to its end, only then into BUFFER. Raises OSError when the connection is broken."""
+    """Reads once: to `place` up to its end, only then into the thread's buffer. Raises OSError when the connection is broken."""
     cdef iovec[2] parts
     cdef msghdr message
     cdef ssize_t n
     parts[0].iov_base = place
     parts[0].iov_len = size
-    parts[1].iov_base = _buffer
+    parts[1].iov_base = received_bytes()
     parts[1].iov_len = more
     memset(&message, 0, sizeof(message))
     message.msg_iov = parts

@@ -1,11 +1,13 @@
-# How many files have parts so large that they are read by workers. Trio thread only.
+# A server's files that parts are read from: how many have parts so large that workers read them, and what all parts take.
 cdef class LargeFiles:
-    cdef public Py_ssize_t count
+    cdef public Py_ssize_t count    # trio thread only
+    cdef readonly Py_ssize_t held   # bytes of all living parts
 
 # A part of a file, read into memory of its own.
 #   A FilePart owns its memory; tensors over that memory hold a reference to the FilePart.
 cdef class FilePart:
     cdef char* ptr
     cdef readonly Py_ssize_t nbytes
+    cdef LargeFiles files    # counts this part; None: nobody does
     cdef size_t mapped       # bytes of the mapping at `ptr`; 0: `ptr` is from malloc()
-    cdef int allocate(self, size_t n) except -1
+    cdef int allocate(self, size_t n, LargeFiles files) except -1

@@ -8,7 +8,7 @@ length that was checked stays the same.
 
 Rules:
  1. A FilePart is complete: read() returns all bytes it was asked for, or None.
- 2. held_bytes() counts the memory of all living parts, so that its users can limit it.
+ 2. LargeFiles.held counts the memory of all living parts of a server, so that it can limit it.
  3. The GIL is kept during small copies, which take less time than switching threads.
  4. The memory of large parts is reused, because getting new pages from the system takes several times as long as the
     copy. At most SPARE bytes are kept for that; trim() frees them. Old contents are never visible, by rule 1.
@@ -20,6 +20,8 @@ from libc.stdlib cimport free
 from libc.string cimport memmove
 
 import os
+
+cimport cython
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t, size_t)
@@ -50,15 +52,9 @@ cdef struct Mapping:
     size_t size
 
 # these are used only with the GIL held
-cdef Py_ssize_t _held = 0
 cdef Mapping _spares[SPARES]     # oldest first
 cdef int _n_spares = 0
 cdef size_t _spare_bytes = 0
-
-
-def held_bytes() -> int:
-    """The bytes of all living parts."""
-    return _held
 
 
 def trim():
@@ -115,21 +111,21 @@ cdef class LargeFiles:
     """Says whether it is worth looking for large parts in a request, so that others do not pay for it."""
 
 
+@cython.no_gc   # it refers to numbers alone
 cdef class FilePart:
     """Bytes read from a file. A buffer that its owner may write to."""
 
     def __dealloc__(self):
-        global _held
         if self.ptr == NULL:
             return
-        _held -= self.nbytes
+        if self.files is not None:
+            self.files.held -= self.nbytes
         if self.mapped:
             give_mapping(self.ptr, self.mapped)
         else:
             free(self.ptr)
 
-    cdef int allocate(self, size_t n) except -1:
-        global _held
+    cdef int allocate(self, size_t n, LargeFiles files) except -1:
         cdef Mapping mapping
         if n < LARGE:
             self.ptr = <char*>aligned_alloc(ALIGNMENT, (n + ALIGNMENT) & ~<size_t>(ALIGNMENT - 1))
@@ -140,7 +136,9 @@ cdef class FilePart:
         if self.ptr == NULL:
             raise MemoryError(f"no memory for {n} bytes")
         self.nbytes = n
-        _held += n
+        if files is not None:
+            self.files = files
+            files.held += n
         return 0
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
@@ -174,13 +172,14 @@ cdef ssize_t write_all(int fd, int64_t offset, const char* data, Py_ssize_t n) n
     return done
 
 
-def read(int fd, int64_t offset, Py_ssize_t nbytes):
-    """A FilePart with the `nbytes` from `offset` on; None when the file ends earlier. Raises OSError, MemoryError."""
+def read(int fd, int64_t offset, Py_ssize_t nbytes, LargeFiles files=None):
+    """A FilePart with the `nbytes` from `offset` on, which `files` counts; None when the file ends earlier. Raises OSError,
+    MemoryError."""
     cdef FilePart part = FilePart.__new__(FilePart)
     cdef ssize_t have
     if nbytes < 0 or offset < 0:
         raise ValueError(f"{nbytes} bytes at {offset}")
-    part.allocate(nbytes)
+    part.allocate(nbytes, files)
     if nbytes <= KEEP_GIL:
         have = read_all(fd, offset, part.ptr, nbytes)
     else:

@@ -48,6 +48,11 @@ class Host:
         """True when the model can be used now."""
         raise NotImplementedError
 
+    @property
+    def server(self) -> Any:
+        """Stands for the server that this leads to: hosts with the same one lead to the same server."""
+        return None
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array for an output, from where it need not be copied if that is possible."""
         return np.empty(shape, dtype)
@@ -86,13 +91,25 @@ def uninstall(host: Host) -> None:
 
 
 def find() -> Host | None:
-    """The host for this thread, if any."""
-    return _current.get() or (_default[-1] if _default else None)
+    """The host for this thread, if any. A thread that a model started has one only where all lead to the same server."""
+    host = _current.get()
+    if host is None and _default and not _several():
+        host = _default[-1]
+    return host
+
+
+def _several() -> bool:
+    return len({id(host.server) for host in _default}) > 1
 
 
 def require(what: str) -> Host:
     """The host for this thread. Raises TritonModelException when there is none."""
     host = find()
+    if host is None and _several():
+        raise TritonModelException(
+            f"{what} needs to know the server, and several run in this process; start the thread with "
+            "contextvars.copy_context().run, which tells it"
+        )
     if host is None:
         raise TritonModelException(f"{what} needs a running server; this process is none")
     return host

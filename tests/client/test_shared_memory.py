@@ -21,7 +21,6 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from neptrio.errors import Code, TritonError
-from neptrio.request import file_part
 from neptrio.service.system_shared_memory import SystemSharedMemory
 from tests.support.embedded import EmbeddedServer
 from tests.support.gate import Gate
@@ -351,7 +350,7 @@ def test_inputs_of_all_requests_together_are_bounded(region: Any) -> None:
     assert info.value.code is Code.RESOURCE_EXHAUSTED
     assert first.nbytes == 128
     del first
-    assert file_part.held_bytes() == 0
+    assert regions.large.held == 0
     assert regions.input_tensor("Y", 8, (32,), "all", 0, 128).nbytes == 128
 
 

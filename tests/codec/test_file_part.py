@@ -21,7 +21,6 @@ def file(tmp_path: Path) -> Iterator[int]:
     yield fd
     os.close(fd)
     file_part.trim()
-    assert file_part.held_bytes() == 0
 
 
 def fill(fd: int, size: int, seed: int = 1) -> np.ndarray:
@@ -33,18 +32,23 @@ def fill(fd: int, size: int, seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("size", [0, 1, 65536, 65537, 256 << 10, (256 << 10) + 1, 3 * MIB])
 def test_a_part_is_what_the_file_holds(file: int, size: int) -> None:
     content = fill(file, size + 10)
-    part = file_part.read(file, 5, size)
-    assert part.nbytes == size and file_part.held_bytes() == size
+    files, others = file_part.LargeFiles(), file_part.LargeFiles()
+    part = file_part.read(file, 5, size, files)
+    assert part is not None
+    assert (part.nbytes, files.held, others.held) == (size, size, 0)
     np.testing.assert_array_equal(np.frombuffer(part, np.uint8), content[5 : 5 + size])
     assert not memoryview(part).readonly
+    del part
+    assert files.held == 0
 
 
 @pytest.mark.parametrize("size", [1, 70000, 3 * MIB])
 def test_a_part_that_the_file_does_not_have(file: int, size: int) -> None:
     fill(file, size)
-    assert file_part.read(file, 1, size) is None
-    assert file_part.read(file, size + 100, size) is None
-    assert file_part.held_bytes() == 0
+    files = file_part.LargeFiles()
+    assert file_part.read(file, 1, size, files) is None
+    assert file_part.read(file, size + 100, size, files) is None
+    assert files.held == 0
 
 
 def test_large_parts_take_turns_in_memory(file: int) -> None:

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 
 from neptrio.execution.admission cimport Admission
-from neptrio.transport.http2.stream cimport Account, GrpcStream
+from neptrio.transport.http2.stream cimport Account, GrpcStream, Totals
 from neptrio.loop.socket_writer_core cimport SocketWriterCore
 from neptrio.request.file_part cimport LargeFiles
 from neptrio.request.infer_request cimport InferRequest, InferResponse
@@ -24,6 +24,7 @@ cdef class GrpcFastPath:
     cdef readonly object source_of     # see GrpcStream.source_of
     cdef LargeFiles large_files        # whether requests may name large parts of shared memory
     cdef public int64_t received_at    # CLOCK_MONOTONIC ns of the last bytes
+    cdef public Totals totals          # of all connections
     cdef public Py_ssize_t input_limit # most bytes of incomplete requests, over all connections
     cdef public Py_ssize_t output_limit  # most bytes of unread answers, over all connections
     cdef public bint draining

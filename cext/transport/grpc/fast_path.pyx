@@ -7,8 +7,8 @@ from cpython.buffer cimport PyBUF_READ
 from cpython.memoryview cimport PyMemoryView_FromMemory
 
 from neptrio.execution.admission cimport Admission
-from neptrio.transport.http2.stream cimport Account, GrpcStream, total_input, total_output
-from neptrio.loop.socket_writer_core cimport RECEIVE, SocketWriterCore, receive, receive_at
+from neptrio.transport.http2.stream cimport Account, GrpcStream, Totals
+from neptrio.loop.socket_writer_core cimport RECEIVE, SocketWriterCore, receive, receive_at, received_view
 from neptrio.request.infer_request cimport (
     GRPC_PROTOCOL,
     InferRequest,
@@ -21,7 +21,6 @@ from neptrio.observe.trace cimport Trace
 import logging
 from collections import deque
 
-from neptrio.loop.socket_writer_core import VIEW
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.codec.proto_request import decode_request, decodes_slowly
 from neptrio.codec.proto_response import encode_response
@@ -62,6 +61,7 @@ cdef class GrpcFastPath:
         self.source_of = services.admission.body_source
         self.compression = services.settings.grpc_infer_response_compression_level
         self.parked = deque()
+        self.totals = Totals()      # GrpcConnection has its server's
         self.received_at = now_ns()
 
     def take(self):
@@ -102,13 +102,13 @@ cdef class GrpcFastPath:
                     account.placed += min(n, size)
                     self.feed(PyMemoryView_FromMemory(place, min(n, size), PyBUF_READ))
                 if n > size:
-                    self.feed(VIEW[:n - size])
+                    self.feed(received_view()[:n - size])
                 return n
             # the rest of a large frame, so that the next one, of which the head tells the size, can be placed
             asked[0] = RECEIVE if account.frame_size < LARGE_FRAME else min(account.frame_left + BEHIND, RECEIVE)
         n = receive(self.fd, asked[0])
         if n > 0:
-            self.feed(VIEW[:n])
+            self.feed(received_view()[:n])
         return n
 
     cpdef feed(self, data):
@@ -116,7 +116,7 @@ cdef class GrpcFastPath:
         session = self.session
         self.received_at = now_ns()
         session.receive(data, self.received_at)
-        if total_input() > self.input_limit:
+        if self.totals.in_bytes > self.input_limit:
             self.shed()
         if self.draining and session.pings_acked > self.drain_acked:
             self.finish_drain()
@@ -144,7 +144,7 @@ cdef class GrpcFastPath:
         """The error to send instead of an answer, None if there is room for the answer. There is none when all clients
         together leave too many bytes unread, and this one leaves more than a connection may hold."""
         cdef Account account
-        if total_output() <= self.output_limit:
+        if self.totals.out_bytes <= self.output_limit:
             return None
         account = self.session.account
         if account.out_bytes + account.held + self.unsent() <= HELD:
@@ -249,7 +249,7 @@ cdef class UnaryCore(GrpcStream):
             self.give_back()
         if self.ended:
             return 0
-        if total_output() > connection.output_limit and response.error is None:
+        if connection.totals.out_bytes > connection.output_limit and response.error is None:
             response.error = connection.unread()
             if response.error is not None:
                 response.outputs = None

@@ -27,7 +27,7 @@ from libc.string cimport memcmp, memcpy
 
 from neptrio.transport.http1.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head, route_of
-from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes
+from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
 from neptrio.codec.number_text cimport print_int
 from neptrio.request.infer_request cimport (
     GPU_MEMORY,
@@ -49,7 +49,6 @@ from collections import deque
 from neptrio.codec.json_request import decode_request
 from neptrio.codec.shared_memory import names_large_inputs
 from neptrio.codec.json_response import encode_response
-from neptrio.loop.socket_writer_core import VIEW
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.observe.timing import timing_headers
 
@@ -290,7 +289,7 @@ cdef class Http1FastPath(RequestHead):
                     if self.fast_path and not self.in_message:
                         at = self.pass_by(received_bytes(), n)
                     if at < n and not self.part(received_bytes() + at, n - at):
-                        self.feed(VIEW[at:n] if at else VIEW[:n])
+                        self.feed(received_view()[at:n])
             elif n == 0:
                 self.end_of_input()
         return self.later is None and not self.closing and not self.ended and self.has_room()

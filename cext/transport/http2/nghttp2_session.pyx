@@ -35,7 +35,7 @@ Rules:
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from neptrio.transport.http2.stream cimport Account, GrpcStream
+from neptrio.transport.http2.stream cimport Account, GrpcStream, Totals
 from neptrio.transport.http2.output cimport Output
 from neptrio.transport.http2.nghttp2 cimport *
 from neptrio.transport.http2.nghttp2_headers cimport (
@@ -106,12 +106,13 @@ cdef class Session:
         self.headers.limit = MAX_HEADER_LIST
         self.headers.bomb = HEADER_BOMB
 
-    def __init__(self, open_stream, nuisance=None, *, int max_concurrent_streams=MAX_CONCURRENT_STREAMS):
+    def __init__(self, open_stream, nuisance=None, *, int max_concurrent_streams=MAX_CONCURRENT_STREAMS,
+                 Totals totals=None):
         cdef nghttp2_session_callbacks* callbacks
         cdef nghttp2_option* option
         cdef nghttp2_settings_entry[4] settings
         self.open_stream = open_stream
-        self.account = Account()
+        self.account = Account(totals)
         self.nuisance = nuisance if nuisance is not None else Nuisance()
         self.streams = {}
         nghttp2_session_callbacks_new(&callbacks)

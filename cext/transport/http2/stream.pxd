@@ -3,7 +3,12 @@
 # tells it of new output.
 cdef class GrpcStream
 
+cdef class Totals:                     # the bytes that the streams of all connections of a server hold
+    cdef readonly Py_ssize_t in_bytes  # of request messages that no call has taken
+    cdef readonly Py_ssize_t out_bytes # of answers: in outboxes, and held
+
 cdef class Account:                    # the bytes that one connection's streams hold
+    cdef Totals totals                 # counts them too
     cdef readonly Py_ssize_t out_bytes # bytes of replies that no window or socket has taken yet
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
@@ -14,9 +19,6 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef void count_in(self, Py_ssize_t n) noexcept
     cdef void count_out(self, Py_ssize_t n) noexcept
     cpdef int hold(self, Py_ssize_t n) except -1
-
-cdef Py_ssize_t total_input() noexcept   # over all connections
-cdef Py_ssize_t total_output() noexcept  # over all connections: in outboxes, and held
 
 cdef class GrpcStream:
     cdef readonly object session

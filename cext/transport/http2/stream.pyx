@@ -14,6 +14,7 @@ Rules:
  4. Whoever has received bytes at place() already passes them to feed() like any others, before anything else is called;
     they are then not copied.
 """
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
@@ -26,52 +27,38 @@ from libc.string cimport memcpy
 from neptrio.codec.split_message cimport SPLIT_BYTES, SplitMessage, split
 
 
-cdef Py_ssize_t _in_bytes = 0   # over all accounts; they are used on one thread
-cdef Py_ssize_t _out_bytes = 0
+cdef class Totals:
+    """What all accounts of a server count together. They are used on the server's thread."""
 
 
-cdef Py_ssize_t total_input() noexcept:
-    return _in_bytes
-
-
-cdef Py_ssize_t total_output() noexcept:
-    return _out_bytes
-
-
-def output_bytes() -> int:
-    """Bytes of answers that no session has taken yet, over all connections of the process."""
-    return _out_bytes
-
-
-def input_bytes() -> int:
-    """Bytes of request messages that no call has taken yet, over all connections of the process."""
-    return _in_bytes
-
-
+@cython.no_gc_clear    # until its end it knows the totals, which refer to nothing
 cdef class Account:
     """Counts the bytes that a connection's streams hold."""
 
+    def __cinit__(self):
+        self.totals = Totals.__new__(Totals)
+
+    def __init__(self, Totals totals=None):
+        if totals is not None:
+            self.totals = totals
+
     def __dealloc__(self):
         # however the connection ended, the totals must not include it any more
-        global _in_bytes, _out_bytes
-        _in_bytes -= self.in_bytes
-        _out_bytes -= self.out_bytes + self.held
+        self.totals.in_bytes -= self.in_bytes
+        self.totals.out_bytes -= self.out_bytes + self.held
 
     cdef void count_in(self, Py_ssize_t n) noexcept:
-        global _in_bytes
         self.in_bytes += n
-        _in_bytes += n
+        self.totals.in_bytes += n
 
     cdef void count_out(self, Py_ssize_t n) noexcept:
-        global _out_bytes
         self.out_bytes += n
-        _out_bytes += n
+        self.totals.out_bytes += n
 
     cpdef int hold(self, Py_ssize_t n) except -1:
         """`n` more bytes of answers are held back; a negative `n`: so many fewer."""
-        global _out_bytes
         self.held += n
-        _out_bytes += n
+        self.totals.out_bytes += n
         return 0
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 CONGESTED_BYTES: int
 RECEIVE_BYTES: int
-BUFFER: bytearray
-VIEW: memoryview
 
+class ReceiveBuffer:
+    def __init__(self) -> None: ...
+
+def received_view() -> memoryview: ...
 def receive_into(fd: int, place: object) -> int: ...
 
 class SocketWriterCore:

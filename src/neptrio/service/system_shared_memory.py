@@ -161,14 +161,14 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         begin = found.at(offset, size)
 
         def read() -> Tensor:
-            held = file_part.held_bytes()
+            held = self.large.held
             if held + size > self._input_limit:
                 raise _exhausted(
                     f"no room for input '{name}' of {size} bytes: inputs from shared memory take {held} bytes, and may "
                     f"take {self._input_limit}; send the request again when others are answered"
                 )
             try:
-                part = file_part.read(found.file.fd, begin, size)
+                part = file_part.read(found.file.fd, begin, size, self.large)
             except OSError as error:
                 raise Internal(f"cannot read shared memory region '{region}': {error.strerror}") from None
             except MemoryError as error:

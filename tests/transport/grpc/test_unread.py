@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neptrio.transport.http2.stream import output_bytes
 from tests.backends.python.models import config, python_model
 from tests.support.embedded import EmbeddedServer
 from tests.support.infer_messages import identity, request, response, stream_response
@@ -44,7 +43,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedS
     with EmbeddedServer(tmp_path, request.param, grpc_max_unread_bytes=LIMIT) as made:
         yield made
         made.until_idle()
-        assert made.ask(output_bytes) == 0
+        assert made.ask(lambda: made.grpc_server.totals.out_bytes) == 0
 
 
 def small(name: int) -> bytes:
@@ -110,4 +109,4 @@ def test_a_client_that_goes_leaves_nothing(server: EmbeddedServer, path: str) ->
             client.send(b"".join(client.data(1, message(small(i)), end=False) for i in range(BURST)))
         server.until(lambda: server.grpc_server.statistics().unsent_reply_bytes > 0, "the batch is answered")
     server.until_idle()
-    assert server.ask(output_bytes) == 0
+    assert server.ask(lambda: server.grpc_server.totals.out_bytes) == 0

@@ -255,6 +255,10 @@ class InProcessHost(Host):
         self._services = services
         self._log = logging.getLogger("neptrio.model." + name)
 
+    @property
+    def server(self) -> ModelHost:
+        return self._services
+
     def infer(
         self, request: Any, decoupled: bool, deliver: Callable[[Any, bool], None], blocking: bool
     ) -> Call:

@@ -102,6 +102,7 @@ class GrpcConnection(GrpcFastPath):
         self._turned_away = turned_away
         self._last_stream = 0  # the newest stream at _idle()'s last check
         self._server = server
+        self.totals = server.totals
         self.input_limit = server.input_limit
         self.output_limit = server.output_limit
         self._settings = server.services.settings

@@ -12,7 +12,7 @@ from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.service import Services
 from neptrio.transport.http2.session import Headers, Http2Session
-from neptrio.transport.http2.stream import GrpcStream
+from neptrio.transport.http2.stream import GrpcStream, Totals
 
 CARDINALITY: Code
 UNARY_RESPONDER: Responder
@@ -32,6 +32,7 @@ class GrpcFastPath:
     @property
     def loop_pass(self) -> LoopPassCore: ...
     received_at: int
+    totals: Totals
     input_limit: int
     output_limit: int
     draining: bool

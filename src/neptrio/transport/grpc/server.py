@@ -47,7 +47,7 @@ from neptrio.transport.grpc.handlers import HandlerCall, request_class
 from neptrio.transport.header_policy import grpc_policy
 from neptrio.transport.http2 import limits as limits
 from neptrio.transport.http2.session import Http2Session, OpenStream, session_class
-from neptrio.transport.http2.stream import input_bytes, output_bytes
+from neptrio.transport.http2.stream import Totals
 from neptrio.transport.tls import ServerTls
 
 log = logging.getLogger("neptrio.grpc")
@@ -125,10 +125,8 @@ class GrpcServer:
         )
         turn = services.connections.turn
         self._acceptor = None if listener is None else Acceptor(listener, self._start, turn)
-        if (
-            not self.admin or not settings.allow_grpc
-        ):  # the count is of the process: one source of it is enough
-            services.held.add(lambda: input_bytes() + output_bytes())
+        self.totals = totals = Totals()
+        services.held.add(lambda: totals.in_bytes + totals.out_bytes)
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
         self._connections: set[GrpcConnection] = set()
@@ -138,7 +136,7 @@ class GrpcServer:
 
     def new_session(self, open_stream: OpenStream) -> Http2Session:
         """The HTTP/2 session of a new connection."""
-        return self._session_class(open_stream, limits.Nuisance(self._pings))
+        return self._session_class(open_stream, limits.Nuisance(self._pings), totals=self.totals)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled."""
@@ -241,10 +239,10 @@ class GrpcServer:
 
     def shed(self) -> None:
         """Refuses calls with incomplete requests until the rest is within the limit (rule 4)."""
-        while input_bytes() > self.input_limit:
+        while self.totals.in_bytes > self.input_limit:
             waiting = [found for c in self._connections if (found := c.waiting_input()) is not None]
             if not waiting:
-                return  # another server in this process holds these bytes (the count is the process's)
+                return
             call = min(waiting, key=lambda found: found[0])[1]
             call.refuse(Status.RESOURCE_EXHAUSTED.value, TOO_MUCH_INPUT.format(self.input_limit))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neptrio.loop.socket_writer_core import BUFFER
+from neptrio.loop.socket_writer_core import received_view
 
 if TYPE_CHECKING:
     from neptrio.transport.http1.connection import Http1Connection
@@ -39,7 +39,7 @@ async def last_answers(connection: Http1Connection) -> None:
         await _alone(connection)
         await trio.lowlevel.wait_readable(connection.sock)
         try:
-            if connection.sock.recv_into(BUFFER) == 0:
+            if connection.sock.recv_into(received_view()) == 0:
                 connection.end_of_input()
                 connection.loop_pass.end()
         except (BlockingIOError, InterruptedError):
@@ -82,7 +82,7 @@ async def _until_the_peer_ends(sock: socket.socket) -> None:
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
-                if sock.recv_into(BUFFER) == 0:
+                if sock.recv_into(received_view()) == 0:
                     return
             except (BlockingIOError, InterruptedError):
                 continue

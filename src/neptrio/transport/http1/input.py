@@ -26,7 +26,7 @@ import trio
 from neptrio.codec.compression import too_large
 from neptrio.errors import TritonError, Unavailable
 from neptrio.loop.socket_writer import SocketWriter
-from neptrio.loop.socket_writer_core import BUFFER, RECEIVE_BYTES, VIEW, receive_into
+from neptrio.loop.socket_writer_core import RECEIVE_BYTES, receive_into, received_view
 from neptrio.service import Services
 from neptrio.service.connections import RETRY_AFTER
 from neptrio.transport.header_policy import HeaderPolicy
@@ -212,13 +212,13 @@ class Http1Input(Http1FastPath):
         while True:
             await trio.lowlevel.wait_readable(self.sock)
             try:
-                n = self.sock.recv_into(BUFFER)
+                n = self.sock.recv_into(received_view())
             except (BlockingIOError, InterruptedError):
                 continue
             if n == 0:
                 self.ended = True
                 return b""
-            first += bytes(VIEW[:n])
+            first += bytes(received_view()[:n])
             if first.startswith(PREFACE):
                 raise HandOver(first)
             if not PREFACE.startswith(first):

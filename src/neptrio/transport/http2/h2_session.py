@@ -53,7 +53,7 @@ from neptrio.transport.http2.limits import (
     Nuisance,
 )
 from neptrio.transport.http2.session import OpenStream
-from neptrio.transport.http2.stream import Account
+from neptrio.transport.http2.stream import Account, Totals
 
 log = logging.getLogger("neptrio.http2")
 
@@ -130,9 +130,10 @@ class Session:
         nuisance: Nuisance | None = None,
         *,
         max_concurrent_streams: int = MAX_CONCURRENT_STREAMS,
+        totals: Totals | None = None,
     ) -> None:
         self.open_stream: OpenStream | None = open_stream
-        self.account = Account()
+        self.account = Account(totals)
         self.nuisance = nuisance or Nuisance()
         self.streams: dict[int, Any] = {}
         self.dead = False

@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 
 from neptrio.transport.http2.limits import Nuisance
 from neptrio.transport.http2.session import OpenStream
-from neptrio.transport.http2.stream import Account, GrpcStream
+from neptrio.transport.http2.stream import Account, GrpcStream, Totals
 
 class Session:
     @property
@@ -24,7 +24,12 @@ class Session:
     @property
     def draining(self) -> bool: ...
     def __init__(
-        self, open_stream: OpenStream, nuisance: Nuisance | None = None, *, max_concurrent_streams: int = ...
+        self,
+        open_stream: OpenStream,
+        nuisance: Nuisance | None = None,
+        *,
+        max_concurrent_streams: int = ...,
+        totals: Totals | None = None,
     ) -> None: ...
     def receive(self, data: Buffer, now_ns: int = 0) -> None: ...
     def connection_lost(self) -> None: ...

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from neptrio.transport.http2.limits import Nuisance
     from neptrio.transport.http2.stream import Account, GrpcStream
 
 CHOICES = {"nghttp2": "neptrio.transport.http2.nghttp2_session", "h2": "neptrio.transport.http2.h2_session"}
@@ -117,7 +116,7 @@ def implementation() -> str:
     return "nghttp2"
 
 
-def session_class() -> Callable[[OpenStream, Nuisance], Http2Session]:
-    """The class of server-side sessions."""
-    made: Callable[[OpenStream, Nuisance], Http2Session] = import_module(CHOICES[implementation()]).Session
+def session_class() -> Callable[..., Http2Session]:
+    """The class of server-side sessions: (open_stream, nuisance, totals=...) makes one."""
+    made: Callable[..., Http2Session] = import_module(CHOICES[implementation()]).Session
     return made

@@ -1,0 +1,147 @@
+"""Several servers in one process, each on a thread of its own: none of them sees anything of another."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc as grpc_client
+
+import neptrio
+from tests.backends.python.models import config, python_model
+
+Whole = npt.NDArray[np.int32]
+ROUNDS = 400
+IN_PROCESS = 'parameters { key: "isolation" value: { string_value: "none" } }'
+
+
+@pytest.fixture
+def servers() -> Iterator[list[neptrio.RunningServer]]:
+    """Two servers, in an interpreter that changes threads as often as it can."""
+    before = sys.getswitchinterval()
+    with ExitStack() as stack:
+        made = []
+        for _ in range(2):
+            server = neptrio.Server(http_port=0, grpc_port=0)
+
+            @server.model
+            def same(x: Whole) -> Whole:
+                return x
+
+            made.append(stack.enter_context(server.running()))
+        sys.setswitchinterval(1e-6)
+        try:
+            yield made
+        finally:
+            sys.setswitchinterval(before)
+
+
+def rest(server: neptrio.RunningServer, value: int) -> list[Any]:
+    """What comes back for `value`, over and over, by the way of requests that are not plain."""
+    host, port = server.addresses["http"].rsplit(":", 1)
+    x = {"name": "x", "datatype": "INT32", "shape": [64], "data": [value] * 64}
+    body = json.dumps({"inputs": [x]}).encode()
+    head = b"POST /v2/models/same/infer HTTP/1.1\r\nHost: a\r\nX-Name: \xc3\xa4\r\nContent-Length: %d\r\n\r\n"
+    answers: list[Any] = []
+    with socket.create_connection((host, int(port))) as sock, sock.makefile("rb") as file:
+        for _ in range(ROUNDS):
+            sock.sendall(head % len(body) + body)
+            size = 0
+            while (line := file.readline()) not in (b"\r\n", b""):
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line.split(b":")[1])
+            outputs = json.loads(file.read(size))["outputs"]
+            answers.append(outputs[0]["data"])
+    return answers
+
+
+def grpc(server: neptrio.RunningServer, value: int) -> list[Any]:
+    x = grpc_client.InferInput("x", [64], "INT32")
+    x.set_data_from_numpy(np.full(64, value, np.int32))
+    with grpc_client.InferenceServerClient(server.addresses["grpc"]) as client:
+        return [client.infer("same", [x]).as_numpy("OUTPUT").tolist() for _ in range(ROUNDS // 2)]
+
+
+@pytest.mark.parametrize("way", [rest, grpc])
+def test_each_answers_its_own_clients(servers: list[neptrio.RunningServer], way: Any) -> None:
+    answers: dict[int, list[Any]] = {}
+
+    def ask(server: neptrio.RunningServer, value: int) -> None:
+        answers[value] = way(server, value)
+
+    threads = [threading.Thread(target=ask, args=(server, 11 * (i + 1))) for i, server in enumerate(servers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [11, 22]
+    for value, got in answers.items():
+        assert all(data == [value] * 64 for data in got)
+
+
+ASKING = """
+import contextvars
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "TOLD").as_numpy()[0]) for request in requests]
+
+    def answer(self, told):
+        found = []
+
+        def ask():
+            try:
+                asked = pb_utils.InferenceRequest(
+                    model_name="who",
+                    requested_output_names=["OUTPUT"],
+                    inputs=[pb_utils.Tensor("x", np.zeros(1, np.int32))],
+                )
+                found.append(str(asked.exec().output_tensors()[0].as_numpy()[0]))
+            except pb_utils.TritonModelException as error:
+                found.append(str(error))
+
+        run = contextvars.copy_context().run if told else lambda function: function()
+        thread = threading.Thread(target=run, args=(ask,))
+        thread.start()
+        thread.join()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", np.array(found, object))])
+"""
+
+
+def numbered(number: int) -> Any:
+    """A function that says which server it belongs to."""
+
+    def who(x: Whole) -> Whole:
+        return np.full(1, number, np.int32)
+
+    return who
+
+
+def test_a_models_thread_reaches_its_own_server_or_none(tmp_path: Path) -> None:
+    text = config("TOLD:TYPE_BOOL:1", "ANSWER:TYPE_STRING:1", 0, IN_PROCESS)
+    python_model(tmp_path, "asking", ASKING, text)
+    with ExitStack() as stack:
+        made = []
+        for number in range(2):
+            server = neptrio.Server(tmp_path)
+            server.model(numbered(number))
+            made.append(stack.enter_context(server.running()))
+        for number, running in enumerate(made):
+            assert running.model("asking").infer({"TOLD": [True]})["ANSWER"][0] == str(number).encode()
+            answer = running.model("asking").infer({"TOLD": [False]})["ANSWER"][0]
+            assert (
+                b"several run in this process; start the thread with contextvars.copy_context().run" in answer
+            )
