@@ -10,7 +10,7 @@ Rules:
  2. When submit() raises, the request is in none of the model's counts except that of refusals.
  3. A model may be replaced between find() and submit(); the request then goes to the version that serves.
 """
-from neptrio.execution.batch cimport accept, count_for_owner, refuse
+from neptrio.execution.batch cimport accept, count_for_owner, refuse, uncount
 from neptrio.observe.timing cimport take_wish
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
@@ -116,7 +116,11 @@ cdef class Admission:
             count_for_owner(request)
         request.timestamps[<int>REQUEST_START] = now_ns()
         if self.tracer.tracing:
-            self.tracer.begin(request)
+            try:
+                self.tracer.begin(request)
+            except BaseException:  # it refuses a wish, such as a trace id that cannot be
+                uncount(request)
+                raise
         accept(request)
         try:
             if isinstance(model.scheduler, RequestQueue):

@@ -31,4 +31,5 @@ cpdef hand_over(Responder responder, InferRequest request, InferResponse respons
 cpdef complete(InferRequest request, InferResponse response, bint final)
 cpdef accept(InferRequest request)
 cdef int count_for_owner(InferRequest request) except -1
+cdef int uncount(InferRequest request) except -1
 cpdef refuse(InferRequest request)

@@ -83,10 +83,16 @@ cpdef refuse(InferRequest request):
     leave(request, request.model)
 
 
-cdef int leave(InferRequest request, ModelCore model) except -1:
+cdef int uncount(InferRequest request) except -1:
+    """Undoes count_for_owner()."""
     if request.counted:
         request.counted = False
         request.owner.open -= 1
+    return 0
+
+
+cdef int leave(InferRequest request, ModelCore model) except -1:
+    uncount(request)
     if request.input_bytes:
         (<ModelCounters>model.counters).inflight_bytes -= request.input_bytes
         request.input_bytes = 0
@@ -144,29 +150,18 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     if final and request.cancelled and not request.still_read and (
             response.error is None or response.error.reason is not CANCELED):
         response = InferResponse(None, Cancelled())
-    response.model_name = model.name
-    response.model_version = model.version
-    response.id = request.id
     cdef int64_t now = now_ns() if final or model.decoupled else 0
-    if model.reshape_outputs is not None and response.outputs:
-        response.outputs = model.reshape_outputs(response.outputs)
     if final:
         request.state = DONE
         request.timestamps[<int>REQUEST_END] = now
-    if (final or model.decoupled) and request.collect_statistics:
-        if request.batch is not None and (model.decoupled or request.timestamps[<int>COMPUTE_START] == 0):
-            # a decoupled model has answered before its batch is back
-            take_timestamps(request, request.batch, now)
-        if model.decoupled:
-            (<ModelCounters>model.counters).responded(request, response, now)
-        if final:
-            (<ModelCounters>model.counters).answered(request, response)
-        if request.cache_key is not None:
-            model.scheduler.offer(request, response)
-    if request.timing is not None:
-        tell(request, response, now)
-    if not response.null:
-        request.responses += 1
+    try:
+        account(request, response, final, now)
+    except Exception as error:  # rule 1: it is answered all the same
+        log.exception("a response of model '%s' could not be made", model.name)
+        response = InferResponse(None, TritonError(
+            f"the response of model '{model.name}' could not be made: {type(error).__name__}: {error}",
+            Code.INTERNAL, Reason.OTHER))
+        name_response(request, response)
     if request.trace is not None:
         trace = <Trace>request.trace
         trace.answering(response, final, now)
@@ -181,6 +176,36 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         request.scheduler_data = None
         request.batch = None
         leave(request, model)
+
+
+cdef int name_response(InferRequest request, InferResponse response) except -1:
+    response.model_name = request.model.name
+    response.model_version = request.model.version
+    response.id = request.id
+    return 0
+
+
+cdef int account(InferRequest request, InferResponse response, bint final, int64_t now) except -1:
+    """What comes before a response is handed over: its name and shapes, the statistics, the cache, the client's wishes."""
+    cdef ModelCore model = request.model
+    name_response(request, response)
+    if model.reshape_outputs is not None and response.outputs:
+        response.outputs = model.reshape_outputs(response.outputs)
+    if (final or model.decoupled) and request.collect_statistics:
+        if request.batch is not None and (model.decoupled or request.timestamps[<int>COMPUTE_START] == 0):
+            # a decoupled model has answered before its batch is back
+            take_timestamps(request, request.batch, now)
+        if model.decoupled:
+            (<ModelCounters>model.counters).responded(request, response, now)
+        if final:
+            (<ModelCounters>model.counters).answered(request, response)
+        if request.cache_key is not None:
+            model.scheduler.offer(request, response)
+    if request.timing is not None:
+        tell(request, response, now)
+    if not response.null:
+        request.responses += 1
+    return 0
 
 
 cdef class Executor:

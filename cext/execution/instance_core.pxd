@@ -38,5 +38,7 @@ cdef class InstanceCore(Executor):
     cdef bint plain_batch            # batch_type has no __init__ of its own
     cpdef submit(self, list requests, str close_reason, int64_t oldest_wait_ns)
     cpdef begin(self, Batch batch)
+    cpdef start_batch(self, Batch batch)
+    cdef int not_begun(self, Batch batch, error) except -1
     cpdef make_batch(self, list requests, str close_reason, int64_t oldest_wait_ns)
     cpdef answered(self)

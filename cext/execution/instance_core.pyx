@@ -14,6 +14,8 @@ from neptrio.loop.mailbox cimport CompletionQueue, Mailbox
 from neptrio.execution.inline_policy cimport INLINE_NS, mean_after
 from neptrio.request.infer_request cimport InferRequest, ModelCore, Tensor, now_ns
 
+import logging
+
 from neptrio.errors import TritonError
 
 cdef extern from *:
@@ -27,6 +29,7 @@ cdef extern from "Python.h":
     int PyList_SetSlice(object list, Py_ssize_t low, Py_ssize_t high, void* items) except -1
 
 cdef tuple _NOTHING = ()
+cdef object log = logging.getLogger("neptrio.instance")
 
 cdef enum:
     BRISK_NS = 5000000       # executions in Python with a shorter mean get up to BRISK_DEPTH batches in advance
@@ -171,7 +174,12 @@ cdef class InstanceCore(Executor):
         """Starts a batch: on the trio thread, on the instance's thread, or in the backend's own way."""
         if self.line is not None:
             self.line.append(batch)
-        elif batch.fetching:
+        else:
+            self.start_batch(batch)
+
+    cpdef start_batch(self, Batch batch):
+        """What begin() does with a batch that nobody is in front of."""
+        if batch.fetching:
             self.fetch(batch)
         elif batch.error is not None:
             batch.deliver()
@@ -182,9 +190,24 @@ cdef class InstanceCore(Executor):
             batch.work.run(&batch.work)
             batch.deliver()
         elif self.backend.overlapping:
-            self.backend.begin(batch)
+            try:
+                self.backend.begin(batch)
+            except Exception as error:
+                self.not_begun(batch, error)
         else:
             self.mailbox.submit(batch)
+
+    cdef int not_begun(self, Batch batch, error) except -1:
+        """The backend could not begin the batch, and does not know it: it comes back with the error, as if executed."""
+        if not isinstance(error, TritonError):
+            log.error("%s could not begin a batch", self.name, exc_info=error)
+            error = self.backend.describe_failure(error)
+        batch.error = error
+        batch.count_execution = False
+        batch.compute_start = batch.compute_start or now_ns()
+        batch.compute_end = now_ns()
+        self.mailbox.completions.post(batch)
+        return 0
 
     def fetch(self, batch):
         """Has the batch's inputs copied to the host; begins it and those behind it when they are there."""

@@ -22,11 +22,16 @@ from neptrio.request.infer_request cimport (
     times,
 )
 
+from operator import index
+
 from neptrio.datatypes import NAME
 from neptrio.errors import InvalidArgument
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()   # see cext/loop/offer_core, which stands above this package
+
+cdef object ZERO = 0    # most requests are of no sequence
+cdef object MOST_ID = (1 << 64) - 1
 
 cdef enum:
     FEW = 16                # up to so many inputs, names are compared each with each
@@ -159,6 +164,26 @@ cdef int _check_many_names(InferRequest r) except -1:
     return 0
 
 
+cdef int _check_id(InferRequest r) except -1:
+    """Refuses an id of a sequence that is neither a text nor 64 bits: callers in this process may give anything."""
+    number = r.sequence_id
+    if isinstance(number, str):
+        try:
+            number.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{_prefix(r)}sequence id is not valid Unicode: {error.reason} at {error.start}") from None
+        return 0
+    try:
+        r.sequence_id = index(number)   # numpy's integers too
+    except TypeError:
+        raise InvalidArgument(
+            f"{_prefix(r)}sequence id must be an integer or a string, got {type(number).__name__}") from None
+    if not 0 <= r.sequence_id <= MOST_ID:
+        raise InvalidArgument(
+            f"{_prefix(r)}sequence id must be from 0 to {MOST_ID} where it is an integer, got {r.sequence_id}")
+    return 0
+
+
 @cython.boundscheck(False)  # every index is below a length that was asked for
 @cython.wraparound(False)
 cpdef validate(InferRequest r, ModelCore m):
@@ -173,6 +198,8 @@ cpdef validate(InferRequest r, ModelCore m):
     cdef tuple shape, dims
     cdef list inputs = r.inputs, specs = m.input_specs
     cdef bint batching = m.max_batch_size > 0
+    if r.sequence_id is not ZERO and r.sequence_id != 0:
+        _check_id(r)
     if r.outputs is not None:
         n = len(r.outputs)
         for i in range(n):  # no more than the model's outputs: of more, one is unknown or repeated

@@ -82,3 +82,60 @@ def test_a_responder_that_raises_hears_why_and_holds_up_nobody() -> None:
     assert line.respond("a") == [("a", True), ("c", True)]
     assert broken.events == [("b", True)]
     assert len(line.order) == 0
+
+
+class Leaves(Heard):
+    """Has another request leave the line when it is answered, as a client that cancels all it has."""
+
+    def __init__(self, line: Line, other: str) -> None:
+        super().__init__()
+        self.line, self.other = line, other
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        super().respond(request, response, final)
+        self.line.order.skip(self.line.requests[self.other])
+
+
+def test_who_leaves_while_another_is_answered_takes_nobody_with_him() -> None:
+    line = Line("a", "b")
+    leaving = Leaves(line, "c")
+    b = line.requests["b"]
+    b.responder.responder = leaving  # type: ignore[attr-defined]
+    for id in ("c", "d", "e"):
+        request = line.requests[id] = InferRequest()
+        request.id, request.responder = id, line.heard
+        line.order.arrived(request)
+    assert line.respond("b") == line.respond("e") == []
+    assert line.respond("a") == [("a", True)]
+    assert leaving.events == [("b", True)]
+    assert len(line.order) == 2
+    assert line.respond("d") == [("d", True), ("e", True)]
+    assert len(line.order) == 0
+
+
+def test_who_responds_while_he_is_answered_keeps_his_order() -> None:
+    line = Line("a", "b")
+
+    class Again(Heard):
+        def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+            super().respond(request, response, final)
+            if len(self.events) == 1:
+                line.respond("b", True)
+
+    again = Again()
+    line.requests["b"].responder.responder = again  # type: ignore[attr-defined]
+    line.respond("b", False)
+    line.respond("b", False)
+    line.respond("a")
+    assert again.events == [("b", False), ("b", False), ("b", True)]
+    assert len(line.order) == 0
+
+
+def test_what_was_held_of_one_who_leaves_comes_before_its_answer() -> None:
+    line = Line("a", "b")
+    assert line.respond("b", False) == []
+    line.order.skip(line.requests["b"])
+    assert line.heard.events == [("b", False)]
+    assert line.respond("b") == [("b", True)]
+    assert line.respond("a") == [("a", True)]
+    assert len(line.order) == 0

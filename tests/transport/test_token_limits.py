@@ -152,3 +152,13 @@ def test_a_client_that_leaves_gives_back_what_it_had(
         # a request that is refused holds none
         assert ask(other, "narrow", "POST", INFER, b"{}").status == 400
         assert ask(other, "narrow", "POST", INFER, BODY).status == 200
+
+
+def test_a_request_whose_trace_is_refused_is_not_under_way(gate: tuple[Path, Gate]) -> None:
+    flags = (f"--auth-config={gate[0].parent}/auth.toml", "--allow-forced-trace=true")
+    odd = BODY.replace(b"{", b'{"parameters":{"neptrio_trace":"EVERYTHING"},', 1)
+    with ServerProcess(gate[0], *flags) as server, client(server, "lean") as one:
+        for _ in range(2):
+            reply = ask(one, "narrow", "POST", INFER, odd)
+            assert (reply.status, b"expected true, false" in reply.body) == (400, True)
+        assert ask(one, "narrow", "POST", INFER, BODY).status == 200

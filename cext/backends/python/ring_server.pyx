@@ -107,7 +107,16 @@ cdef class ServerEnd(RingSender):
         ring_sleep(&self.answers)  # the first push rings the bell
 
     def begin(self, Batch batch not None):
-        """Sends a batch."""
+        """Sends a batch. Raises what packing or sending it has raised, and has forgotten it then."""
+        cdef InferRequest request
+        try:
+            self.send_batch(batch)
+        except BaseException:
+            for request in batch.requests:
+                request.on_cancel = None
+            raise
+
+    cdef int send_batch(self, Batch batch) except -1:
         cdef InferRequest request
         cdef OnCancel on_cancel
         cdef Packer packer = self.packer
@@ -134,10 +143,18 @@ cdef class ServerEnd(RingSender):
                     cancelled = []
                 cancelled.append(on_cancel)
             i += 1
-        self.send(True, BATCH, number, packer, under, batch.instance.mailbox)
+        try:
+            self.send(True, BATCH, number, packer, under, batch.instance.mailbox)
+        except BaseException:
+            del self.batches[number]
+            packer.reset()
+            if under.block is not None:
+                self.blocks.pop(under.block.offset, None)
+            raise
         if cancelled is not None:
             for on_cancel in cancelled:
                 on_cancel()
+        return 0
 
     # ------------------------------------------------------------ from the process
 

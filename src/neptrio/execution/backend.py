@@ -129,7 +129,10 @@ class BackendInstance(ABC):
         """
 
     def begin(self, batch: Batch) -> None:
-        """Starts a batch without blocking (overlapping instances). Called on the trio thread."""
+        """Starts a batch without blocking (overlapping instances). Called on the trio thread.
+
+        When it raises, the batch fails with that error; the backend must have forgotten it by then.
+        """
         raise NotImplementedError(f"{type(self).__name__}.begin")
 
     def prepare(self, batch: Batch) -> Batch:

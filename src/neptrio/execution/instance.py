@@ -122,14 +122,20 @@ class Instance(InstanceCore):
         TracedInputs(self, batch).start()
 
     def begin_line(self, batch: Batch) -> None:
-        """Begins a batch that has waited for copies, and those in line behind it."""
-        behind, self.line = self.line or deque(), None
-        self.begin(batch)
-        while behind:
-            if self.line is not None:  # one of them has to wait in turn
-                self.line.extend(behind)
+        """Begins a batch that has waited for copies, and those in line behind it. What comes in meanwhile, from a client
+        that is answered here, gets in line too."""
+        line = self.line
+        assert line is not None
+        while True:
+            self.start_batch(batch)
+            if self.line is not line:  # this one has to wait in turn
+                assert self.line is not None
+                self.line.extend(line)
                 return
-            self.begin(behind.popleft())
+            if not line:
+                self.line = None
+                return
+            batch = line.popleft()
 
     def withdraw(self, request: InferRequest) -> bool:
         """Takes a request out of a batch that has not begun; the rest of the batch keeps its place in line.

@@ -4,6 +4,10 @@ A request gets its place in line when it is enqueued; its responses are held unt
 its final one. Requests that never execute (timed out, cancelled) are answered at once and hold nobody up. A
 _Place becomes the request's responder and passes responses on to the original one, so models and schedulers know
 nothing of the order.
+
+Rule: whoever is given a response may come back at once, with a cancellation or a new request. So the line and its places are
+whole whenever a response is handed over, and only one loop hands over: who comes back meanwhile changes the line, and that
+loop goes on with what it finds.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ class _Place(Responder):
     def __init__(self, order: ArrivalOrder, responder: Responder) -> None:
         self.order = order
         self.responder = responder
-        self.held: list[tuple[InferRequest, InferResponse, bool]] = []
+        self.held: deque[tuple[InferRequest, InferResponse, bool]] = deque()
         self.done = False
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
@@ -32,6 +36,7 @@ class ArrivalOrder:
 
     def __init__(self) -> None:
         self._line: deque[_Place] = deque()
+        self._advancing = False
 
     def __len__(self) -> int:
         return len(self._line)
@@ -50,25 +55,32 @@ class ArrivalOrder:
         if isinstance(place, _Place):
             place.done = True
             request.responder = place.responder
+            held, place.held = place.held, deque()
+            for earlier in held:  # of a request that is executed again: they come before its answer
+                hand_over(place.responder, *earlier)
             self._advance()
 
     def responded(self, place: _Place, request: InferRequest, response: InferResponse, final: bool) -> None:
         """Takes a response of the request in `place`: sends it if the request is first in line, else holds it."""
         place.done = place.done or final
-        if self._line[0] is not place:
-            place.held.append((request, response, final))
-            return
-        hand_over(place.responder, request, response, final)
-        if final:
+        place.held.append((request, response, final))
+        if self._line[0] is place:
             self._advance()
 
     def _advance(self) -> None:
+        """Hands over what the first in line has, and goes on with the next where that was its last."""
+        if self._advancing:
+            return
+        self._advancing = True
         line = self._line
-        while line:
-            first = line[0]
-            held, first.held = first.held, []
-            for request, response, final in held:
-                hand_over(first.responder, request, response, final)
-            if not first.done:
-                return
-            line.popleft()
+        try:
+            while line:
+                first = line[0]
+                if first.held:
+                    hand_over(first.responder, *first.held.popleft())
+                elif first.done:
+                    line.popleft()
+                else:
+                    return
+        finally:
+            self._advancing = False
