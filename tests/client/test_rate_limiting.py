@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import select
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+from tests.backends.python.models import isolated
 from tests.support.gate import Gate
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -111,4 +114,52 @@ def test_unlimited_models_go_on_beside_limited_ones(tmp_path: Path) -> None:
             client.infer("plain", tensor())
         gate.go()
         assert done.acquire(timeout=60)
+    gate.close()
+
+
+CALLING = """
+import os
+
+class TritonPythonModel:
+    def execute(self, requests):
+        with open("{folder}/began", "wb"), open("{folder}/go", "rb"):
+            pass
+        answers = []
+        for request in requests:
+            inner = pb_utils.InferenceRequest(
+                model_name="plain", inputs=request.inputs(), requested_output_names=["OUTPUT0"]).exec()
+            answers.append(pb_utils.InferenceResponse(inner.output_tensors()))
+        return answers
+"""
+
+
+def test_a_call_to_a_model_that_needs_nothing_passes_those_in_line(tmp_path: Path) -> None:
+    """`calling` holds the licence and calls `plain`; `gate` is first in line, and waits for the licence."""
+    repository = tmp_path / "repository"
+    for name in ("began", "go"):
+        os.mkfifo(tmp_path / name)
+    ports = (
+        'input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ] '
+        'output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]'
+    )
+    text = f'backend: "python" max_batch_size: 1 {ports} {limited()}'
+    isolated(repository, "calling", CALLING.replace("{folder}", str(tmp_path)), text)
+    gate = Gate(repository, tmp_path / "gate", "gate", limited())
+    write_model(repository, "plain", identity_config(dims="-1", pairs=1))
+    with (
+        ServerProcess(repository, "--rate-limit=execution_count") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        done: queue.Queue[Any] = queue.Queue()
+        client.async_infer("calling", tensor(), lambda result, error: done.put(("calling", error)))
+        with open(tmp_path / "began", "rb"):
+            pass
+        client.async_infer("gate", tensor(), lambda result, error: done.put(("gate", error)))
+        client.get_inference_statistics("gate")  # it is in line once the server has seen all of it
+        with open(tmp_path / "go", "wb"):
+            pass
+        assert done.get(timeout=60) == ("calling", None)
+        gate.started()
+        gate.go()
+        assert done.get(timeout=60) == ("gate", None)
     gate.close()

@@ -102,6 +102,29 @@ def test_nobody_overtakes_the_first_in_line() -> None:
     assert large.granted and not small[1].granted
 
 
+def test_who_needs_nothing_of_what_others_wait_for_goes_on() -> None:
+    limiter = limiter_of()
+    holds, first = register(limiter, ONE), register(limiter, ONE)
+    second = register(limiter, ONE + 'resources [ { name: "S" count: 1 } ]')
+    nothing, other, of_the_second = (
+        register(limiter),
+        register(limiter, 'resources [ { name: "T" count: 1 } ]'),
+        register(limiter, 'resources [ { name: "S" count: 1 } ]'),
+    )
+    holds.ask()
+    limiter.serve()
+    holds.begin()
+    for claim in (first, second, nothing, other, of_the_second):
+        claim.ask()
+    limiter.serve()
+    assert nothing.granted and other.granted
+    # S is free, but the second in line waits for R and S together
+    assert not (first.granted or second.granted or of_the_second.granted)
+    holds.end()
+    limiter.serve()
+    assert first.granted and not second.granted and not of_the_second.granted
+
+
 def test_unused_turns_and_places_go_back() -> None:
     limiter = limiter_of()
     first, second = register(limiter, ONE), register(limiter, ONE)

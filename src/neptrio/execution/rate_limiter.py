@@ -7,8 +7,10 @@ instance with the lowest product of grants so far and priority, so priority 2 ge
 priority 1 (0 means 1). An execution holds its resources until it has finished.
 
 Rules:
- 1. Only the first in that order is considered. While its resources are not free nobody overtakes it, so that
-    an instance which needs much is not starved by many that need little.
+ 1. While the resources of the first in that order are not free, nobody overtakes it on any of them, so that an
+    instance which needs much is not starved by many that need little. The same holds for those behind it that have to
+    wait. Whoever needs nothing of what they wait for does not wait for them: an execution that holds what the first
+    needs may itself wait for such a one (a model that calls another).
  2. A grant that is not used is given back in the same loop pass: a model without requests holds neither
     resources nor a place in line.
  3. Freed resources are granted at the end of the loop pass. By then the instance that freed them has asked
@@ -165,23 +167,31 @@ class RateLimiter:
         self.serve()
 
     def serve(self) -> None:
-        """Gives grants to the first in line for as long as the resources it needs are free."""
+        """Gives grants to all whose resources are free, in order (rule 1)."""
         if self._serving:
             return
         self._serving = True
         try:
-            while self.waiting:
-                first = min(self.waiting, key=lambda t: t.rank)
-                if any(self._used.get(k, 0) + n > self.total(k) for k, n in first.demand.items()):
-                    return
-                self.waiting.remove(first)
-                first.waits = False
-                first.granted = True
-                for key, count in first.demand.items():
+            while (claim := self._next()) is not None:
+                self.waiting.remove(claim)
+                claim.waits = False
+                claim.granted = True
+                for key, count in claim.demand.items():
                     self._used[key] = self._used.get(key, 0) + count
-                first.on_grant()
+                claim.on_grant()  # which may change the line
         finally:
             self._serving = False
+
+    def _next(self) -> Claim | None:
+        """Who is to have a grant now, None when everybody in line has to wait."""
+        waited_for: set[Key] = set()
+        for claim in sorted(self.waiting, key=lambda t: t.rank):
+            if waited_for.isdisjoint(claim.demand) and all(
+                self._used.get(key, 0) + count <= self.total(key) for key, count in claim.demand.items()
+            ):
+                return claim
+            waited_for.update(claim.demand)
+        return None
 
     def free(self, claim: Claim) -> None:
         """Takes back the resources that a grant held."""
