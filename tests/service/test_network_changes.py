@@ -125,6 +125,34 @@ def test_files_in_load_calls_are_taken_on_loopback_alone(repository: Path) -> No
         assert load(server, "brought", **FILES).status == 200
 
 
+def test_a_configuration_over_the_network_brings_no_code(repository: Path) -> None:
+    """What decides which code runs is taken from the model's own configuration."""
+    own = {"string_value": "A=1"}
+    write_model(
+        repository,
+        "own",
+        identity_config(extra='parameters { key: "ENVIRONMENT" value { string_value: "A=1" } }'),
+    )
+    code = (
+        {"model_operations": {"op_library_filename": ["/tmp/evil.so"]}},
+        {"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/tmp/evil"}}},
+        {"parameters": {"ENVIRONMENT": {"string_value": "LD_PRELOAD=/tmp/evil.so"}}},
+        {"parameters": {"compile_options": {"string_value": "-Dfloat=evil"}}},
+    )
+    explicit = ("--model-control-mode=explicit", "--load-model=own")
+    with ServerProcess(repository, *explicit, "--grpc-address=0.0.0.0") as server:
+        for brought in code:
+            for verb in ("load", "check"):
+                config = json.dumps({**CONFIG, **brought})
+                reply = post(server, f"models/own/{verb}", {"parameters": {"config": config}})
+                assert "decides what code runs" in refused(reply, 403), (brought, verb)
+        kept = json.dumps({**CONFIG, "parameters": {"ENVIRONMENT": own}})
+        assert load(server, "own", config=kept).status == 200
+    with ServerProcess(repository, *explicit) as server:
+        config = json.dumps({**CONFIG, **code[2]})
+        assert load(server, "own", config=config).status == 200
+
+
 def test_an_open_server_says_so_at_start(repository: Path) -> None:
     with ServerProcess(repository, "--grpc-address=0.0.0.0") as server:
         assert "whoever can reach 0.0.0.0:0 may use the control verbs of trace, logging:" in server.log()

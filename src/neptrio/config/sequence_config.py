@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio import datatypes
+from neptrio.config import paths
 from neptrio.errors import InvalidArgument
 
 START, READY, END, CORRID = range(4)  # ModelSequenceBatching.Control.Kind
@@ -211,9 +212,8 @@ def _initial(
                 f"the initial state '{initial.name}' of {model} must specify 'zero_data' or 'data_file'"
             )
         return own, None
-    folder = (model_dir / "initial_state").resolve()
-    path = (folder / initial.data_file).resolve()
-    if not path.is_relative_to(folder):
+    path = paths.within(model_dir / "initial_state", initial.data_file)
+    if path is None:
         raise InvalidArgument(
             f"the data file '{initial.data_file}' of the initial state '{initial.name}' of {model} must stay "
             "within the model's folder 'initial_state'"

@@ -22,6 +22,7 @@ import numpy as np
 import trio
 
 from neptrio import datatypes
+from neptrio.config import paths
 from neptrio.errors import InvalidArgument, TritonError, bare
 from neptrio.execution.batch import accept
 from neptrio.loop import threads
@@ -133,9 +134,8 @@ def _data(model: Any, name: str, source: Any, generator: np.random.Generator) ->
     count = math.prod(source.dims)
     kind = source.WhichOneof("input_data_type")
     if kind == "input_data_file":
-        folder = (model.context.model_dir / "warmup").resolve()
-        path = (folder / source.input_data_file).resolve()
-        if not path.is_relative_to(folder):
+        path = paths.within(model.context.model_dir / "warmup", source.input_data_file)
+        if path is None:
             raise InvalidArgument(
                 f"input_data_file '{source.input_data_file}' of input '{name}' must stay within the model's "
                 "folder warmup/"

@@ -7,7 +7,9 @@ from typing import Any
 
 import trio
 
-from neptrio.errors import Denied, InvalidArgument, Unavailable, Unsupported
+from neptrio.config import model_config
+from neptrio.config.code_fields import code_of
+from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable, Unsupported
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
@@ -51,6 +53,37 @@ class RepositoryService:
                 "with --allow-file-override=true, or listens on loopback addresses only"
             )
 
+    async def _may_run(self, name: str, parameters: dict[str, Any]) -> None:
+        """Raises Denied for a configuration that names code which the model's own does not name, and that runs now does
+        not, where the network may not send files."""
+        text = parameters.get("config")
+        if self._of_models or self._settings.file_overrides or not isinstance(text, str):
+            return
+        record = self._repository.records.get(name)
+        running = record.source.config if record is not None and record.source is not None else None
+
+        def look() -> None:
+            try:
+                asked = dict.fromkeys(code_of(model_config.parse_json(text, "load parameter 'config'")))
+            except TritonError:
+                return  # the load says what is wrong
+            if not asked:
+                return
+            known = set(code_of(running)) if running is not None else set()
+            for folder in self._repository.places.folders(name):
+                try:
+                    known |= set(code_of(model_config.read(folder, self._settings.model_config_name).config))
+                except (TritonError, OSError):
+                    continue
+            for place, value in asked:
+                if (place, value) not in known:
+                    raise Denied(
+                        f"{place} decides what code runs, and the server takes it from the model's own configuration "
+                        f"only, which does not have '{value}'; --allow-file-override=true allows it over the network"
+                    )
+
+        await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+
     async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
         """The $repository_index_response; with `timings` also when each version was loaded and how long that
         took (our extension)."""
@@ -81,6 +114,7 @@ class RepositoryService:
         if self._settings.model_control_mode != "explicit":
             raise Unavailable("checking a model needs --model-control-mode=explicit")
         self._may("checking models", parameters)
+        await self._may_run(name, parameters)
         return await dry_run(self._settings, self._repository, name, override.parse(parameters), self._checks)
 
     def _explicit(self, repository_name: str) -> None:
@@ -97,6 +131,7 @@ class RepositoryService:
         self._explicit(repository_name)
         check_name(name)
         self._may("loading models", parameters)
+        await self._may_run(name, parameters)
         await self._repository.load(name, parameters)
 
     async def unload(self, name: str, unload_dependents: bool = False, repository_name: str = "") -> None:

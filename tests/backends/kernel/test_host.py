@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from neptrio.backends.kernel import host, source
+from neptrio.backends.kernel import compile_options, host, source
 from neptrio.errors import InvalidArgument
 from tests.backends.kernel.family import HERE, kernel_config, parameter, tensors
 from tests.support.repository import identity_config, write_model
@@ -126,8 +126,46 @@ def test_the_cache_is_keyed_by_content(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_options_are_translated() -> None:
     given = ("-DA=1", "-D", "B", "--define-macro=C", "--use_fast_math", "--maxrregcount=32", "--std=c++20")
-    made = host.options(given, Path("/m"))
+    made = host.options(compile_options.checked(given, Path("/m/1"), Path("/m"), {}, "m"), Path("/m/1"))
     assert made[2:] == ["-DA=1", "-DB", "-DC", "-ffast-math", "-std=c++20"]
+
+
+def test_folders_of_headers_lie_in_the_models_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "out").symlink_to(tmp_path)
+
+    def checked(*given: str, **settings: str) -> tuple[str, ...]:
+        named = {key.replace("_", "-"): value for key, value in settings.items()}
+        return compile_options.checked(given, folder / "1", folder, named, "m")
+
+    assert checked("-I", "../include") == (f"-I{folder}/include",)
+    assert checked(f"--include-path={folder}/1/own") == (f"-I{folder}/1/own",)
+    assert checked(f"-I{tmp_path}/shared", allowed_directory=f"{tmp_path}/shared") == (
+        f"-I{tmp_path}/shared",
+    )
+    for outside in ("-I/etc", "-I../..", "-I../out", f"--include-path={tmp_path}/m2"):
+        with pytest.raises(
+            InvalidArgument, match=r"compile_options of model 'm': .* must lie in the model's folder"
+        ):
+            checked(outside)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--time=/tmp/t",
+        "--pre-include=/etc/passwd",
+        "-include",
+        "-fplugin=x.so",
+        "--create-pch=f",
+        "@file",
+        "x.cu",
+    ],
+)
+def test_options_that_reach_files_are_refused(option: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no option that a configuration may give"):
+        compile_options.checked((option,), Path("/m/1"), Path("/m"), {}, "m")
 
 
 def infer(client: httpclient.InferenceServerClient, model: str, values: np.ndarray) -> np.ndarray:

@@ -50,7 +50,6 @@ def test_a_gpu_means_cuda_with_the_cpu_behind_it(tmp_path: Path) -> None:
         ({"int8_use_native_calibration_table": "1"}, {"trt_int8_use_native_calibration_table": "True"}),
         ({"trt_engine_cache_enable": "true"}, {"trt_engine_cache_enable": "True"}),
         ({"trt_engine_cache_enable": "0"}, {"trt_engine_cache_enable": "False"}),
-        ({"trt_engine_cache_path": "/cache"}, {"trt_engine_cache_path": "/cache"}),
         ({"trt_auxiliary_streams": "-1"}, {"trt_auxiliary_streams": "-1"}),
         ({"trt_profile_min_shapes": "X:1x3"}, {"trt_profile_min_shapes": "X:1x3"}),
     ],
@@ -79,6 +78,26 @@ def test_tensorrts_options_have_tritons_names(
 def test_options_that_mean_nothing_are_refused(tmp_path: Path, given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         chosen(tmp_path, tensorrt(**given))
+
+
+def test_paths_of_options_stay_in_the_models_folder(tmp_path: Path) -> None:
+    found = chosen(tmp_path, tensorrt(trt_engine_cache_path="cache"))[0][1]
+    assert found["trt_engine_cache_path"] == f"{tmp_path}/cache"
+    for key, value in (
+        ("trt_engine_cache_path", "/cache"),
+        ("trt_timing_cache_path", "../elsewhere"),
+        ("trt_extra_plugin_lib_paths", "own.so;/tmp/evil.so"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"parameter '{key}' .* must lie in the model's folder"):
+            chosen(tmp_path, tensorrt(**{key: value}))
+    with pytest.raises(InvalidArgument, match=r"must be a name without folders, got '\.\./t'"):
+        chosen(tmp_path, tensorrt(trt_engine_cache_prefix="../t"))
+
+
+def test_no_option_is_an_address(tmp_path: Path) -> None:
+    own = 'gpu_execution_accelerator [ { name: "cuda" parameters { key: "gpu_external_alloc" value: "4096" } } ]'
+    with pytest.raises(InvalidArgument, match=r"'gpu_external_alloc' .* is an address in memory"):
+        chosen(tmp_path, own)
 
 
 def test_cudas_options_are_an_accelerators_or_a_models(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.backends import own_process
+from neptrio.backends.kernel import compile_options, device, host, source
 from neptrio.backends.kernel import config as kernel_config
-from neptrio.backends.kernel import device, host, source
 from neptrio.backends.kernel.device_instance import DeviceInstance
 from neptrio.backends.kernel.host_batch import HostImage, KernelBuilder
 from neptrio.backends.kernel.signature import Signature
@@ -38,6 +38,13 @@ class KernelBackend(Backend):
     def __init__(self, context: LoadContext) -> None:
         super().__init__(context)
         self.spec = kernel_config.read(context.config)
+        self.compile_options = compile_options.checked(
+            self.spec.compile_options,
+            context.version_dir,
+            context.model_dir,
+            context.settings.backend_settings("kernel"),
+            context.name,
+        )
         self.path = source.find(context.version_dir, context.config.default_model_filename)
         self.source: source.Source | None = None
         self.host_object: Any = None
@@ -91,7 +98,7 @@ class KernelBackend(Backend):
                 )
             if launch.shared.constant():
                 self._check_shared(launch)
-        return host.compile_source(self.source, self.spec.compile_options, self.context.name)
+        return host.compile_source(self.source, self.compile_options, self.context.name)
 
     def _check_shared(self, launch: kernel_config.Launch) -> None:
         size = launch.shared.evaluate(kernel_config.Values(1, {}, {}))

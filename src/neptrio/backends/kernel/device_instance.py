@@ -80,7 +80,7 @@ class DeviceInstance(BackendInstance):
         used = list(dict.fromkeys(launch.kernel for launch in spec.launches))
         if backend.source is not None and path == backend.path:
             compiled = nvrtc.compile_source(
-                backend.source, spec.compile_options, device.architecture, backend.context.name, used
+                backend.source, backend.compile_options, device.architecture, backend.context.name, used
             )
             code, names = compiled.code, compiled.names
         else:

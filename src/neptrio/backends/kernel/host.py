@@ -81,20 +81,12 @@ def compiler() -> list[str]:
 
 
 def options(given: tuple[str, ...], where: Path) -> list[str]:
-    """NVRTC's compile options as options of the C++ compiler; those without a counterpart are left out."""
+    """NVRTC's compile options (compile_options.checked()) as options of the C++ compiler; those without a counterpart
+    are left out."""
     made = [f"-I{where}", f"-I{INCLUDE}"]
-    waiting = ""
     for option in given:
-        if waiting:
-            made.append(waiting + option)
-            waiting = ""
-        elif option in ("-D", "-U", "-I"):
-            waiting = option
-        elif option.startswith(("-D", "-U", "-I")):
+        if option.startswith(("-D", "-U", "-I")):
             made.append(option)
-        elif option.startswith(("--define-macro=", "--undefine-macro=", "--include-path=")):
-            letter = {"d": "-D", "u": "-U", "i": "-I"}[option[2]]
-            made.append(letter + option.split("=", 1)[1])
         elif option in ("--use_fast_math", "-use_fast_math"):
             made.append("-ffast-math")
         elif option.startswith(("--std=", "-std=")):

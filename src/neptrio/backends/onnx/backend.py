@@ -83,6 +83,7 @@ class OnnxBackend(Backend):
         except InvalidArgument:
             return  # complete_from_files() has reported it
         Layout(context.config)
+        onnx_options.examine(context)
         for difference in onnx_model.differences(context.config, signature):
             report(difference)
         for file in signature.external:

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neptrio.backends.onnx import entries as session_entries
 from neptrio.backends.onnx import library as onnx_library
 from neptrio.backends.onnx import providers as onnx_providers
 from neptrio.backends.onnx import python_session as onnx_python
 from neptrio.backends.onnx.session import OnnxSession
+from neptrio.config import paths
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.backend import LoadContext
 
 _COUNTS = {"intra_op_thread_count": "intra_threads", "inter_op_thread_count": "inter_threads"}
 _SWITCHES = {"enable_mem_arena": "arena", "enable_mem_pattern": "pattern"}
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
-_PREFIXES = ("session.", "ep.", "mlas.", "optimization.")
 _LEVELS = {-1: 1, 0: 99, 1: 2}  # level in the configuration -> in ONNX Runtime: basic, all, extended
 
 
@@ -56,8 +57,15 @@ def model_path(context: LoadContext) -> Path:
 
 def settings(context: LoadContext) -> dict[str, str]:
     """The model's parameters; those it does not set are taken from --backend-config."""
-    parameters = {key: value.string_value for key, value in context.config.parameters.items()}
-    return {**context.settings.backend_settings("onnxruntime"), **parameters}
+    return {**_of_server(context), **_of_model(context)}
+
+
+def _of_model(context: LoadContext) -> dict[str, str]:
+    return {key: value.string_value for key, value in context.config.parameters.items()}
+
+
+def _of_server(context: LoadContext) -> dict[str, str]:
+    return context.settings.backend_settings("onnxruntime")
 
 
 def is_native(context: LoadContext, kind: str) -> bool:
@@ -80,6 +88,13 @@ def session(context: LoadContext, kind: str, device_id: int) -> Any:
         return _open(context, _options(context), [], True)
     chosen = onnx_providers.chosen(context, kind, device_id, settings(context))
     return _open(context, _options(context), chosen, False)
+
+
+def examine(context: LoadContext) -> None:
+    """Raises InvalidArgument for options that a session could not be made with."""
+    _options(context)
+    for kind in ("CPU", "GPU"):
+        onnx_providers.examine(context, kind)
 
 
 def _open(context: LoadContext, options: Options, provider_list: list[Any], native: bool) -> Any:
@@ -111,7 +126,7 @@ def _options(context: LoadContext) -> Options:
     if "execution_mode" in found:
         chosen["parallel"] = bool(_integer(context, "execution_mode", found["execution_mode"], 0, 1))
     entries = dict.fromkeys(_SPINNING, "0")
-    entries.update({key: value for key, value in found.items() if key.startswith(_PREFIXES)})
+    entries.update(session_entries.chosen(_of_model(context), _of_server(context), context.name))
     level = context.config.optimization.graph.level
     if level not in _LEVELS:
         raise InvalidArgument(
@@ -127,8 +142,11 @@ def _options(context: LoadContext) -> Options:
 
 
 def _custom_operators(context: LoadContext) -> tuple[Path, ...]:
-    paths = (Path(library) for library in context.config.model_operations.op_library_filename)
-    return tuple(path if path.is_absolute() else context.model_dir / path for path in paths)
+    what = f"model_operations of model '{context.name}'"
+    return tuple(
+        paths.allowed(library, context.model_dir, context.model_dir, _of_server(context), what)
+        for library in context.config.model_operations.op_library_filename
+    )
 
 
 def _integer(context: LoadContext, key: str, text: str, low: int, high: int = 1 << 20) -> int:

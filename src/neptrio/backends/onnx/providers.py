@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.backends.onnx import library as onnx_library
-from neptrio.config import accelerators
+from neptrio.config import accelerators, paths
+from neptrio.config.code_fields import PATHS
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import LoadContext
 
@@ -62,6 +63,13 @@ CUDA_NUMBERS = {
 CUDA_PARAMETERS = (*CUDA_CHOICES, *sorted(CUDA_NUMBERS), "do_copy_in_default_stream")
 # an entry of a session: operators that only the CPU's provider has fail the load
 NO_CPU = "session.disable_cpu_ep_fallback"
+# options that are read as addresses of memory or functions
+ADDRESSES = {
+    "user_compute_stream", "has_user_compute_stream", "gpu_external_alloc", "gpu_external_free",
+    "gpu_external_empty_cache", "trt_onnx_bytestream", "trt_onnx_bytestream_size", "trt_user_compute_stream", "context",
+}  # fmt: skip
+# names of files in a folder that another option gives
+FILE_NAMES = {"trt_int8_calibration_table_name", "trt_engine_cache_prefix"}
 _SWITCH = {"1": "True", "true": "True", "0": "False", "false": "False"}
 
 
@@ -79,17 +87,18 @@ def chosen(context: LoadContext, kind: str, device_id: int, parameters: Mapping[
 
     `parameters` are the model's, among which options of CUDA may be.
     """
-    listed = context.config.optimization.execution_accelerators
     found: list[Any] = []
     on_gpu = kind == "GPU"
-    for accelerator in listed.gpu_execution_accelerator if on_gpu else listed.cpu_execution_accelerator:
+    for accelerator in _listed(context.config, kind):
         name = ACCELERATORS.get(accelerator.name)
         if name is None or name not in available():
             raise InvalidArgument(
                 f"execution accelerator '{accelerator.name}' of model '{context.name}' is not available; this "
                 f"onnxruntime has {', '.join(available())}"
             )
-        found.append((name, _options(name, accelerator.parameters, context.name)))
+        found.append(
+            (name, _kept_inside(context, accelerator, _options(name, accelerator.parameters, context.name)))
+        )
     if on_gpu and not any(name == CUDA for name, _ in found):
         if CUDA not in available():
             raise InvalidArgument(
@@ -105,6 +114,44 @@ def chosen(context: LoadContext, kind: str, device_id: int, parameters: Mapping[
             options["device_id"] = str(device_id)
     # with that entry ONNX Runtime takes no CPU provider from us, and has one of its own
     return found if on_gpu and parameters.get(NO_CPU) == "1" else [*found, CPU]
+
+
+def examine(context: LoadContext, kind: str) -> None:
+    """Raises InvalidArgument for options of accelerators that a session could not be made with."""
+    for accelerator in _listed(context.config, kind):
+        name = ACCELERATORS.get(accelerator.name)
+        if name is not None:
+            _kept_inside(context, accelerator, _options(name, accelerator.parameters, context.name))
+
+
+def _listed(config: Any, kind: str) -> Any:
+    listed = config.optimization.execution_accelerators
+    return listed.gpu_execution_accelerator if kind == "GPU" else listed.cpu_execution_accelerator
+
+
+def _kept_inside(context: LoadContext, accelerator: Any, options: dict[str, str]) -> dict[str, str]:
+    """The options, paths in them absolute. Raises InvalidArgument for one that leads elsewhere, or is an address."""
+    made = dict(options)
+    for key, value in options.items():
+        where = f"parameter '{key}' of execution accelerator '{accelerator.name}' of model '{context.name}'"
+        if key in ADDRESSES:
+            raise InvalidArgument(f"{where} is an address in memory, which no configuration may give")
+        if key in FILE_NAMES:
+            if "/" in value or "\0" in value:
+                raise InvalidArgument(f"{where} must be a name without folders, got '{value}'")
+        elif value and _leads_to_files(key):
+            settings = context.settings.backend_settings("onnxruntime")
+            made[key] = ";".join(
+                str(paths.allowed(part, context.model_dir, context.model_dir, settings, where))
+                for part in value.split(";")
+            )
+    return made
+
+
+def _leads_to_files(key: str) -> bool:
+    if key in TENSORRT_SWITCHES or key.startswith("trt_profile_"):  # a "profile" is no file
+        return False
+    return any(word in key for word in PATHS)
 
 
 def builds_engines(config: Any) -> bool:

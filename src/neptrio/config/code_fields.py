@@ -1,0 +1,28 @@
+"""What in a configuration is code, or decides what code runs: libraries, interpreters, environments, compilers' options.
+
+Whoever may send configurations, but no files, must not bring these along (service/repository.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+# parameters of models: an interpreter, variables such as LD_PRELOAD, the user of a process, options that define macros
+PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options")
+# options of accelerators that have one of these in their names lead to files: plug-ins, engines, caches
+PATHS = ("path", "lib", "dir", "file", "config", "table")
+
+
+def code_of(config: Any) -> Iterator[tuple[str, str]]:
+    """(place, text) of everything of that kind in an inference.ModelConfig."""
+    for library in config.model_operations.op_library_filename:
+        yield "model_operations.op_library_filename", library
+    for key in PARAMETERS:
+        if key in config.parameters:
+            yield f"parameters.{key}", config.parameters[key].string_value
+    listed = config.optimization.execution_accelerators
+    for accelerator in (*listed.gpu_execution_accelerator, *listed.cpu_execution_accelerator):
+        for key, value in accelerator.parameters.items():
+            if any(word in key.lower() for word in PATHS):
+                yield f"the parameter {key} of accelerator {accelerator.name}", value
