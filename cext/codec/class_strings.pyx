@@ -5,17 +5,17 @@ Source: docs/protocol/features.md A3, docs/protocol/observed.md 4.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.math cimport fabs, isinf, isnan
+from libc.math cimport fabs, isfinite, isinf, isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memmove
 
-from neptrio.codec.number_text cimport print_int, put_uint
+from neptrio.codec.bounded cimport add_char, add_text
+from neptrio.codec.number_text cimport PRINT_ROOM, no_room, put_int, put_uint
 
 cdef enum:
     SPARE = 4 + 20 + 1 + 20 + 1    # an element's length, an integer, the index, and two colons
-    BEHIND = 48                    # bytes that printing an integer may overwrite
     FEW_BYTES = 4 << 10            # copied, so that what is left over can be freed
     MOST_REAL = 330                # characters of the longest number with six decimals
 
@@ -36,33 +36,39 @@ cdef Py_ssize_t _longest(const double* values, Py_ssize_t n) noexcept nogil:
     return 1 + max(snprintf(text, MOST_REAL, b"%.6f", top), 3)
 
 
-cdef char* _element(char* to, const void* value, char kind, int64_t index, const Label* labels,
+cdef char* _real(char* out, char* end, double value) noexcept nogil:
+    """Prints a number with six decimals."""
+    cdef int n, whole = 0
+    if isnan(value):
+        return add_text(out, end, b"nan", 3)   # C prints the sign of some
+    n = snprintf(out, end - out, b"%.6f", value)
+    if n < 0 or n >= end - out:
+        return end
+    if isfinite(value):    # a model may have set a locale with another point, of several bytes
+        while out[whole] == b"-" or 48 <= out[whole] <= 57:
+            whole += 1
+        memmove(out + whole + 1, out + n - 6, 6)
+        out[whole] = b"."
+        n = whole + 7
+    return out + n
+
+
+cdef char* _element(char* to, char* end, const void* value, char kind, int64_t index, const Label* labels,
                     Py_ssize_t known) noexcept nogil:
     """Prints one element behind its length; returns where it ends."""
-    cdef char* at = to + 4
-    cdef double real
+    cdef char* at = add_text(to, end, b"\0\0\0\0", 4)
     cdef uint32_t length
     if kind == b"f":
-        real = (<const double*>value)[0]
-        if isnan(real):
-            memcpy(at, b"nan", 3)   # C prints the sign of some
-            at += 3
-        else:
-            at += snprintf(at, MOST_REAL, b"%.6f", real)
-            if not isinf(real):
-                (at - 7)[0] = b"."    # a model may have set a locale with another one
+        at = _real(at, end, (<const double*>value)[0])
     elif kind == b"u":
-        at = put_uint(at, (<const uint64_t*>value)[0])
+        at = put_uint(at, end, (<const uint64_t*>value)[0])
     else:
-        at = print_int(at, (<const int64_t*>value)[0])
-    at[0] = b":"
-    at = print_int(at + 1, index)
-    if index < known:
-        at[0] = b":"
-        memcpy(at + 1, labels[index].text, labels[index].n)
-        at += 1 + labels[index].n
+        at = put_int(at, end, (<const int64_t*>value)[0])
+    at = put_int(add_char(at, end, b":"), end, index)
+    if 0 <= index < known:
+        at = add_text(add_char(at, end, b":"), end, labels[index].text, labels[index].n)
     length = <uint32_t>(at - to - 4)
-    memcpy(to, &length, 4)
+    add_text(to, end, <const char*>&length, 4)
     return at
 
 
@@ -78,6 +84,7 @@ def class_strings(values, indices, str kind, list labels):
     cdef const int64_t* index
     cdef Label* names = NULL
     cdef char* at
+    cdef char* end
     cdef char letter = ord(kind)
     cdef bytes label
     cdef bytes text
@@ -101,15 +108,18 @@ def class_strings(values, indices, str kind, list labels):
             with nogil:
                 if letter == b"f":
                     each += _longest(<const double*>value, n)
-                room = each * n + BEHIND
+                room = each * n + PRINT_ROOM    # with as much behind the last, numbers are printed fast
                 for i in range(n):
-                    if index[i] < known:
+                    if 0 <= index[i] < known:
                         room += names[index[i]].n
             text = PyBytes_FromStringAndSize(NULL, room)
             at = PyBytes_AS_STRING(text)
+            end = at + room
             with nogil:
                 for i in range(n):
-                    at = _element(at, value + 8 * i, letter, index[i], names, known)
+                    at = _element(at, end, value + 8 * i, letter, index[i], names, known)
+            if at >= end:
+                no_room()
             used = at - PyBytes_AS_STRING(text)
             return text[:used] if used < FEW_BYTES else memoryview(text)[:used]
         finally:

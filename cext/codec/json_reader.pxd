@@ -103,4 +103,4 @@ cdef class Reader:
     cdef uint64_t unsigned(self, str key, str verb=*) except? 0xFFFFFFFFFFFFFFFF
     cdef bint boolean(self, str key) except -1
 
-cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept nogil
+cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out, char* limit) except -1 nogil

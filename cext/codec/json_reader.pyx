@@ -18,6 +18,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp
 
+from neptrio.codec.bounded cimport add_char, add_text
 from neptrio.codec.number_text cimport (
     NUMBER_EXPONENT,
     NUMBER_FRACTION,
@@ -26,6 +27,7 @@ from neptrio.codec.number_text cimport (
     NUMBER_INVALID,
     NUMBER_OK,
     Number,
+    no_room,
     parse_number,
 )
 
@@ -409,21 +411,21 @@ cdef str _decode(const unsigned char* p, Py_ssize_t n, bint escaped):
     if not escaped:
         return PyUnicode_DecodeUTF8(<const char*>p, n, b"surrogateescape")
     plain = PyBytes_FromStringAndSize(NULL, n)
-    n = unescape(p, n, PyBytes_AS_STRING(plain))
+    n = unescape(p, n, PyBytes_AS_STRING(plain), PyBytes_AS_STRING(plain) + n)
     return PyUnicode_DecodeUTF8(PyBytes_AS_STRING(plain), n, b"surrogateescape")
 
 
-cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexcept nogil:
-    """Resolves the escapes of a string that skip_string() has accepted; the result is never longer than the text."""
+cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out, char* limit) except -1 nogil:
+    """Resolves the escapes of a string that skip_string() has accepted; the result is shorter than a text that has any."""
     cdef const unsigned char* end = p + n
     cdef char* start = out
+    cdef char[4] utf8
     cdef unsigned char c
     cdef uint32_t code
     while p < end:
         c = p[0]
         if c != b"\\":
-            out[0] = <char>c
-            out += 1
+            out = add_char(out, limit, <char>c)
             p += 1
             continue
         c = p[1]
@@ -435,23 +437,22 @@ cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexce
                 code = 0x10000 + ((code - 0xD800) << 10) + <uint32_t>_hex(p + 2) - 0xDC00
                 p += 6
             if code < 0x80:
-                out[0] = <char>code
-                out += 1
+                out = add_char(out, limit, <char>code)
             elif code < 0x800:
-                out[0] = <char>(0xC0 | (code >> 6))
-                out[1] = <char>(0x80 | (code & 0x3F))
-                out += 2
+                utf8[0] = <char>(0xC0 | (code >> 6))
+                utf8[1] = <char>(0x80 | (code & 0x3F))
+                out = add_text(out, limit, utf8, 2)
             elif code < 0x10000:
-                out[0] = <char>(0xE0 | (code >> 12))
-                out[1] = <char>(0x80 | ((code >> 6) & 0x3F))
-                out[2] = <char>(0x80 | (code & 0x3F))
-                out += 3
+                utf8[0] = <char>(0xE0 | (code >> 12))
+                utf8[1] = <char>(0x80 | ((code >> 6) & 0x3F))
+                utf8[2] = <char>(0x80 | (code & 0x3F))
+                out = add_text(out, limit, utf8, 3)
             else:
-                out[0] = <char>(0xF0 | (code >> 18))
-                out[1] = <char>(0x80 | ((code >> 12) & 0x3F))
-                out[2] = <char>(0x80 | ((code >> 6) & 0x3F))
-                out[3] = <char>(0x80 | (code & 0x3F))
-                out += 4
+                utf8[0] = <char>(0xF0 | (code >> 18))
+                utf8[1] = <char>(0x80 | ((code >> 12) & 0x3F))
+                utf8[2] = <char>(0x80 | ((code >> 6) & 0x3F))
+                utf8[3] = <char>(0x80 | (code & 0x3F))
+                out = add_text(out, limit, utf8, 4)
             continue
         if c == b"b":
             c = 8
@@ -463,8 +464,9 @@ cdef Py_ssize_t unescape(const unsigned char* p, Py_ssize_t n, char* out) noexce
             c = 13
         elif c == b"t":
             c = 9
-        out[0] = <char>c
-        out += 1
+        out = add_char(out, limit, <char>c)
+    if out >= limit:
+        no_room()
     return out - start
 
 

@@ -25,12 +25,14 @@ from libc.stdint cimport (
 from libc.string cimport memcpy
 
 from neptrio.loop.offer_core cimport sched_yield
+from neptrio.codec.bounded cimport add_char, add_text
 from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, Stop, unescape
 from neptrio.codec.json_writer cimport Writer
 from neptrio.codec.number_text cimport (
     NUMBER_HUGE,
     NUMBER_INTEGER,
     NUMBER_REAL,
+    PRINT_ROOM,
     Number,
     print_double,
     put_int,
@@ -191,13 +193,12 @@ cdef int _element(Reader s, int dtype, char* out, str name, Writer strings) exce
         length = s.at - 1 - start
         place = strings.need(length + 4)
         if escaped:
-            length = unescape(s.text + start, length, place + 4)
+            length = unescape(s.text + start, length, place + 4, strings.end())
         else:
-            memcpy(place + 4, s.text + start, length)
+            add_text(place + 4, strings.end(), <const char*>s.text + start, length)
         prefix = <uint32_t>length
-        memcpy(place, &prefix, 4)
-        strings.used += length + 4
-        return 0
+        add_text(place, strings.end(), <const char*>&prefix, 4)
+        return strings.wrote(place + 4 + length)
     if dtype == DT_BOOL:
         c = s.peek()
         if c != b"t" and c != b"f":
@@ -400,6 +401,7 @@ cdef int _print(Writer w, Tensor t, const int* stop) except -1 nogil:
     cdef Py_ssize_t i, n, at
     cdef const char* p = t.ptr
     cdef char* out
+    cdef char* end
     cdef uint32_t length
     w.raw(b"[", 1)
     if dtype == DT_BYTES:
@@ -435,14 +437,13 @@ cdef int _print(Writer w, Tensor t, const int* stop) except -1 nogil:
                 return _stopped()
             sched_yield()
         at = min(n, i + 1024)
-        out = w.need((at - i) * 27 + 64)
+        out = w.need((at - i) * 27 + PRINT_ROOM)
+        end = w.end()
         while i < at:
-            out = _print_element(out, dtype, p)
-            out[0] = b","
-            out += 1
+            out = add_char(_print_element(out, end, dtype, p), end, b",")
             p += size
             i += 1
-        w.used = out - w.p
+        w.wrote(out)
     if n:
         w.p[w.used - 1] = b"]"
         return 0
@@ -454,7 +455,7 @@ cdef int _stopped() except -1 nogil:
         raise Cancelled()
 
 
-cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:
+cdef char* _print_element(char* out, char* end, int dtype, const char* p) noexcept nogil:
     cdef float narrow
     cdef double value
     cdef int64_t signed
@@ -465,37 +466,35 @@ cdef char* _print_element(char* out, int dtype, const char* p) noexcept nogil:
     cdef uint16_t u16
     if dtype == DT_FP32:
         memcpy(&narrow, p, 4)
-        return print_double(out, narrow)
+        return print_double(out, end, narrow)
     if dtype == DT_INT32:
         memcpy(&i32, p, 4)
-        return put_int(out, i32)
+        return put_int(out, end, i32)
     if dtype == DT_FP64:
         memcpy(&value, p, 8)
-        return print_double(out, value)
+        return print_double(out, end, value)
     if dtype == DT_INT64:
         memcpy(&signed, p, 8)
-        return put_int(out, signed)
+        return put_int(out, end, signed)
     if dtype == DT_UINT64:
         memcpy(&unsigned, p, 8)
-        return put_uint(out, unsigned)
+        return put_uint(out, end, unsigned)
     if dtype == DT_BOOL:
         if p[0]:
-            memcpy(out, b"true", 4)
-            return out + 4
-        memcpy(out, b"false", 5)
-        return out + 5
+            return add_text(out, end, b"true", 4)
+        return add_text(out, end, b"false", 5)
     if dtype == DT_UINT8:
-        return put_uint(out, <uint8_t>p[0])
+        return put_uint(out, end, <uint8_t>p[0])
     if dtype == DT_INT8:
-        return put_int(out, <int8_t>p[0])
+        return put_int(out, end, <int8_t>p[0])
     if dtype == DT_UINT16:
         memcpy(&u16, p, 2)
-        return put_uint(out, u16)
+        return put_uint(out, end, u16)
     if dtype == DT_INT16:
         memcpy(&i16, p, 2)
-        return put_int(out, i16)
+        return put_int(out, end, i16)
     memcpy(&u32, p, 4)
-    return put_uint(out, u32)
+    return put_uint(out, end, u32)
 
 
 def tensor_json(Tensor t, Stop stop=None) -> bytes:

@@ -9,7 +9,12 @@ cdef class Writer:
     cdef char* p
     cdef Py_ssize_t used
     cdef Py_ssize_t room
-    cdef char* need(self, Py_ssize_t n) except NULL nogil    # makes room for n more bytes; returns where to write them
+    # makes room for n more bytes, and one that is not written; returns where to write them. They end at end() at the latest;
+    # wrote() is told the end of what was written
+    cdef char* need(self, Py_ssize_t n) except NULL nogil
+    cdef inline char* end(self) noexcept nogil:
+        return self.p + self.room
+    cdef int wrote(self, char* at) except -1 nogil
     cdef int raw(self, const char* p, Py_ssize_t n) except -1 nogil
     cdef int quoted(self, const char* p, Py_ssize_t n) except -1 nogil
     cdef int text(self, str s) except -1               # in quotes and escaped

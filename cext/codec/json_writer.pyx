@@ -13,7 +13,8 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
-from neptrio.codec.number_text cimport print_double, print_int
+from neptrio.codec.bounded cimport add_char, add_text
+from neptrio.codec.number_text cimport PRINT_ROOM, no_room, print_double, print_int
 
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** bytes, Py_ssize_t newsize) except -1
@@ -47,10 +48,16 @@ cdef class Writer:
         Py_XDECREF(self.buffer)
 
     cdef char* need(self, Py_ssize_t n) except NULL nogil:
-        if self.used + n > self.room:
+        if self.used + n >= self.room:
             with gil:
-                self._resize(max(self.used + n, self.room * 2))
+                self._resize(max(self.used + n + 1, self.room * 2))
         return self.p + self.used
+
+    cdef int wrote(self, char* at) except -1 nogil:
+        if at >= self.end():
+            no_room()
+        self.used = at - self.p
+        return 0
 
     cdef int _resize(self, Py_ssize_t room) except -1:
         # resizing may move the object, which is safe because nobody else refers to it
@@ -65,39 +72,31 @@ cdef class Writer:
         return 0
 
     cdef int quoted(self, const char* p, Py_ssize_t n) except -1 nogil:
-        cdef char* out
-        cdef char* start
+        cdef char* out = self.need(2 + n * 6)
+        cdef char* end = self.end()
+        cdef char[6] code
         cdef Py_ssize_t i = 0, plain
         cdef unsigned char c
         cdef char escape
-        start = out = self.need(2 + n * 6)
-        out[0] = b'"'
-        out += 1
+        memcpy(code, b"\\u00", 4)
+        out = add_char(out, end, b'"')
         while i < n:
             plain = i
             while i < n and _ESCAPE[<unsigned char>p[i]] == 0:
                 i += 1
-            memcpy(out, p + plain, i - plain)
-            out += i - plain
+            out = add_text(out, end, p + plain, i - plain)
             if i == n:
                 break
             c = <unsigned char>p[i]
             i += 1
             escape = _ESCAPE[c]
-            out[0] = b"\\"
             if escape == 1:
-                out[1] = b"u"
-                out[2] = b"0"
-                out[3] = b"0"
-                out[4] = HEX[c >> 4]
-                out[5] = HEX[c & 15]
-                out += 6
+                code[4] = HEX[c >> 4]
+                code[5] = HEX[c & 15]
+                out = add_text(out, end, code, 6)
             else:
-                out[1] = escape
-                out += 2
-        out[0] = b'"'
-        self.used += out + 1 - start
-        return 0
+                out = add_char(add_char(out, end, b"\\"), end, escape)
+        return self.wrote(add_char(out, end, b'"'))
 
     cdef int text(self, str s) except -1:
         cdef Py_ssize_t n
@@ -110,14 +109,12 @@ cdef class Writer:
         return self.quoted(p, n)
 
     cdef int integer(self, int64_t value) except -1:
-        cdef char* start = self.need(48)
-        self.used += print_int(start, value) - start
-        return 0
+        cdef char* start = self.need(PRINT_ROOM)
+        return self.wrote(print_int(start, self.end(), value))
 
     cdef int real(self, double value) except -1:
-        cdef char* start = self.need(64)
-        self.used += print_double(start, value) - start
-        return 0
+        cdef char* start = self.need(PRINT_ROOM)
+        return self.wrote(print_double(start, self.end(), value))
 
     cdef int value(self, object value) except -1:
         cdef bint first = True

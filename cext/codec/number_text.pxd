@@ -1,8 +1,10 @@
 # Numbers as JSON text. Parsing is correctly rounded; printing gives the shortest digits that read back as the same
-# double. A print function returns the end of the text it wrote; it may overwrite up to 48 bytes from `out` on,
-# however short the text is.
+# double. A print function writes before `end` only and returns the end of its text (rules: cext/codec/bounded.pxd);
+# between the two it may overwrite PRINT_ROOM bytes, however short the text is. With as much room it is fastest.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+
+from neptrio.codec.bounded cimport add_char
 
 cdef extern from *:
     """
@@ -59,20 +61,24 @@ cdef const unsigned char* parse_number(const unsigned char* p, const unsigned ch
 cdef const unsigned char* quick_double(
     const unsigned char* p, const unsigned char* end, double* out
 ) noexcept nogil
-cdef char* print_uint(char* out, uint64_t value) noexcept nogil    # at most 20 characters
-cdef char* print_int(char* out, int64_t value) noexcept nogil      # at most 20 characters
-cdef char* print_double(char* out, double value) noexcept nogil    # at most 26 characters
+cdef enum:
+    PRINT_ROOM = 48
+
+cdef int no_room() except -1 nogil         # raises AssertionError: a text reached the end of its room
+cdef char* print_uint(char* out, char* end, uint64_t value) noexcept nogil    # at most 20 characters
+cdef char* print_int(char* out, char* end, int64_t value) noexcept nogil      # at most 20 characters
+cdef char* print_double(char* out, char* end, double value) noexcept nogil    # at most 26 characters
 # The shortest decimal digits * 10**exponent that reads back as c * 2**q in its type; of several, the closest. 0 < c < 2**53;
 # `closer`: the next smaller number of the type is half as far away as the next larger one.
 cdef uint64_t shortest_digits(uint64_t c, int q, bint closer, int* exponent) noexcept nogil
 
 
-cdef inline char* put_uint(char* out, uint64_t value) noexcept nogil:
+cdef inline char* put_uint(char* out, char* end, uint64_t value) noexcept nogil:
     """print_uint(), with numbers of up to eight digits printed inline."""
     cdef uint64_t spread
     cdef int zeros
-    if value >= 100000000:
-        return print_uint(out, value)
+    if value >= 100000000 or end - out < 8:
+        return print_uint(out, end, value)
     spread = spread_digits(<uint32_t>value)
     zeros = leading_zero_digits(spread)
     spread = (spread + EIGHT_ZEROS) >> (8 * zeros)
@@ -80,9 +86,8 @@ cdef inline char* put_uint(char* out, uint64_t value) noexcept nogil:
     return out + 8 - zeros
 
 
-cdef inline char* put_int(char* out, int64_t value) noexcept nogil:
+cdef inline char* put_int(char* out, char* end, int64_t value) noexcept nogil:
     """print_int(), with numbers of up to eight digits printed inline."""
     if value < 0:
-        out[0] = b"-"
-        return put_uint(out + 1, <uint64_t>0 - <uint64_t>value)
-    return put_uint(out, <uint64_t>value)
+        return put_uint(add_char(out, end, b"-"), end, <uint64_t>0 - <uint64_t>value)
+    return put_uint(out, end, <uint64_t>value)

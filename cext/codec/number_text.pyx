@@ -16,6 +16,8 @@ from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from neptrio.codec.bounded cimport add_text
+
 cdef extern from *:
     """
     #include <stdint.h>
@@ -327,18 +329,22 @@ cdef const unsigned char* parse_name(const unsigned char* p, const unsigned char
 
 # ---------------------------------------------------------------- printing
 
-cdef char* print_uint(char* out, uint64_t value) noexcept nogil:
+cdef int no_room() except -1 nogil:
+    with gil:
+        raise AssertionError("a text is longer than the room that was made for it")
+
+
+cdef char* print_uint(char* out, char* end, uint64_t value) noexcept nogil:
     cdef char text[48]
     cdef int n = digits_backwards(text, value)
+    if end - out < 24:
+        return add_text(out, end, text + 24 - n, n)
     memcpy(out, text + 24 - n, 24)
     return out + n
 
 
-cdef char* print_int(char* out, int64_t value) noexcept nogil:
-    if value < 0:
-        out[0] = b"-"
-        return put_uint(out + 1, <uint64_t>0 - <uint64_t>value)
-    return put_uint(out, <uint64_t>value)
+cdef char* print_int(char* out, char* end, int64_t value) noexcept nogil:
+    return put_int(out, end, value)
 
 
 cdef inline uint64_t round_to_odd(Power g, uint64_t c) noexcept nogil:
@@ -399,7 +405,15 @@ cdef inline uint64_t schubfach(uint64_t c, int q, bint closer, int* exponent) no
     return s
 
 
-cdef char* print_double(char* out, double value) noexcept nogil:
+cdef char* print_double(char* out, char* end, double value) noexcept nogil:
+    cdef char[PRINT_ROOM] wide
+    if end - out < PRINT_ROOM:
+        return add_text(out, end, wide, _double(wide, value) - wide)
+    return _double(out, value)
+
+
+cdef inline char* _double(char* out, double value) noexcept nogil:
+    """Prints into PRINT_ROOM bytes."""
     cdef uint64_t bits, digits
     cdef int exponent, n, point
     cdef char text[48]
@@ -428,7 +442,7 @@ cdef char* print_double(char* out, double value) noexcept nogil:
     n = digits_backwards(text, digits)
     start = text + 24 - n
     point = n + exponent                 # how many digits are before the decimal point
-    # copying always 24 bytes takes three moves, whatever number of them is wanted; the caller has made room
+    # copying always 24 bytes takes three moves, whatever number of them is wanted
     if exponent >= 0 and point <= 21:
         memcpy(out, start, 24)
         memset(out + n, 48, exponent)
@@ -451,7 +465,7 @@ cdef char* print_double(char* out, double value) noexcept nogil:
         memcpy(out + 1, start + 1, 24)
         out += n
     out[0] = b"e"
-    return print_int(out + 1, point - 1)
+    return put_int(out + 1, out + 1 + 12, point - 1)     # a sign, three digits, and the eight bytes that it overwrites
 
 
 cdef inline int digits_backwards(char* text, uint64_t value) noexcept nogil:

@@ -9,10 +9,11 @@ A real number is shown with the fewest digits that are this value and no other o
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.math cimport ldexp
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
+from neptrio.codec.bounded cimport add_char, add_many, add_text
 from neptrio.codec.json_writer cimport Writer
-from neptrio.codec.number_text cimport print_int, put_uint, shortest_digits
+from neptrio.codec.number_text cimport PRINT_ROOM, put_int, put_uint, shortest_digits
 from neptrio.loop.offer_core cimport sched_yield
 from neptrio.request.infer_request cimport (
     DT_BF16,
@@ -33,7 +34,6 @@ from neptrio.request.infer_request cimport (
 
 cdef enum:
     LONGEST = 32             # characters of a number and its comma
-    BEHIND = 48              # bytes that printing an integer may overwrite
     OFFER_NUMBERS = 1024     # so many are a tenth of a millisecond
     OFFER_BYTES = 32768      # so many of strings, too
     AROUND = 5               # characters around a string: two quotes with their backslashes, and a comma
@@ -42,9 +42,9 @@ cdef enum:
 cdef const char* HEX = "0123456789abcdef"
 
 
-cdef char* _real(char* out, uint64_t bits, int fraction_bits, int exponent_bits) noexcept nogil:
+cdef char* _real(char* out, char* end, uint64_t bits, int fraction_bits, int exponent_bits) noexcept nogil:
     """Prints an IEEE 754 number with so many bits of fraction and exponent."""
-    cdef char[64] digits
+    cdef char[PRINT_ROOM] digits
     cdef uint64_t fraction = bits & ((<uint64_t>1 << fraction_bits) - 1)
     cdef int most = (1 << exponent_bits) - 1
     cdef int biased = <int>(bits >> fraction_bits) & most
@@ -53,17 +53,13 @@ cdef char* _real(char* out, uint64_t bits, int fraction_bits, int exponent_bits)
     cdef uint64_t whole
     cdef double size
     if biased == most and fraction:
-        memcpy(out, b"nan", 3)
-        return out + 3
+        return add_text(out, end, b"nan", 3)
     if bits >> (fraction_bits + exponent_bits):
-        out[0] = b"-"
-        out += 1
+        out = add_char(out, end, b"-")
     if biased == most:
-        memcpy(out, b"inf", 3)
-        return out + 3
+        return add_text(out, end, b"inf", 3)
     if biased == 0 and fraction == 0:
-        memcpy(out, b"0.0", 3)
-        return out + 3
+        return add_text(out, end, b"0.0", 3)
     if biased:
         fraction |= <uint64_t>1 << fraction_bits
         q += biased - 1
@@ -72,81 +68,67 @@ cdef char* _real(char* out, uint64_t bits, int fraction_bits, int exponent_bits)
     while whole % 10 == 0:
         whole //= 10
         exponent += 1
-    count = <int>(put_uint(digits, whole) - digits)
+    count = <int>(put_uint(digits, digits + PRINT_ROOM, whole) - digits)
     exponent += count - 1                           # now of the first digit
     if size < 1e-4 or size >= 1e16:
-        out[0] = digits[0]
-        out += 1
+        out = add_char(out, end, digits[0])
         if count > 1:
-            out[0] = b"."
-            memcpy(out + 1, digits + 1, count - 1)
-            out += count
-        out[0] = b"e"
-        out[1] = b"-" if exponent < 0 else b"+"
-        out += 2
+            out = add_text(add_char(out, end, b"."), end, digits + 1, count - 1)
+        out = add_char(add_char(out, end, b"e"), end, 45 if exponent < 0 else 43)     # - or +
         exponent = -exponent if exponent < 0 else exponent
         if exponent < 10:
-            out[0] = b"0"
-            out += 1
-        return put_uint(out, exponent)
+            out = add_char(out, end, b"0")
+        return put_uint(out, end, exponent)
     if exponent < 0:
-        memcpy(out, b"0.", 2)
-        memset(out + 2, b"0", -exponent - 1)
-        out += 1 - exponent
-        memcpy(out, digits, count)
-        return out + count
+        out = add_many(add_text(out, end, b"0.", 2), end, b"0", -exponent - 1)
+        return add_text(out, end, digits, count)
     if count <= exponent + 1:
-        memcpy(out, digits, count)
-        memset(out + count, b"0", exponent + 1 - count)
-        out += exponent + 1
-        memcpy(out, b".0", 2)
-        return out + 2
-    memcpy(out, digits, exponent + 1)
-    out[exponent + 1] = b"."
-    memcpy(out + exponent + 2, digits + exponent + 1, count - exponent - 1)
-    return out + count + 1
+        out = add_many(add_text(out, end, digits, count), end, b"0", exponent + 1 - count)
+        return add_text(out, end, b".0", 2)
+    out = add_char(add_text(out, end, digits, exponent + 1), end, b".")
+    return add_text(out, end, digits + exponent + 1, count - exponent - 1)
 
 
-cdef char* _number(char* out, const char* p, int dtype) noexcept nogil:
+cdef char* _number(char* out, char* end, const char* p, int dtype) noexcept nogil:
     cdef uint16_t half
     cdef uint32_t narrow
     cdef uint64_t wide
     if dtype == DT_FP32:
         memcpy(&narrow, p, 4)
-        return _real(out, narrow, 23, 8)
+        return _real(out, end, narrow, 23, 8)
     if dtype == DT_FP64:
         memcpy(&wide, p, 8)
-        return _real(out, wide, 52, 11)
+        return _real(out, end, wide, 52, 11)
     if dtype == DT_FP16:
         memcpy(&half, p, 2)
-        return _real(out, half, 10, 5)
+        return _real(out, end, half, 10, 5)
     if dtype == DT_BF16:    # as the FP32 that it is the upper half of
         memcpy(&half, p, 2)
-        return _real(out, <uint64_t>half << 16, 23, 8)
+        return _real(out, end, <uint64_t>half << 16, 23, 8)
     if dtype == DT_INT8:
-        return print_int(out, (<const int8_t*>p)[0])
+        return put_int(out, end, (<const int8_t*>p)[0])
     if dtype == DT_INT16:
-        return print_int(out, (<const int16_t*>p)[0])
+        return put_int(out, end, (<const int16_t*>p)[0])
     if dtype == DT_INT32:
-        return print_int(out, (<const int32_t*>p)[0])
+        return put_int(out, end, (<const int32_t*>p)[0])
     if dtype == DT_INT64:
-        return print_int(out, (<const int64_t*>p)[0])
+        return put_int(out, end, (<const int64_t*>p)[0])
     if dtype == DT_UINT16:
-        return put_uint(out, (<const uint16_t*>p)[0])
+        return put_uint(out, end, (<const uint16_t*>p)[0])
     if dtype == DT_UINT32:
-        return put_uint(out, (<const uint32_t*>p)[0])
+        return put_uint(out, end, (<const uint32_t*>p)[0])
     if dtype == DT_UINT64:
-        return put_uint(out, (<const uint64_t*>p)[0])
-    return put_uint(out, (<const uint8_t*>p)[0])
+        return put_uint(out, end, (<const uint64_t*>p)[0])
+    return put_uint(out, end, (<const uint8_t*>p)[0])
 
 
 def numbers_text(bytes raw not None, int dtype) -> bytes:
     """The elements in `raw` as text. BF16 is printed as FP32. Raises ValueError for BYTES and unknown datatypes."""
     cdef int size
-    cdef Py_ssize_t i = 0, n, end
+    cdef Py_ssize_t i = 0, n, stop
     cdef const char* p = PyBytes_AS_STRING(raw)
-    cdef char* begin
     cdef char* out
+    cdef char* end
     cdef Writer w
     if not (dtype == DT_BOOL or DT_UINT8 <= dtype <= DT_FP64 or dtype == DT_BF16):
         raise ValueError(f"elements of datatype {dtype} are no numbers")
@@ -154,17 +136,16 @@ def numbers_text(bytes raw not None, int dtype) -> bytes:
     n = PyBytes_GET_SIZE(raw) // size
     if n == 0:
         return b""
-    w = Writer(min(n, OFFER_NUMBERS) * LONGEST + BEHIND)
+    w = Writer(min(n, OFFER_NUMBERS) * LONGEST + PRINT_ROOM)
     with nogil:
         while i < n:
-            begin = out = w.need(OFFER_NUMBERS * LONGEST + BEHIND)
-            end = i + OFFER_NUMBERS if n - i > OFFER_NUMBERS else n
-            while i < end:
-                out = _number(out, p + i * size, dtype)
-                out[0] = b","
-                out += 1
+            out = w.need(OFFER_NUMBERS * LONGEST + PRINT_ROOM)
+            end = w.end()
+            stop = i + OFFER_NUMBERS if n - i > OFFER_NUMBERS else n
+            while i < stop:
+                out = add_char(_number(out, end, p + i * size, dtype), end, b",")
                 i += 1
-            w.used += out - begin
+            w.wrote(out)
             sched_yield()
     w.used -= 1    # the last comma
     return w.take()
@@ -189,48 +170,36 @@ cdef inline int _sequence(const uint8_t* p, Py_ssize_t left) noexcept nogil:
     return 4
 
 
-cdef char* _string(char* out, const uint8_t* p, Py_ssize_t n, bint* is_text) noexcept nogil:
+cdef char* _string(char* out, char* end, const uint8_t* p, Py_ssize_t n, bint* is_text) noexcept nogil:
     """Prints a string in quotes with backslashes, and all of that once more as JSON. Bytes that are no UTF-8 are \\xNN."""
     cdef Py_ssize_t i = 0, mark = OFFER_BYTES
     cdef int length
     cdef uint8_t c
-    memcpy(out, b'\\"', 2)
-    out += 2
+    out = add_text(out, end, b'\\"', 2)
     while i < n:
         if i >= mark:
             mark += OFFER_BYTES
             sched_yield()
         c = p[i]
         if 32 <= c < 0x80 and c != b'"' and c != b"\\":
-            out[0] = c
-            out += 1
+            out = add_char(out, end, c)
             i += 1
             continue
         length = _sequence(p + i, n - i)
         if length == 0:
             is_text[0] = False
-            memcpy(out, b"\\\\\\\\x", 5)
-            out[5] = HEX[c >> 4]
-            out[6] = HEX[c & 15]
-            out += 7
+            out = add_char(add_char(add_text(out, end, b"\\\\\\\\x", 5), end, HEX[c >> 4]), end, HEX[c & 15])
             length = 1
         elif c == b'"':
-            memcpy(out, b'\\\\\\"', 4)
-            out += 4
+            out = add_text(out, end, b'\\\\\\"', 4)
         elif c == b"\\":
-            memcpy(out, b"\\\\\\\\", 4)
-            out += 4
+            out = add_text(out, end, b"\\\\\\\\", 4)
         elif c < 32:
-            memcpy(out, b"\\u00", 4)
-            out[4] = HEX[c >> 4]
-            out[5] = HEX[c & 15]
-            out += 6
+            out = add_char(add_char(add_text(out, end, b"\\u00", 4), end, HEX[c >> 4]), end, HEX[c & 15])
         else:
-            memcpy(out, p + i, length)
-            out += length
+            out = add_text(out, end, <const char*>p + i, length)
         i += length
-    memcpy(out, b'\\",', 3)
-    return out + 3
+    return add_text(out, end, b'\\",', 3)
 
 
 def strings_text(bytes raw not None) -> tuple:
@@ -250,7 +219,7 @@ def strings_text(bytes raw not None) -> tuple:
             if size > n - at - 4:
                 break
             out = w.need(<Py_ssize_t>size * WIDEST + AROUND)
-            w.used += _string(out, p + at + 4, size, &is_text) - out
+            w.wrote(_string(out, w.end(), p + at + 4, size, &is_text))
             at += 4 + <Py_ssize_t>size
             count += 1
             if at - since >= OFFER_BYTES:

@@ -63,7 +63,7 @@ cdef class Trace:
     cdef object mark_sent(self, int64_t made, int64_t start, int64_t end)
     cdef int note(self, int64_t now) except -1
     cdef Py_ssize_t size(self) except -1
-    cdef char* pack(self, char* at) except NULL
+    cdef char* pack(self, char* at, char* end) except NULL
     cdef Py_ssize_t pack_into(self, TraceBlock block) except -1
 
 cdef Trace made(Tracing sampler, InferRequest request)     # a new trace, with the next id

@@ -427,10 +427,12 @@ cdef class Trace:
         self.record.rest = PyBytes_GET_SIZE(self.rest)
         return record_size(&self.record)
 
-    cdef char* pack(self, char* at) except NULL:
-        """Copies the record to `at`, where there must be room for size() bytes; returns its end."""
-        cdef char* end = at + record_size(&self.record)
+    cdef char* pack(self, char* at, char* end) except NULL:
+        """Copies the record to `at`; returns its end. Raises AssertionError where there is no room for size() bytes."""
+        cdef char* behind = at + record_size(&self.record)
         cdef int64_t* more
+        if record_size(&self.record) > end - at:
+            raise AssertionError("a trace's record is longer than the room that was made for it")
         memcpy(at, &self.record, sizeof(Record))
         at += sizeof(Record)
         if self.more is not None:
@@ -441,21 +443,25 @@ cdef class Trace:
             at = <char*>more
         memcpy(at, PyBytes_AS_STRING(self.head), self.record.head)
         memcpy(at + self.record.head, PyBytes_AS_STRING(self.rest), self.record.rest)
-        return end
+        return behind
 
     cdef Py_ssize_t pack_into(self, TraceBlock block) except -1:
         """Adds the records of a root and its parts to a block; returns their size. Adds all of them, or none."""
         cdef Py_ssize_t size = self.size()
         cdef Trace part
         cdef char* at
+        cdef char* end
         if self.children is None:
-            self.pack(block.reserve(size))
+            at = block.reserve(size)
+            self.pack(at, at + size)
         else:
             for part in self.children:
                 size += part.size()
-            at = self.pack(block.reserve(size))
+            at = block.reserve(size)
+            end = at + size
+            at = self.pack(at, end)
             for part in self.children:
-                at = part.pack(at)
+                at = part.pack(at, end)
         block.records.size += size
         block.traces += 1
         return size
@@ -473,7 +479,7 @@ cdef class Trace:
         try:
             if copy == NULL or points == NULL:
                 raise MemoryError()
-            self.pack(copy)
+            self.pack(copy, copy + self.size())
             n = collect(<Record*>copy, <int64_t*>(copy + sizeof(Record)), points)
             return [(points[i].ns, TEXTS[points[i].name]) for i in range(n)]
         finally:
@@ -490,7 +496,8 @@ cdef class Trace:
         """The part's own object, as JSON."""
         cdef TraceBlock block = TraceBlock()
         cdef Py_ssize_t size = self.size()
-        self.pack(block.reserve(size))
+        cdef char* at = block.reserve(size)
+        self.pack(at, at + size)
         block.records.size = size
         return block.text()
 

@@ -29,8 +29,8 @@ cdef enum:
 
 cdef Py_ssize_t record_size(const Record* record) noexcept nogil   # with everything that follows it
 cdef Py_ssize_t text_room(const Record* record) noexcept nogil     # most bytes that render() needs
-# returns the object's end, NULL when there is no memory
-cdef char* render(const Record* record, char* at) noexcept nogil
+# returns the object's end, which is `end` when the room was too small; NULL when there is no memory
+cdef char* render(const Record* record, char* at, char* end) noexcept nogil
 cdef int collect(const Record* record, const int64_t* more, Point* points) noexcept nogil
 
 cdef struct Records:

@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
+from neptrio.codec.bounded cimport add_char, add_text
 from neptrio.observe.file_sink cimport Sink, flush_sink, put_text
 from neptrio.request.infer_request cimport (
     COMPUTE_END,
@@ -62,6 +63,7 @@ cdef enum:
     OBJECT_BYTES = 128      # bytes of ids, brackets and the list's name
     CHUNK_BYTES = 65536     # bytes of text made at once, and at most one object more
     FIRST_BYTES = 16384     # size of a new block
+    TOO_LONG = -2
 
 cdef char HEADS[16][48]
 cdef Py_ssize_t HEAD_SIZES[16]
@@ -123,6 +125,8 @@ cdef class TraceBlock:
         made = bytearray()
         while at < self.records.size:
             n = fill(&self.records, &at)
+            if n == TOO_LONG:
+                raise AssertionError("a trace's text is longer than the room that was made for it")
             if n < 0:
                 raise MemoryError()
             made += (<char*>self.records.chunk)[:n]
@@ -130,14 +134,16 @@ cdef class TraceBlock:
 
 
 cdef Py_ssize_t fill(Records* r, Py_ssize_t* at) noexcept nogil:
-    """Makes text of the records from `at` on, as many as fit into a chunk; returns its bytes, -1 = no memory."""
+    """Makes text of the records from `at` on, as many as fit into a chunk; returns its bytes, -1 = no memory,
+    TOO_LONG = no text is as long as this one."""
     cdef Py_ssize_t used = 0, need
     cdef const Record* record
+    cdef char* place
     cdef char* end
     while at[0] < r.size:
         record = <const Record*>(r.data + at[0])
         need = text_room(record)
-        if used + need > r.room:
+        if need > r.room - used:
             if used:
                 break
             free(r.chunk)
@@ -146,14 +152,16 @@ cdef Py_ssize_t fill(Records* r, Py_ssize_t* at) noexcept nogil:
             if r.chunk == NULL:
                 r.room = 0
                 return -1
-        end = r.chunk + used
+        place = r.chunk + used
+        end = r.chunk + r.room
         if at[0]:
-            memcpy(end, b",\n", 2)
-            end += 2
-        end = render(record, end)
-        if end == NULL:
+            place = add_text(place, end, b",\n", 2)
+        place = render(record, place, end)
+        if place == NULL:
             return -1
-        used = end - r.chunk
+        if place >= end:
+            return TOO_LONG
+        used = place - r.chunk
         at[0] += record_size(record)
     return used
 
@@ -221,22 +229,19 @@ cdef inline int put(Point* points, int n, int64_t ns, int name) noexcept nogil:
     return n + (ns != 0)
 
 
-cdef char* render(const Record* r, char* at) noexcept nogil:
+cdef char* render(const Record* r, char* at, char* end) noexcept nogil:
     cdef Point plain[PLAIN + 1]  # one more than PLAIN, because put() writes before it counts
     cdef Point* points = plain
     cdef const int64_t* more = <const int64_t*>(<const char*>r + sizeof(Record))
     cdef const char* texts = <const char*>(more + 3 * r.more)
     cdef uint64_t ns, upper, lower
     cdef uint64_t seen = 0          # the upper digits of the previous number, and their text
-    cdef char digits[16]
+    cdef char digits[24]
     cdef int n, i, count = 0
-    memcpy(at, texts, r.head)
-    at = number(at + r.head, r.id)
+    at = number(add_text(at, end, texts, r.head), end, r.id)
     if r.parent:
-        memcpy(at, b',"parent_id":', 13)
-        at = number(at + 13, r.parent)
-    memcpy(at, texts + r.head, r.rest)
-    at += r.rest
+        at = number(add_text(at, end, b',"parent_id":', 13), end, r.parent)
+    at = add_text(at, end, texts + r.head, r.rest)
     if r.timed:
         if r.more:
             points = <Point*>malloc((PLAIN + 1 + 3 * r.more) * sizeof(Point))
@@ -244,9 +249,11 @@ cdef char* render(const Record* r, char* at) noexcept nogil:
                 return NULL
         n = collect(r, more, points)
         if n:
-            memcpy(at, b',"timestamps":[', 15)
-            at += 15
+            at = add_text(at, end, b',"timestamps":[', 15)
         for i in range(n):
+            if end - at < POINT_BYTES:      # compared once for all that a point writes
+                at = end
+                break
             memcpy(at, HEADS[points[i].name], HEAD_BYTES)
             at += HEAD_SIZES[points[i].name]
             ns = <uint64_t>points[i].ns
@@ -254,25 +261,23 @@ cdef char* render(const Record* r, char* at) noexcept nogil:
             if upper:  # mostly the same as in the previous point
                 if upper != seen:
                     seen = upper
-                    count = <int>(number(digits, upper) - digits)
+                    count = <int>(number(digits, digits + sizeof(digits), upper) - digits)
                 memcpy(at, digits, 16)
                 lower = ns - upper * 100000000
                 eight(at + count, <uint32_t>lower)
                 at += count + 8
             else:
-                at = number(at, ns)
-            memcpy(at, b"},", 2)
-            at += 2
-        if n:
+                at = number(at, end, ns)
+            at = add_text(at, end, b"},", 2)
+        if n and at < end:
             (at - 1)[0] = 93  # ]
         if points != plain:
             free(points)
-    at[0] = 125  # }
-    return at + 1
+    return add_char(at, end, 125)  # }
 
 
 cdef inline void eight(char* at, uint32_t low) noexcept nogil:
-    """Writes a number as eight digits, with leading zeros."""
+    """Writes a number as eight digits, with leading zeros, into a place that has room for them."""
     cdef uint32_t high = low // 10000
     low -= high * 10000
     memcpy(at, &PAIRS[2 * (high // 100)], 2)
@@ -281,7 +286,7 @@ cdef inline void eight(char* at, uint32_t low) noexcept nogil:
     memcpy(at + 6, &PAIRS[2 * (low % 100)], 2)
 
 
-cdef inline char* number(char* at, uint64_t left) noexcept nogil:
+cdef inline char* number(char* at, char* end, uint64_t left) noexcept nogil:
     """Writes a number in decimal."""
     cdef char digits[24]
     cdef int i = 24
@@ -299,5 +304,4 @@ cdef inline char* number(char* at, uint64_t left) noexcept nogil:
     else:
         i -= 1
         digits[i] = <char>(48 + left)
-    memcpy(at, &digits[i], 24 - i)
-    return at + 24 - i
+    return add_text(at, end, &digits[i], 24 - i)

@@ -28,7 +28,8 @@ from libc.string cimport memcmp, memcpy
 from neptrio.transport.http1.head cimport RequestHead
 from neptrio.transport.http1.plain_head cimport Head, KnownHead, keep, read_head, route_of
 from neptrio.loop.socket_writer_core cimport RECEIVE, receive, received_bytes, received_view
-from neptrio.codec.number_text cimport print_int
+from neptrio.codec.bounded cimport add_text
+from neptrio.codec.number_text cimport no_room, print_int
 from neptrio.request.infer_request cimport (
     GPU_MEMORY,
     HTTP_PROTOCOL,
@@ -92,11 +93,6 @@ cdef extern from *:
     size_t JSON_START_N "(sizeof(JSON_START) - 1)"
     size_t LENGTH_N "(sizeof(LENGTH) - 1)"
     size_t LAST_N "(sizeof(LAST) - 1)"
-
-
-cdef inline char* _put(char* to, const char* text, size_t n) noexcept:
-    memcpy(to, text, n)
-    return to + n
 
 
 cdef class ExchangeCore(Responder):
@@ -163,23 +159,25 @@ cdef class FastPathExchange(ExchangeCore):
 
     cdef int reply(self, bytes head, list blobs, Py_ssize_t binary_bytes) except -1:
         cdef char[256] line
-        cdef char* end = line
+        cdef char* at = line
+        cdef char* end = at + sizeof(line)
         cdef Py_ssize_t n, length = PyBytes_GET_SIZE(head), total = length + binary_bytes
         cdef Tensor tensor
-        cdef char* at
         cdef bytes whole
         if binary_bytes:
-            end = _put(end, BINARY_START, BINARY_START_N)
-            end = print_int(end, length)
-            end = _put(end, LENGTH, LENGTH_N)
+            at = add_text(at, end, BINARY_START, BINARY_START_N)
+            at = print_int(at, end, length)
+            at = add_text(at, end, LENGTH, LENGTH_N)
         else:
-            end = _put(end, JSON_START, JSON_START_N)
-        end = print_int(end, total)
+            at = add_text(at, end, JSON_START, JSON_START_N)
+        at = print_int(at, end, total)
         if self.keep_alive:
-            end = _put(end, "\r\n\r\n", 4)
+            at = add_text(at, end, "\r\n\r\n", 4)
         else:
-            end = _put(end, LAST, LAST_N)
-        n = end - line
+            at = add_text(at, end, LAST, LAST_N)
+        if at >= end:
+            no_room()
+        n = at - line
         if total > JOIN:
             self.output = [line[:n], head]
             if binary_bytes:
@@ -191,15 +189,16 @@ cdef class FastPathExchange(ExchangeCore):
                     raise BufferError(f"tensor '{tensor.name}' lies in GPU memory")
         whole = PyBytes_FromStringAndSize(NULL, n + total)
         at = PyBytes_AS_STRING(whole)
-        memcpy(at, line, n)
-        at += n
-        memcpy(at, PyBytes_AS_STRING(head), length)
-        at += length
+        end = at + n + total
+        at = add_text(add_text(at, end, line, n), end, PyBytes_AS_STRING(head), length)
         if binary_bytes:
             for tensor in blobs:
+                if tensor.nbytes > end - at:
+                    no_room()
                 if tensor.nbytes:      # the pointer of an empty tensor may be NULL
-                    memcpy(at, tensor.ptr, tensor.nbytes)
-                    at += tensor.nbytes
+                    at = add_text(at, end, tensor.ptr, tensor.nbytes)
+        if at != end:
+            raise AssertionError(f"{end - at} bytes of an answer are missing")
         self.output = [whole]
         return 0
 
