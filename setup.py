@@ -42,7 +42,7 @@ if SANITIZE:
     COMPILE_ARGS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", LEFT_OUT]
     LINK_ARGS = []
 # whose ways the fuzzers are to see
-COVERED = ("codec/", "request/", "transport/", "backends/kernel/")
+COVERED = ("codec/", "request/", "transport/", "backends/kernel/", "observe/element_text")
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,

@@ -133,11 +133,13 @@ cdef inline bint skip(Cursor* c, int wire_type) noexcept nogil:
     return True
 
 
-cdef inline bint put_integer(char* out, uint64_t v, int dtype, int width) noexcept nogil:
-    """Stores one integer as an element; False where it is out of its range. Types of 8 and 16 bits come as int32 or
-    uint32."""
+cdef inline bint put_integer(char* out, char* end, uint64_t v, int dtype, int width) noexcept nogil:
+    """Stores one integer as an element; False where it is out of its range, or there is no room for it. Types of 8 and 16
+    bits come as int32 or uint32."""
     cdef int64_t signed = <int64_t>v
     cdef int64_t top
+    if width > end - out:
+        return False
     if dtype == DT_BOOL:
         out[0] = v != 0
         return True
@@ -152,7 +154,7 @@ cdef inline bint put_integer(char* out, uint64_t v, int dtype, int width) noexce
     return True
 
 
-cdef Outcome integers(Cursor* where, Slice s, int dtype, int width, char* out, Py_ssize_t* at,
+cdef Outcome integers(Cursor* where, Slice s, int dtype, int width, char* out, char* end, Py_ssize_t* at,
                       const int* stop) noexcept nogil:
     """Writes the packed integers of `s` from `out + at` on and moves `at` behind them."""
     cdef Cursor c, before
@@ -162,7 +164,7 @@ cdef Outcome integers(Cursor* where, Slice s, int dtype, int width, char* out, P
     c.end = s.p + s.n
     while c.p < c.end:
         before = c
-        if not varint(&c, &v) or not put_integer(out + at[0], v, dtype, width):
+        if not varint(&c, &v) or not put_integer(out + at[0], end, v, dtype, width):
             where[0] = before
             return BAD_VALUE
         at[0] += width
@@ -176,8 +178,9 @@ cdef Outcome integers(Cursor* where, Slice s, int dtype, int width, char* out, P
     return DONE
 
 
-cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes, const int* stop) noexcept nogil:
-    """Walks over the contents. With `out` NULL it counts the bytes that the elements take, else it writes them."""
+cdef Outcome walk(Cursor* c, int dtype, int width, char* out, char* end, Py_ssize_t* nbytes,
+                  const int* stop) noexcept nogil:
+    """Walks over the contents. With `out` NULL it counts the bytes that the elements take, else it writes them up to `end`."""
     cdef int wanted = field_of(dtype)
     cdef Cursor before, value
     cdef uint64_t tag, v
@@ -215,6 +218,8 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
                 return BAD_FIELD
             if field == 8:
                 if out != NULL:
+                    if s.n > end - out - n - 4:
+                        return BAD_FIELD
                     length = <uint32_t>s.n
                     memcpy(out + n, &length, 4)
                     memcpy(out + n + 4, s.p, s.n)
@@ -224,6 +229,8 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
                     c[0] = before
                     return BAD_FIELD
                 if out != NULL:
+                    if s.n > end - out - n:
+                        return BAD_FIELD
                     memcpy(out + n, s.p, s.n)
                 n += s.n
             else:
@@ -236,7 +243,7 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
                         count += s.p[i] < 0x80
                     n += count * width
                 else:
-                    outcome = integers(c, s, dtype, width, out, &n, stop)
+                    outcome = integers(c, s, dtype, width, out, end, &n, stop)
                     if outcome != DONE:
                         return outcome
         elif field == 6 or field == 7:
@@ -244,6 +251,8 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
                 c[0] = before
                 return BAD_FIELD
             if out != NULL:
+                if width > end - out - n:
+                    return BAD_FIELD
                 memcpy(out + n, c.p, width)
             c.p += width
             n += width
@@ -251,7 +260,7 @@ cdef Outcome walk(Cursor* c, int dtype, int width, char* out, Py_ssize_t* nbytes
             if not varint(c, &v):
                 c[0] = before
                 return BAD_FIELD
-            if out != NULL and not put_integer(out + n, v, dtype, width):
+            if out != NULL and not put_integer(out + n, end, v, dtype, width):
                 c[0] = value
                 return BAD_VALUE
             n += width
@@ -312,23 +321,25 @@ cdef bytes read_contents(Slice contents, int dtype, str name, str model, const i
     cdef Outcome outcome
     cdef bytes made
     cdef char* out
+    cdef char* end
     if far:
         with nogil:
-            outcome = walk(&c, dtype, width, NULL, &nbytes, stop)
+            outcome = walk(&c, dtype, width, NULL, NULL, &nbytes, stop)
     else:
-        outcome = walk(&c, dtype, width, NULL, &nbytes, NULL)
+        outcome = walk(&c, dtype, width, NULL, NULL, &nbytes, NULL)
     if outcome != DONE:
         refuse(&c, outcome, dtype, name, model)
     if reserve is not None and nbytes > LONG_BYTES:
         reserve(nbytes)
     made = PyBytes_FromStringAndSize(NULL, nbytes)
     out = PyBytes_AS_STRING(made)
+    end = out + nbytes
     c = cursor_of(contents)
     if far:
         with nogil:
-            outcome = walk(&c, dtype, width, out, &nbytes, stop)
+            outcome = walk(&c, dtype, width, out, end, &nbytes, stop)
     else:
-        outcome = walk(&c, dtype, width, out, &nbytes, NULL)
+        outcome = walk(&c, dtype, width, out, end, &nbytes, NULL)
     if outcome != DONE:
         refuse(&c, outcome, dtype, name, model)
     return made

@@ -18,6 +18,7 @@ from neptrio.codec.protobuf cimport (
     need,
     put_bytes,
     put_text,
+    put_raw,
     put_varint,
     read_slice,
     read_tag,
@@ -201,8 +202,7 @@ cdef bytes encode_parameter(object value):
         elif isinstance(value, float):
             real = value
             put_varint(&o, 4 << 3 | 1)
-            memcpy(o.data + o.n, &real, 8)
-            o.n += 8
+            put_raw(&o, <const char*>&real, 8)
         else:
             put_text(&o, 3, str(value))
         return o.data[: o.n]

@@ -7,7 +7,6 @@ Source: proto/grpc_service.proto; gRPC over HTTP/2 (length-prefixed messages).
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
 
 from neptrio.codec.protobuf cimport (
     Out,
@@ -15,6 +14,7 @@ from neptrio.codec.protobuf cimport (
     need,
     put_bytes,
     put_text,
+    put_raw,
     put_varint,
     varint_size,
 )
@@ -143,8 +143,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
             put_varint(&frame, 2 << 3 | 2)
             put_varint(&frame, inner)
         if head.n:      # an empty head has no memory
-            memcpy(frame.data + frame.n, head.data, head.n)
-            frame.n += head.n
+            put_raw(&frame, head.data, head.n)
         if response.outputs and response.error is None:
             for t in response.outputs:
                 need(&frame, 16)
@@ -154,9 +153,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
                 if size == 0:      # the pointer of an empty tensor may be NULL
                     continue
                 if size <= INLINE_TENSOR:
-                    need(&frame, size)
-                    memcpy(frame.data + frame.n, t.ptr, size)
-                    frame.n += size
+                    put_raw(&frame, t.ptr, size)
                 else:
                     segments.append(frame.data[: frame.n])
                     segments.append(t)

@@ -1,7 +1,7 @@
 # The protobuf wire format: a Cursor reads fields, an Out collects written ones.
 #   A Cursor and its Slices borrow the message: whoever made them keeps it alive.
 #   Reads are checked against the message's end; reading beyond it raises WireError.
-#   An Out must be zeroed at first; its owner frees `data`.
+#   An Out must be zeroed at first; its owner frees `data`. Whatever writes into it makes room first.
 # Functions that run for every field of every message are inline.
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint64_t
@@ -90,7 +90,7 @@ cdef struct Out:
 cdef int grow(Out* o, Py_ssize_t more) except -1
 
 cdef inline int need(Out* o, Py_ssize_t more) except -1:
-    if o.n + more > o.room:
+    if more > o.room - o.n:
         return grow(o, more)
     return 0
 
@@ -101,22 +101,27 @@ cdef inline int varint_size(uint64_t v) noexcept nogil:
         n += 1
     return n
 
-cdef inline void put_varint(Out* o, uint64_t v) noexcept:
-    # the caller has made room
+cdef inline int put_varint(Out* o, uint64_t v) except -1:
+    need(o, 10)
     while v >= 0x80:
         o.data[o.n] = <char>(v | 0x80)
         o.n += 1
         v >>= 7
     o.data[o.n] = <char>v
     o.n += 1
+    return 0
 
-cdef inline int put_bytes(Out* o, int field, const char* p, Py_ssize_t n) except -1:
-    need(o, n + 12)
-    put_varint(o, field << 3 | 2)
-    put_varint(o, n)
+cdef inline int put_raw(Out* o, const char* p, Py_ssize_t n) except -1:
+    need(o, n)
     memcpy(o.data + o.n, p, n)
     o.n += n
     return 0
+
+cdef inline int put_bytes(Out* o, int field, const char* p, Py_ssize_t n) except -1:
+    need(o, n + 20)
+    put_varint(o, field << 3 | 2)
+    put_varint(o, n)
+    return put_raw(o, p, n)
 
 cdef inline int put_text(Out* o, int field, str value) except -1:
     cdef Py_ssize_t n

@@ -39,6 +39,7 @@ from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.request_limits import RequestLimits
 from neptrio.transport.header_policy import HeaderForward
 from neptrio.transport.http1.connection import Http1Connection
+from tests.fuzz.printing import printing
 
 try:
     import rapidjson
@@ -424,4 +425,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "expressions": expressions,
     "patterns": patterns,
     "rings": rings,
+    "printing": printing,
 }

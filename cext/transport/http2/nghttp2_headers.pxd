@@ -62,4 +62,5 @@ cdef class HeaderBlock:
     cdef int judge(self) noexcept
 
 cdef HeaderBlock block_of(Collected* c)
-cdef int reply_headers(nghttp2_nv* to, list headers) except -1   # the first 64; borrowed from the list
+# as many as there is room for; borrowed from the list
+cdef int reply_headers(nghttp2_nv* to, int room, list headers) except -1

@@ -119,11 +119,11 @@ cdef HeaderBlock block_of(Collected* c):
     return block
 
 
-cdef int reply_headers(nghttp2_nv* to, list headers) except -1:
+cdef int reply_headers(nghttp2_nv* to, int room, list headers) except -1:
     cdef int n = 0
     cdef bytes name, value
     for name, value in headers:
-        if n == MAX_REPLY_HEADERS:
+        if n >= room:
             break
         to[n].name = <uint8_t*>name
         to[n].namelen = len(name)

@@ -263,10 +263,10 @@ cdef class Session:
                     headers = stream.trailers
                 else:
                     headers = _OK_HEADERS + stream.trailers
-                n = reply_headers(nva, headers)
+                n = reply_headers(nva, MAX_REPLY_HEADERS, headers)
                 nghttp2_submit_response(self.session, stream.stream_id, nva, n, NULL)
                 return
-            n = reply_headers(nva, headers)
+            n = reply_headers(nva, MAX_REPLY_HEADERS, headers)
             provider.source.ptr = <void*>stream
             provider.read_callback = <nghttp2_data_source_read_callback><void*>read_outbox  # called with the GIL held
             nghttp2_submit_response(self.session, stream.stream_id, nva, n, &provider)
@@ -522,7 +522,7 @@ cdef ssize_t read_outbox(nghttp2_session* session, int32_t stream_id, uint8_t* b
     elif stream.trailers is not None:
         try:
             flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
-            if nghttp2_submit_trailer(session, stream_id, nva, reply_headers(nva, stream.trailers)) != 0:
+            if nghttp2_submit_trailer(session, stream_id, nva, reply_headers(nva, MAX_REPLY_HEADERS, stream.trailers)) != 0:
                 return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
         except Exception:
             log.exception("stream %d failed", stream_id)
