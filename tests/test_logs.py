@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from neptrio.logs import (
     LevelFilter,
     LineFormat,
     LineHandler,
+    LogFile,
     start_logging,
 )
 from neptrio.settings import Settings
@@ -344,3 +346,42 @@ def test_sighup_opens_the_log_file_again_and_ends_nothing(tmp_path: Path) -> Non
         server.until_logged("SIGHUP: there is nothing to read again")
         with Http1(server.http) as client:
             assert client.request("GET", "/v2/health/ready").status == 200
+
+
+def limit_files(size: int) -> None:
+    """This process may write files of up to so many bytes, as on a disk that is about to be full; -1: of any size."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size if size >= 0 else hard, hard))
+
+
+def test_a_log_file_that_cannot_be_written_is_told_of_once_and_loses_whole_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    instead = logging.StreamHandler()
+    instead.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler = LogFile(str(tmp_path / "log"), instead)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+
+    def log(text: str) -> None:
+        handler.handle(logging.LogRecord("n", logging.INFO, "f.py", 1, text, (), None))
+
+    log("first")
+    limit_files(9)
+    try:
+        for text in ("second", "third", "fourth"):
+            log(text)
+    finally:
+        limit_files(-1)
+    log("fifth")
+    handler.close()
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "first",
+        "sec",
+        "    ... 3 records were left out: they could not be written ...",
+        "fifth",
+    ]
+    assert told == [
+        f"the log file '{tmp_path}/log' cannot be written: File too large; what is logged is lost meanwhile"
+    ]
+    assert capsys.readouterr().err == ""

@@ -18,6 +18,8 @@ Rules:
     other characters that end lines or control terminals are shown as Python escapes.
  5. Nobody waits for the log's reader: what it does not take at once is kept, up to HELD_BYTES, and written by a
     thread; beyond that records are left out, and counted in the log.
+ 6. What cannot be written (the disk is full) is left out and counted in the log when it can be. Of a log file that is said
+    once, on stderr. A record that was written in part keeps its line.
 """
 
 from __future__ import annotations
@@ -157,6 +159,8 @@ class LineHandler(logging.StreamHandler[Any]):
         self._waiting: deque[bytes] = deque()
         self._held = 0
         self._left_out = 0
+        self._failed = 0  # records that could not be written since the last one that was
+        self._cut = False  # the last one was written in part
         self._news = threading.Condition()
         self._busy = False  # a thread writes what could not be written at once
         self._poll = select.poll()
@@ -173,20 +177,51 @@ class LineHandler(logging.StreamHandler[Any]):
             return
         try:
             line = (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
-            with self._news:
+        except Exception:
+            self.handleError(record)
+            return
+        with self._news:
+            try:
                 if not self._busy:
                     line = line[self._write_now(line) :]
                 if line:
                     self._keep(line)
-        except Exception:
-            self.handleError(record)
+            except OSError as error:
+                self._failed += 1
+                first, reason = self._failed == 1, error.strerror or str(error)
+            except Exception:
+                self.handleError(record)
+                return
+            else:
+                return
+        if first:
+            self.cannot_write(reason)
+
+    def cannot_write(self, reason: str) -> None:
+        """Called with the first of the records in a row that cannot be written."""
 
     def _write_now(self, line: bytes) -> int:
-        """Writes as many bytes as there is room for; returns how many."""
+        """Writes as many bytes as there is room for; returns how many. Raises OSError."""
+        if self._failed:
+            note = f"{INDENT}... {self._failed} records were left out: they could not be written ...\n"
+            head = ("\n" if self._cut else "") + note
+            if not any(event & select.POLLOUT for _, event in self._poll.poll(0)):
+                return 0
+            self._write_piece(head.encode())
+            self._failed = 0
         at = 0
         while at < len(line) and any(event & select.POLLOUT for _, event in self._poll.poll(0)):
-            at += os.write(self._fd, line[at : at + PIECE_BYTES])
+            at += self._write_piece(line[at : at + PIECE_BYTES])
         return at
+
+    def _write_piece(self, piece: bytes) -> int:
+        try:
+            sent = os.write(self._fd, piece)
+        except BlockingIOError:  # whoever shares the descriptor has made it non-blocking
+            return 0
+        if sent:
+            self._cut = piece[sent - 1 : sent] != b"\n"
+        return sent
 
     def _keep(self, line: bytes) -> None:
         if self._held + len(line) > HELD_BYTES:
@@ -219,8 +254,9 @@ class LineHandler(logging.StreamHandler[Any]):
                         at += os.write(self._fd, line[at:])
                     except BlockingIOError:  # whoever shares the descriptor has made it non-blocking
                         select.select([], [self._fd], [])
-            except OSError:
-                pass  # the reader has closed its end
+            except OSError:  # the reader has closed its end
+                self._failed += 1
+                self._cut = self._cut or at > 0
             with self._news:
                 self._held -= len(line)
                 if self._left_out and not self._waiting:
@@ -243,6 +279,32 @@ class LineHandler(logging.StreamHandler[Any]):
             self._news.wait_for(lambda: not self._busy, seconds)
 
 
+class LogFile(LineHandler):
+    """Writes records to a file, to which others may append too. Any thread. Raises OSError when it cannot be opened."""
+
+    def __init__(self, path: str, instead: logging.Handler | None = None) -> None:
+        """`instead` is told when the file cannot be written."""
+        self.path = os.path.abspath(path)
+        self._instead = instead
+        super().__init__(open(self.path, "ab", buffering=0))  # noqa: SIM115 the handler's
+
+    def reopen(self) -> None:
+        """Opens the file again by its name. Raises OSError when that fails, and goes on with the old one."""
+        stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 the handler's
+        with self._news:
+            os.dup2(stream.fileno(), self._fd, inheritable=False)
+        stream.close()
+
+    def cannot_write(self, reason: str) -> None:
+        if self._instead is not None:
+            text = f"the log file '{self.path}' cannot be written: {reason}; what is logged is lost meanwhile"
+            self._instead.handle(logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, (), None))
+
+    def close(self) -> None:
+        super().close()
+        self.stream.close()
+
+
 def reopen() -> bool:
     """Opens the log file again by its name, since it may have been renamed. Returns False when there is none.
 
@@ -250,12 +312,8 @@ def reopen() -> bool:
     """
     found = False
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            name = handler.baseFilename
-            stream = open(name, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 the handler's
-            old = handler.setStream(stream)
-            if old is not None:
-                old.close()
+        if isinstance(handler, LogFile):
+            handler.reopen()
             found = True
     return found
 
@@ -269,12 +327,12 @@ def settle(seconds: float = 1.0) -> None:
 
 def start_logging(settings: Settings) -> logging.Handler:
     """Sends the package's log to where the settings say. Raises OSError when the file cannot be opened."""
-    handler: logging.Handler
+    handler: logging.Handler = LineHandler(sys.stderr)
+    form = LineFormat(settings.log_format == "ISO8601")
     if settings.log_file:
-        handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
-    else:
-        handler = LineHandler(sys.stderr)
-    handler.setFormatter(LineFormat(settings.log_format == "ISO8601"))
+        handler.setFormatter(form)
+        handler = LogFile(settings.log_file, handler)
+    handler.setFormatter(form)
     handler.addFilter(LevelFilter(settings))  # first, so that records that are not logged count nowhere
     handler.addFilter(FloodFilter())
     root = logging.getLogger()

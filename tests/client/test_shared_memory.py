@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
+import signal
 import threading
 import urllib.error
 import urllib.request
@@ -365,3 +367,23 @@ def test_disabled_by_default(tmp_path: Any) -> None:
                 tensor.set_shared_memory("a", 128)
                 with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
                     client.infer("identity", [tensor])
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETLEASE"), reason="the system has no leases")
+def test_a_lease_on_the_object_holds_nobody_up(server: ServerProcess) -> None:
+    """open() would wait until its holder gives the lease up, 45 seconds and more, and with it the whole server."""
+    before = signal.signal(signal.SIGIO, lambda *_: None)  # how the holder is asked to do so
+    fd = os.open(f"/dev/shm{REGION}", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with httpclient.InferenceServerClient(server.http) as client:
+            with pytest.raises(InferenceServerException, match="another process holds a lease on it"):
+                client.register_system_shared_memory("leased", REGION, 4096)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            client.register_system_shared_memory("leased", REGION, 4096)
+            client.unregister_system_shared_memory("leased")
+    finally:
+        os.close(fd)
+        os.unlink(f"/dev/shm{REGION}")
+        signal.signal(signal.SIGIO, before)

@@ -14,6 +14,7 @@ import pytest
 
 import neptrio.compat.tritonserver as tritonserver
 from neptrio.compat.tritonserver.options import _REFUSED, _WITHOUT_EFFECT
+from neptrio.logs import LogFile
 from tests.support.repository import identity_config, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,7 +160,7 @@ def test_a_log_of_its_own(broken: Path, tmp_path: Path) -> None:
     text = file.read_text()
     assert "'nonsense'" in text
     assert text.startswith("2")
-    assert not [h for h in logging.getLogger("neptrio").handlers if isinstance(h, logging.FileHandler)]
+    assert not [h for h in logging.getLogger("neptrio").handlers if isinstance(h, LogFile)]
 
 
 def test_every_option_is_explained() -> None:

@@ -23,6 +23,7 @@ from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
+from tests.test_logs import limit_files
 from tests.transport.test_tokens import ask, auth, row
 
 INFER = "/v2/models/simple/infer"
@@ -212,3 +213,26 @@ def test_every_change_has_an_event() -> None:
     methods = {path.rpartition("/")[2] for path in METHOD_CATEGORIES}
     calls = {method for method, scopes in METHOD_SCOPES.items() if scopes[-1] in ("operate", "admin")}
     assert calls == {name for name in EVENTS if name in methods}
+
+
+def test_after_a_full_disk_a_record_has_its_own_line_and_says_what_was_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = AuditLog(str(tmp_path / "audit"))
+    for name in ("first", "lost", "last"):
+        size = (tmp_path / "audit").stat().st_size
+        if name == "lost":
+            limit_files(size + 20)
+        try:
+            made.record("logging", "http", "127.0.0.1:1", "", model=name)
+            if name == "lost":
+                until(lambda: "--audit-log cannot be written: File too large" in caplog.text)
+            else:
+                until(lambda name=name: f'"{name}"' in (tmp_path / "audit").read_text())
+        finally:
+            limit_files(-1)
+    made.close()
+    first, cut, last = (tmp_path / "audit").read_text().splitlines()
+    assert len(cut) == 20
+    assert (json.loads(first)["model"], json.loads(last)["model"]) == ("first", "last")
+    assert json.loads(last)["left_out_before"] == 1

@@ -5,8 +5,9 @@ Rules:
     inference too, that was refused because of who asked (401, 403). Reading is not recorded.
  2. A thread writes the lines, so the loop never waits for the disk. Records are left out while more than HELD_BYTES
     wait to be written. Refusals, which anybody can cause, are also left out beyond REFUSALS_PER_SECOND; changes are
-    not. The next record that is written says how many were left out.
- 3. Text from clients is cut to LONGEST characters, and JSON escapes line breaks in it: one line is one record.
+    not. The next record that is written says how many were left out, those that the disk did not take included.
+ 3. Text from clients is cut to LONGEST characters, and JSON escapes line breaks in it: one line is one record. Where a
+    record was written in part, which a full disk can cause, the next one begins a new line.
  4. The file can be read by its owner only. It is appended to, and opened again on SIGHUP.
 """
 
@@ -62,7 +63,7 @@ class AuditLog:
         """`target`: a file's path, or `stderr`. Raises OSError when the file cannot be opened."""
         self._path = None if target == STDERR else Path(target)
         self._fd = self._open()
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[bytes, int]] = deque()  # and how many were left out before it
         self._held = 0
         self._left_out = 0
         self._refusals = float(REFUSALS_PER_SECOND)
@@ -98,7 +99,8 @@ class AuditLog:
         if what not in EVENTS and not refused:
             return
         if refused and not self._may_refuse():
-            self._left_out += 1
+            with self._news:
+                self._left_out += 1
             return
         now = time.time()
         row: dict[str, Any] = {
@@ -128,37 +130,46 @@ class AuditLog:
 
     def _put(self, row: dict[str, Any]) -> None:
         with self._news:
-            if self._left_out:
-                row["left_out_before"] = self._left_out
+            before, self._left_out = self._left_out, 0
+            if before:
+                row["left_out_before"] = before
             line = json.dumps(row).encode() + b"\n"
             if self._held + len(line) > HELD_BYTES:
-                self._left_out += 1
+                self._left_out = before + 1
                 return
-            self._left_out = 0
-            self._lines.append(line)
+            self._lines.append((line, before))
             self._held += len(line)
             self._news.notify()
 
     def _write(self) -> None:
-        told = False
+        told = cut = False
+        lost = 0  # records that were not written since the last one that was
         while True:
             with self._news:
                 while not self._lines:
                     if self._closing:
                         return
                     self._news.wait()
-                line = self._lines.popleft()
+                line, before = self._lines.popleft()
                 fd = self._fd
+            size, at = len(line), 0
+            if lost:
+                line = json.dumps({**json.loads(line), "left_out_before": lost + before}).encode() + b"\n"
+            if cut:
+                line = b"\n" + line
             try:
-                at = 0
                 while at < len(line):
                     at += os.write(fd, line[at:])
+                told = cut = False
+                lost = 0
             except OSError as error:
                 if not told:
                     log.error("--audit-log cannot be written: %s", error.strerror)
                 told = True
+                cut = cut if at == 0 else line[at - 1 : at] != b"\n"
+                lost += before + 1
             with self._news:
-                self._held -= len(line)
+                self._held -= size
 
     def reopen(self) -> None:
         """Opens the file again by its name, after it was moved. If that fails, raises OSError and keeps the old one."""

@@ -117,7 +117,13 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         if "/" in plain or plain in (".", "..") or "\0" in plain:
             raise Internal(f"Unable to open shared memory region: '{key}'")
         try:
-            fd = os.open(f"{FOLDER}/{plain}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # another process may hold a lease on the object, for which open() would wait until it gives that up
+            fd = os.open(f"{FOLDER}/{plain}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except BlockingIOError:
+            raise Internal(
+                f"Unable to open shared memory region: '{key}': another process holds a lease on it; register it again "
+                "when that has been given up"
+            ) from None
         except OSError as error:
             why = f": {error.strerror}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
             raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None

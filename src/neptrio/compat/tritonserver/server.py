@@ -22,7 +22,7 @@ from neptrio.compat.tritonserver.options import Options
 from neptrio.embedded import control
 from neptrio.embedded.engine import OwnThread
 from neptrio.embedded.server import Server as EmbeddedServer
-from neptrio.logs import FloodFilter, LevelFilter, LineFormat
+from neptrio.logs import FloodFilter, LevelFilter, LineFormat, LogFile
 from neptrio.server import Server as CoreServer
 from neptrio.settings import Settings
 
@@ -97,7 +97,7 @@ def _start_log(settings: Settings) -> logging.Handler:
     """Sends the server's log to a file or to stderr, and leaves the program's own logging alone."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if settings.log_file:
-        handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
+        handler = LogFile(settings.log_file, handler)
     handler.setFormatter(LineFormat(settings.log_format == "ISO8601"))
     handler.addFilter(LevelFilter(settings))
     handler.addFilter(FloodFilter())
