@@ -64,6 +64,14 @@ def check_none(responses: Any, instance: str) -> None:
         )
 
 
+def response_of_rescheduled(response: Any) -> str:
+    """What is wrong with `response`, which execute() returned for a request that it wants to execute again."""
+    return (
+        "Expected a None object in the execute function return list for reschduled request, found type "
+        f"'{type(response).__name__}'"
+    )
+
+
 def check_completed(returned: Any, model: str) -> dict[str, Any]:
     """The configuration that auto_complete_config returned. Raises AnswerError."""
     if not isinstance(returned, ModelConfig):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests.sequences.models import Stream, listing, rest, tensors
@@ -451,3 +452,49 @@ def test_warm_up_samples_are_sequences(
             stream.send(model, ids[0], "e", 6)
             seen, _ = json.loads(stream.receive()["OUTPUT"])
             assert seen[2] == [[5, 7, 1, 0, 1, ids[0]]], "the warm-up left something behind"
+
+
+BOTH = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        out = []
+        for request in requests:
+            how = int(pb.get_input_tensor_by_name(request, "INPUT").as_numpy().flat[0])
+            response = pb.InferenceResponse([pb.Tensor("OUTPUT", np.array([[how]], np.int32))])
+            out.append(None)
+            if how == 1:
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                out[-1] = response
+            elif how == 2:
+                sender = request.get_response_sender()
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            else:
+                out[-1] = response
+        return out
+"""
+
+
+@in_both_places
+def test_a_request_that_is_answered_is_not_executed_again(tmp_path: Path, isolated: bool) -> None:
+    """One that got a response and is to be executed again fails; one whose final response was sent is done."""
+    write_model(tmp_path, "m", ITERATIVE_CONFIG + ISOLATION[isolated], {"1/model.py": BOTH})
+    with ServerProcess(tmp_path) as server, Stream(server) as stream:
+        stream.send("m", 0, "", 1)
+        with pytest.raises(
+            InferenceServerException,
+            match="Expected a None object in the execute function return list for reschduled request, found type "
+            "'InferenceResponse'",
+        ):
+            stream.receive()
+        stream.send("m", 0, "", 2)
+        assert stream.receive()["OUTPUT"] == 2
+        stream.send("m", 0, "", 3)
+        assert stream.receive()["OUTPUT"] == 3
+        until(lambda: listing(server, "m")["slots_used"] == 0)
+        with httpclient.InferenceServerClient(server.http) as client:
+            (row,) = client.get_inference_statistics("m")["model_stats"]
+        assert row["execution_count"] == 3

@@ -39,6 +39,7 @@ log = logging.getLogger("neptrio.sequence")
 
 QUEUED = int(RequestState.QUEUED)
 TAKEN = int(RequestState.TAKEN)
+DONE = int(RequestState.DONE)
 RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 QUEUE_START = int(Timestamp.QUEUE_START)
 
@@ -249,7 +250,7 @@ class SequenceScheduler(Scheduler):
             sequence = self._flights.pop(request, None)
             if sequence is None:
                 continue  # a null request
-            rescheduled = request.release_flags & RESCHEDULE and batch.error is None
+            rescheduled = request.release_flags & RESCHEDULE and batch.error is None and request.state != DONE
             if self.config.iterative and not rescheduled:
                 self.table.end(sequence, transitions.END, now)
             self.table.finish(sequence, now)
@@ -265,6 +266,11 @@ class SequenceScheduler(Scheduler):
         sequence = self._flights.get(request)
         if not self.config.iterative:
             super().reschedule(request)
+        elif request.state == DONE:
+            log.error(
+                "model '%s' has answered a request for good and wants to execute it again: it is not executed",
+                self.model.name,
+            )
         elif sequence is not None:
             request.release_flags = RESCHEDULE  # its batch is not back yet; _finished() will requeue it
         elif request.scheduler_data is None:  # warm-up samples and null requests are executed only once

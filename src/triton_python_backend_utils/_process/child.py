@@ -29,6 +29,7 @@ from .._execute import (
     check_none,
     described,
     failure_text,
+    response_of_rescheduled,
     said_ready,
 )
 from .._request import (
@@ -425,7 +426,9 @@ class Child:
             back = request._channel
             if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 back.close()
-                answers.append("reschedule")
+                answers.append(
+                    "reschedule" if response is None else self._failed(response_of_rescheduled(response))
+                )
             elif self.decoupled or (response is None and back.taken):
                 answers.append("open")
             elif isinstance(response, InferenceResponse):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .._execute import check_count, check_none, failure_text
+from .._execute import check_count, check_none, failure_text, response_of_rescheduled
 from .._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
 from .._sender import Channel
 from . import tracing
@@ -446,7 +446,11 @@ class RingChild(Child):
             back = request._channel
             if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 back.close()
-                answers.append(self.ends.RESCHEDULED_ANSWER)
+                answers.append(
+                    self.ends.RESCHEDULED_ANSWER
+                    if response is None
+                    else self._failed_text(response_of_rescheduled(response))
+                )
             elif self.decoupled or (response is None and back.taken):
                 answers.append(self.ends.OPEN_ANSWER)
             elif isinstance(response, InferenceResponse):

@@ -26,6 +26,7 @@ from triton_python_backend_utils._execute import (
     check_count,
     check_none,
     failure_text,
+    response_of_rescheduled,
 )
 from triton_python_backend_utils._sender import Channel
 
@@ -240,7 +241,7 @@ class ModelRunner:
                 if response is None:
                     self.completions.post(Reschedule(request))
                     continue
-                answers.append(self._failed("a request that is rescheduled must have None as its response"))
+                answers.append(self._failed(response_of_rescheduled(response)))
             elif self.decoupled:
                 answers.append(None)
             elif response is None:
