@@ -201,3 +201,27 @@ def test_a_small_cache_evicts_the_least_recently_used(tmp_path: Path) -> None:
         assert value(text, "nv_cache_num_misses_per_model", **labels) == 5
         assert value(text, "nv_cache_hit_duration_per_model", **labels) >= 0
         assert value(text, "nv_cache_miss_duration_per_model", **labels) > 0
+
+
+def test_requests_that_wait_for_an_equal_one_count_in_the_queue(tmp_path: Path) -> None:
+    queue = " dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
+    gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=CACHED + queue, size=1)
+    answers: list[str] = []
+    with (
+        ServerProcess(tmp_path / "repository", "--cache-config=local,size=100000,coalesce=true") as server,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        for _ in range(4):
+            client.async_infer(
+                "gate",
+                tensor(grpcclient, 7),
+                lambda result, error: answers.append("ok" if error is None else str(error)),
+            )
+            client.get_inference_statistics("gate")  # behind it on the same connection
+        gate.started()
+        until(lambda: len(answers) == 1, "one too many is refused")
+        assert "Exceeds maximum queue size" in answers[0]
+        gate.go()
+        until(lambda: len(answers) == 4, "the others are answered")
+        assert answers[1:] == ["ok"] * 3
+    gate.close()

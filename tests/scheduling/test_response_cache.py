@@ -94,9 +94,17 @@ class Inner(Scheduler):
     def __init__(self) -> None:
         self.held: list[InferRequest] = []
         self.cancelled: list[InferRequest] = []
+        self.refuses = False
+        self.most = 0  # requests that may wait
 
     def enqueue(self, request: InferRequest) -> None:
+        if self.refuses:
+            raise TritonError("full")
         self.held.append(request)
+
+    def expect_place(self, request: InferRequest, beside: int) -> None:
+        if self.most and beside >= self.most:
+            raise TritonError("full")
 
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
@@ -185,3 +193,52 @@ def test_followers_of_a_failed_request_go_on_alone() -> None:
     assert world.inner.held == [first, second]
     complete(second, InferResponse(tensors(1, 2)), True)
     assert b.values == [{"T0": 1, "T1": 2}] and world.core.inflight == 0
+
+
+class Cancels(Sink):
+    """Cancels another request when it is answered."""
+
+    def __init__(self, world: World, other: InferRequest) -> None:
+        super().__init__()
+        self.world, self.other = world, other
+
+    def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
+        super().respond(request, response, final)
+        self.other.cancelled = True
+        self.world.scheduler.cancel(self.other)
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["answered", "refused"])
+def test_a_follower_that_is_cancelled_while_another_is_answered_is_answered_once(failed: bool) -> None:
+    world = World(coalesce=True)
+    first, _ = world.send(1)
+    second, _ = world.send(1)
+    third, c = world.send(1)
+    second.responder = Cancels(world, third)
+    world.inner.refuses = failed
+    complete(
+        first,
+        InferResponse(None if failed else tensors(10, 20), TritonError("bad") if failed else None),
+        True,
+    )
+    assert c.values == ["request cancelled"]
+    assert world.inner.held == [first]
+    assert world.core.inflight == 0
+    assert world.scheduler.statistics().queued == len(world.inner.held)
+
+
+def test_followers_count_as_waiting() -> None:
+    world = World(coalesce=True)
+    world.inner.most = 2
+    first, _ = world.send(1)
+    followers = [world.send(1) for _ in range(2)]
+    with pytest.raises(TritonError, match="full"):
+        world.send(1)
+    world.core.inflight -= 1  # what admission takes back for a refused one
+    world.scheduler.cancel(followers[0][0])
+    world.send(1)
+    with pytest.raises(TritonError, match="full"):
+        world.send(1)
+    complete(first, InferResponse(tensors(10, 20)), True)
+    assert followers[1][1].values == [{"T0": 10, "T1": 20}]
+    assert world.scheduler.statistics().queued == len(world.inner.held)

@@ -128,12 +128,12 @@ class Call(Responder):
     def abandon(self) -> None:
         """The caller reads no more responses, and lets the request run: the model need not wait any more."""
         if not self._ended:
-            self._engine.soon(lambda: self._less(math.inf))
+            self._engine.later(lambda: self._less(math.inf))
 
     def cancel(self) -> None:
         """Cancels the request if it has not ended: its caller reads no more responses."""
         if not self._ended:
-            self._engine.soon(self._cancel)
+            self._engine.later(self._cancel)
 
     def _cancel(self) -> None:
         if not self._ended:

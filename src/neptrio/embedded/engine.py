@@ -114,7 +114,12 @@ class Engine:
         if threading.get_ident() == self._thread:
             function()
             self.core.loop.loop_pass.soon()
-            return
+        else:
+            self.later(function)
+
+    def later(self, function: Callable[[], object]) -> None:
+        """Runs `function` on the server's thread with the next completions, whatever thread this is. For all that a
+        finalizer may call: iterators and generators end at any moment, in the middle of a scheduler's loop too."""
         with self._lock:
             if not self._closed:
                 self.core.completions.post(_Soon(function))

@@ -99,6 +99,14 @@ class Scheduler(ABC):
         """Raises Unavailable if the queue is so full that any request would be refused now. Called before a large
         body is decoded; later enqueue() decides."""
 
+    def level_of(self, request: InferRequest) -> int:
+        """The index of the level of the queue that the request would wait in."""
+        return 0
+
+    def expect_place(self, request: InferRequest, beside: int) -> None:
+        """Raises Unavailable if the request's level of the queue would be full while `beside` more requests of that level
+        wait outside of it."""
+
     @abstractmethod
     def dispatch(self, now_ns: int) -> None:
         """Forms batches and submits them while instances are free. Called at the end of a loop pass."""

@@ -7,14 +7,19 @@ Rules:
  4. With coalescing, a request that equals one in flight follows it: it gets a copy of the answer, or is
     executed itself when that one failed or was cancelled. A follower that is cancelled is answered as
     cancelled, and nothing else changes.
+ 5. Followers count as waiting requests: they are refused where the model's queue would be full with them in it.
+ 6. Answering a follower may bring its client back at once, with a cancellation of another one too. So those that were not
+    answered stay in the list, where cancel() finds them.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+from collections import Counter, deque
 
 import neptrio.request.device_memory as device_memory
-from neptrio.errors import Cancelled, TritonError
+from neptrio.errors import Cancelled, Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import (
     InferRequest,
@@ -26,6 +31,8 @@ from neptrio.request.infer_request import (
 )
 from neptrio.scheduling.base import Scheduler, SchedulerStatistics, ServedModel
 from neptrio.scheduling.response_cache import ResponseCache, request_key
+
+log = logging.getLogger("neptrio.cache")
 
 QUEUE_START = int(Timestamp.QUEUE_START)
 LOOKUP_START = int(Timestamp.CACHE_LOOKUP_START)
@@ -47,7 +54,8 @@ class CachingScheduler(Scheduler):
         self._model = model
         # part of every key, so that a reloaded model starts with no answers
         self._load = f"{model.version}/{next(_LOADS)}"
-        self._followers: dict[bytes, list[InferRequest]] = {}
+        self._followers: dict[bytes, deque[InferRequest]] = {}
+        self._waiting: Counter[int] = Counter()  # followers by level of the model's queue
 
     def enqueue(self, request: InferRequest) -> None:
         if device_memory.in_use() and any(t.memory_kind == GPU for t in request.inputs):
@@ -77,13 +85,16 @@ class CachingScheduler(Scheduler):
         if self.cache.coalesce:
             followers = self._followers.get(key)
             if followers is not None:
+                level = self.inner.level_of(request)
+                self.inner.expect_place(request, self._waiting[level])
+                self._waiting[level] += 1
                 request.state = QUEUED
                 request.scheduler = self
                 request.scheduler_data = followers
                 followers.append(request)
                 self.inner.arrived(request)
                 return
-            self._followers[key] = []
+            self._followers[key] = deque()
         try:
             self.inner.enqueue(request)
         except BaseException:
@@ -94,6 +105,7 @@ class CachingScheduler(Scheduler):
         followers = self._followers.get(request.cache_key) if request.cache_key is not None else None
         if followers is not None and request in followers:
             followers.remove(request)
+            self._waiting[self.inner.level_of(request)] -= 1
             request.cache_key = None  # its answer must not be stored
             self.inner.left(request)
             complete(request, InferResponse(None, Cancelled()), True)
@@ -119,7 +131,12 @@ class CachingScheduler(Scheduler):
             self._release(key, None)
 
     def _release(self, key: bytes, response: InferResponse | None) -> None:
-        for follower in self._followers.pop(key, ()):
+        followers = self._followers.get(key)
+        if followers is None:
+            return
+        while followers:
+            follower = followers.popleft()
+            self._waiting[self.inner.level_of(follower)] -= 1
             follower.cache_key = None
             wanted = self._model.output_names
             if follower.outputs is not None:
@@ -136,14 +153,18 @@ class CachingScheduler(Scheduler):
                 self.inner.enqueue(follower)
             except TritonError as error:
                 complete(follower, InferResponse(None, error), True)
+            except Exception as error:  # the others wait for their turn
+                log.exception("a request of model '%s' could not be queued", self._model.name)
+                failure = Internal(f"the request could not be queued: {error}", reason=Reason.OTHER)
+                complete(follower, InferResponse(None, failure), True)
+        self._followers.pop(key, None)
 
     def dispatch(self, now_ns: int) -> None:
         self.inner.dispatch(now_ns)
 
     def statistics(self) -> SchedulerStatistics:
         held = self.inner.statistics()
-        waiting = sum(len(followers) for followers in self._followers.values())
-        return SchedulerStatistics(held.queued + waiting, held.executing)
+        return SchedulerStatistics(held.queued + sum(self._waiting.values()), held.executing)
 
     def flush(self) -> None:
         self.inner.flush()

@@ -150,6 +150,16 @@ class DynamicScheduler(Scheduler):
             self._model.counters.refused += 1  # as admission counts a request that enqueue() refuses
             raise self._refusal("")
 
+    def level_of(self, request: InferRequest) -> int:
+        levels = len(self.policy.levels)
+        return (request.priority if 0 < request.priority <= levels else self.policy.default_level) - 1
+
+    def expect_place(self, request: InferRequest, beside: int) -> None:
+        level = self.level_of(request)
+        most = self.policy.levels[level].max_size
+        if most and self._queue.sizes()[level] + beside >= most:
+            raise self._refusal(request.id)
+
     def cancel(self, request: InferRequest) -> None:
         if self._queue.remove(request) or withdraw(request):
             self._cancelled += 1
