@@ -90,6 +90,9 @@ cdef class DefaultQueue(RequestQueue):
                 instance = self.pool.available(depth)
                 if instance is None:
                     break
+                if (self.head == self.tail or self.places[self.head] is not request
+                        or request.state != QUEUED):  # a grant of the rate limiter has answered somebody who cancelled it
+                    continue
                 self.leave()
                 request.state = TAKEN
                 instance = self.pool.nearest(instance, request)

@@ -224,6 +224,8 @@ class DynamicScheduler(Scheduler):
                 if instance is None:
                     wanting = True
                     break
+                if pool.limited and not (queue.size and queue.decide(now_ns, self._flushing)):
+                    continue  # a grant has answered somebody who cancelled what was chosen
                 reason, wait = queue.reason, queue.oldest_wait_ns
                 requests = queue.take()
                 self._count(requests, reason, wait)

@@ -27,6 +27,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ from neptrio.request.infer_request import (
 )
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
 from neptrio.scheduling.ensemble_graph import Graph, Step
+
+log = logging.getLogger("neptrio.ensemble")
 
 QUEUE_START = int(Timestamp.QUEUE_START)
 COMPUTE_START = int(Timestamp.COMPUTE_START)
@@ -348,7 +351,10 @@ class EnsembleScheduler(Scheduler):
                 spent_us = (monotonic_ns() - request.timestamp(QUEUE_START)) // 1000
                 child.timeout_us = max(1, request.timeout_us - spent_us)
             self.admission.submit(child)
-        except TritonError as error:
+        except Exception as error:
+            if not isinstance(error, TritonError):
+                log.exception("a step of ensemble '%s' could not be started", request.model_name)
+                error = Internal(f"step '{step.model_name}' could not be started: {error}")
             if walk.children.pop(child, None) is not None:
                 frame.running -= 1
                 self.ended(step)

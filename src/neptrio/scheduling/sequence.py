@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from neptrio.config.sequence_config import SequenceConfig
 from neptrio.errors import Cancelled, InvalidArgument, Reason, TritonError, Unavailable
@@ -87,6 +89,7 @@ class SequenceScheduler(Scheduler):
         self._loop = loop
         self._instances: list[Instance | None] = list(pool.instances)  # by the index that the slot table uses
         self._flights: dict[InferRequest, Sequence] = {}
+        self._effects: deque[tuple[int, Any]] = deque()  # of the table, that are not carried out yet
         model.state_outputs = self.state.output_names
         self._made = self.controls.names | self.state.names
         self._server_ids = itertools.count(1)
@@ -314,22 +317,26 @@ class SequenceScheduler(Scheduler):
         self._arm()
 
     def _act(self) -> None:
-        """Carries out the effects that the table has collected."""
-        table = self.table
-        while table.effects:
-            effects, table.effects = table.effects, []
-            for kind, subject in effects:
-                if kind == slots.ENDED:
-                    self._ended(subject)
-                elif kind == slots.DRAINED:
-                    self._drained(subject)
-                elif kind == slots.CANCELLED:
-                    complete(subject, InferResponse(None, Cancelled()), True)
-                else:
-                    error = Unavailable(
-                        "timeout of the corresponding sequence has been expired", reason=Reason.REJECTED
-                    )
-                    complete(subject, InferResponse(None, error), True)
+        """Carries out the effects that the table has collected, in their order: who is answered may come back at once and
+        have more of them carried out, which begins with those that are left."""
+        effects = self._effects
+        while True:
+            effects.extend(self.table.effects)
+            self.table.effects = []
+            if not effects:
+                break
+            kind, subject = effects.popleft()
+            if kind == slots.ENDED:
+                self._ended(subject)
+            elif kind == slots.DRAINED:
+                self._drained(subject)
+            elif kind == slots.CANCELLED:
+                complete(subject, InferResponse(None, Cancelled()), True)
+            else:
+                error = Unavailable(
+                    "timeout of the corresponding sequence has been expired", reason=Reason.REJECTED
+                )
+                complete(subject, InferResponse(None, error), True)
         self._loop.loop_pass.mark(self)
 
     def _ended(self, sequence: Sequence) -> None:
