@@ -1,16 +1,21 @@
-"""Resource limits of a model's process. The process sets them itself before it imports the model."""
+"""Resource limits of a model's process. The process sets them itself before it imports the model.
+
+As a program it sets limits and then becomes another program, which a model brings: `LIMITS PROGRAM ARGUMENT...`. Until
+then nothing of the model has an effect: its environment variables come with PREFIX before their names.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import glob
+import json
 import os
 import resource
+import sys
 from typing import Any
 
-import numpy as np
-
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+PREFIX = "MODEL_"
 
 
 def apply(limits: dict[str, Any]) -> None:
@@ -47,6 +52,8 @@ def _become(uid: int, gid: int) -> None:
 def _blas_threads(count: int) -> None:
     """Sets the threads of numpy's OpenBLAS. The template has loaded it, with one thread, so that environment variables
     no longer have an effect on it."""
+    import numpy as np
+
     place = os.path.join(os.path.dirname(os.path.dirname(np.__file__)), "numpy.libs", "*openblas*")
     for file in glob.glob(place):
         library = ctypes.CDLL(file)
@@ -59,3 +66,17 @@ def _blas_threads(count: int) -> None:
             if function is not None:
                 function(count)
                 return
+
+
+def become(arguments: list[str]) -> None:
+    """Sets the limits that the first argument says (JSON), then executes the program that follows.
+
+    Raises OSError.
+    """
+    apply(json.loads(arguments[0]))
+    environ = {name[len(PREFIX) :]: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    os.execve(arguments[1], arguments[1:], environ)
+
+
+if __name__ == "__main__":
+    become(sys.argv[1:])

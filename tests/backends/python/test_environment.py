@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 import tarfile
@@ -37,6 +38,11 @@ class TritonPythonModel:
         answer = np.array([sys.prefix, only_here.VALUE], dtype=object)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
 """
+
+
+def interpreter(path: str, model_dir: Path, cache: Path) -> str:
+    """That of a model without a user or limits."""
+    return environment_python(path, model_dir, cache, dict(os.environ), {})
 
 
 @pytest.fixture(scope="module")
@@ -90,28 +96,28 @@ def test_content_decides(tmp_path: Path, archive: Path) -> None:
     cache = tmp_path / "cache"
     copy = tmp_path / "copy.tgz"
     shutil.copy(archive, copy)
-    first = environment_python(str(archive), tmp_path, cache)
-    assert environment_python("$$TRITON_MODEL_DIRECTORY/copy.tgz", tmp_path, cache) == first
+    first = interpreter(str(archive), tmp_path, cache)
+    assert interpreter("$$TRITON_MODEL_DIRECTORY/copy.tgz", tmp_path, cache) == first
     assert [path.name for path in cache.iterdir() if path.is_dir()] == [Path(first).parent.parent.name]
     with tarfile.open(copy, "w:gz") as tar:  # a folder in front of it all
         tar.add(Path(first).parent.parent, "env")
-    second = environment_python(str(copy), tmp_path, cache)
+    second = interpreter(str(copy), tmp_path, cache)
     assert second != first and second.endswith("/env/bin/python")
 
 
 def test_an_interrupted_unpacking_is_done_again(tmp_path: Path, archive: Path) -> None:
-    python = Path(environment_python(str(archive), tmp_path, tmp_path))
+    python = Path(interpreter(str(archive), tmp_path, tmp_path))
     folder = python.parent.parent
     (folder / COMPLETE).unlink()
     (folder / "left").touch()
-    assert environment_python(str(archive), tmp_path, tmp_path) == str(python)
+    assert interpreter(str(archive), tmp_path, tmp_path) == str(python)
     assert not (folder / "left").exists() and (folder / COMPLETE).exists()
 
 
 def test_many_at_once_unpack_once(tmp_path: Path, archive: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "neptrio.python")
     found: list[str] = []
-    ask = lambda: found.append(environment_python(str(archive), tmp_path, tmp_path))  # noqa: E731
+    ask = lambda: found.append(interpreter(str(archive), tmp_path, tmp_path))  # noqa: E731
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
@@ -162,7 +168,7 @@ def test_members_that_lead_out(tmp_path: Path, members: list[tuple], text: str) 
         for made, data in [PYTHON, *members]:
             tar.addfile(made, io.BytesIO(data))
     with pytest.raises(InvalidArgument, match="member '") as info:
-        environment_python(str(path), tmp_path, cache)
+        interpreter(str(path), tmp_path, cache)
     assert text in str(info.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["evil.tar.gz", "inner"]
     assert [p.suffix for p in cache.iterdir()] == [".lock"]  # nothing of it stays
@@ -174,7 +180,7 @@ def test_modes(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         for entry, data in (PYTHON, made, member("bin/data.txt")):
             tar.addfile(entry, io.BytesIO(data))
-    python = Path(environment_python(str(tmp_path / "a.tar.gz"), tmp_path, tmp_path / "cache"))
+    python = Path(interpreter(str(tmp_path / "a.tar.gz"), tmp_path, tmp_path / "cache"))
     assert (python.parent / "tool").stat().st_mode & 0o7777 == 0o755
 
 
@@ -190,18 +196,18 @@ def test_files_that_are_no_archive(tmp_path: Path, content: bytes, text: str) ->
     path = tmp_path / "env.tar.gz"
     path.write_bytes(content)
     with pytest.raises(InvalidArgument, match=text):
-        environment_python(str(path), tmp_path, tmp_path / "cache")
+        interpreter(str(path), tmp_path, tmp_path / "cache")
 
 
 def test_an_archive_without_python_or_cut_off(tmp_path: Path, archive: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         tar.addfile(member("lib/x")[0], io.BytesIO(b"x"))
     with pytest.raises(InvalidArgument, match="the archive has no bin/python"):
-        environment_python(str(tmp_path / "a.tar.gz"), tmp_path, tmp_path / "cache")
+        interpreter(str(tmp_path / "a.tar.gz"), tmp_path, tmp_path / "cache")
     whole = archive.read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InvalidArgument, match="cannot be unpacked"):
-        environment_python(str(tmp_path / "cut.tar.gz"), tmp_path, tmp_path / "cache")
+        interpreter(str(tmp_path / "cut.tar.gz"), tmp_path, tmp_path / "cache")
 
 
 def test_a_model_says_what_is_wrong_with_its_archive(tmp_path: Path) -> None:
@@ -284,7 +290,7 @@ def test_conda_unpack_knows_nothing_of_our_environment(
     packed = conda_packed(archive, tmp_path)
     for name in ("PYTHONHOME", "PYTHONPATH"):
         monkeypatch.setenv(name, str(tmp_path / "nowhere"))
-    python = environment_python(str(packed), tmp_path, tmp_path / "cache")
+    python = interpreter(str(packed), tmp_path, tmp_path / "cache")
     assert (Path(python).parent.parent / "runs").is_file()
 
 
@@ -293,7 +299,7 @@ def test_conda_unpack_that_fails_is_told(
 ) -> None:
     """The environment may serve all the same: a Triton server does not run it at all."""
     packed = conda_packed(archive, tmp_path, refuses=True)
-    python = Path(environment_python(str(packed), tmp_path, tmp_path / "cache"))
+    python = Path(interpreter(str(packed), tmp_path, tmp_path / "cache"))
     assert python.is_file() and (python.parent.parent / COMPLETE).exists()
     assert caplog.messages == [f"conda-unpack of '{packed}' failed: no prefix here\n"]
 

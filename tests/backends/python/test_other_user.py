@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import socket
+import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +89,48 @@ def test_a_model_runs_as_the_user_that_it_names(repository: Path) -> None:
         found = look(server, "both")
         assert found["users"] == [NOBODY] * 3 and found["groups"] == [[GROUP] * 3, [GROUP]]
         assert found["preloaded"] == [NOBODY] * 3  # which is the model's code, too
+
+
+WRAPPER = """#!/bin/sh
+root=$(cd "$(dirname "$0")/.." && pwd)
+echo "$(id -u) $(id -g) ${SECRET-none} ${WORD-none} $(ulimit -d)" >> "$root/runs"
+exec PYTHON "$@"
+"""
+
+
+def environment(folder: Path) -> Path:
+    """An archive whose interpreter notes as whom, and with what, it runs; and so does its conda-unpack."""
+    wrapper = WRAPPER.replace("PYTHON", sys.executable).encode()
+    path = folder / "env.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in (("bin/python", wrapper), ("bin/conda-unpack", b"print('unpacked')\n")):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o755
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_all_that_an_archive_brings_runs_as_the_model(repository: Path) -> None:
+    """Its interpreter is the model's, too: it must not begin as the server and change then."""
+    given = {
+        "EXECUTION_ENV_PATH": f"{environment(repository)}",
+        "ENVIRONMENT": "WORD=known",
+        "MEMORY_LIMIT_BYTES": f"{4 << 30}",
+    }
+    more = "".join(
+        f' parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}' for key, text in given.items()
+    )
+    cache = repository / "cache"
+    models = repository / "models"
+    python_model(models, "both", MODEL.replace("    PRELOAD\n", "\n"), TEXT + BOTH + more)
+    flags = (f"--backend-config=python,environment-cache-directory={cache}", "--exit-on-error=false")
+    with ServerProcess(models, *flags, env={**os.environ, "SECRET": "told"}):
+        (runs,) = cache.glob("*/runs")
+    lines = runs.read_text().splitlines()
+    assert len(lines) >= 2  # conda-unpack, and the model's process
+    assert {line.rpartition(" ")[0] for line in lines} == {f"{NOBODY} {GROUP} none known"}
+    assert lines[0].endswith(f" {(4 << 30) // 1024}")  # the model's process may have a control group instead
+    assert runs.parent.stat().st_uid == NOBODY and runs.parent.name.endswith(f"-{NOBODY}-{GROUP}")
 
 
 @pytest.mark.skipif(SANITIZED, reason="the sanitizers' library does not forward the call")

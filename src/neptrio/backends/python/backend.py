@@ -56,7 +56,7 @@ def python_of(context: LoadContext) -> str | None:
     if not path:
         return None
     cache = cache_directory(context.settings.backend_settings("python"))
-    return environment_python(path, context.model_dir, cache)
+    return environment_python(path, context.model_dir, cache, *resources(context))
 
 
 def initialize_seconds(context: LoadContext, backend: str = "python") -> float:

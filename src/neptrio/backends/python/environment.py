@@ -7,8 +7,10 @@ Rules of archives:
  2. No member may lead out of that folder: no absolute name, no `..`, no device, no link to something outside, no name
     that passes through a link or replaces one. The exception is bin/python*, which in a virtual environment is a link
     to the interpreter that made it.
- 3. Members belong to this process's user, without set-user-id bits, writable by nobody else.
+ 3. Members belong to the user that the model runs as, without set-user-id bits, writable by nobody else. Each user has
+    folders of its own. Nobody else reaches a folder before it is complete.
  4. An archive that needs more space than the disk has is refused while it is unpacked.
+ 5. What an archive brings runs as the model: with its user, variables and limits (conda-unpack).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from neptrio.backends.python.limits import launched
 from neptrio.errors import InvalidArgument
 
 log = logging.getLogger("neptrio.python")
@@ -58,8 +61,11 @@ def variables(python: str, given: dict[str, str]) -> dict[str, str]:
     return kept
 
 
-def environment_python(path: str, model_dir: Path, cache: Path) -> str:
-    """The interpreter of an EXECUTION_ENV_PATH. Raises InvalidArgument when there is none."""
+def environment_python(
+    path: str, model_dir: Path, cache: Path, environ: dict[str, str], limits: dict[str, Any]
+) -> str:
+    """The interpreter of an EXECUTION_ENV_PATH; `environ` and `limits` are those of the model's processes. Raises
+    InvalidArgument when there is none."""
     place = Path(path.replace("$$TRITON_MODEL_DIRECTORY", str(model_dir)))
     if place.is_dir():
         python = place / "bin" / "python"
@@ -75,7 +81,7 @@ def environment_python(path: str, model_dir: Path, cache: Path) -> str:
         )
     with _lock:
         try:
-            return _unpacked(place, cache)
+            return _unpacked(place, cache, environ, limits)
         except (OSError, EOFError, tarfile.TarError) as error:
             raise InvalidArgument(
                 f"EXECUTION_ENV_PATH '{place}' cannot be unpacked into '{cache}': {error}"
@@ -91,17 +97,20 @@ def _digest(archive: Path) -> str:
     return _digests[key]
 
 
-def _unpacked(archive: Path, cache: Path) -> str:
-    digest = _digest(archive)
-    folder = cache / digest
+def _unpacked(archive: Path, cache: Path, environ: dict[str, str], limits: dict[str, Any]) -> str:
+    user = limits.get("user")
+    name = _digest(archive) if user is None else f"{_digest(archive)}-{user[0]}-{user[1]}"
+    folder = cache / name
     if not (folder / COMPLETE).is_file():
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (cache / f"{digest}.lock").open("w") as lock:
+        if user is not None:  # it has to pass through, to what it knows the name of
+            cache.chmod(cache.stat().st_mode | 0o111)
+        with (cache / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / COMPLETE).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
                 try:
-                    _unpack(archive, folder)
+                    _unpack(archive, folder, environ, limits)
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
@@ -123,7 +132,8 @@ def _python_in(folder: Path) -> Path | None:
     return None
 
 
-def _unpack(archive: Path, folder: Path) -> None:
+def _unpack(archive: Path, folder: Path, environ: dict[str, str], limits: dict[str, Any]) -> None:
+    user, group = limits.get("user") or (os.getuid(), os.getgid())
     log.info("unpacking '%s' into '%s'", archive, folder)
     folder.mkdir(mode=0o700)
     options: dict[str, Any] = {}
@@ -139,27 +149,35 @@ def _unpack(archive: Path, folder: Path) -> None:
                 raise InvalidArgument(
                     f"EXECUTION_ENV_PATH '{archive}': no space for member '{member.name}' ({member.size} bytes)"
                 )
-            member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+            member.uid, member.gid, member.uname, member.gname = user, group, "", ""
             member.mode = member.mode & 0o755 | stat.S_IRUSR | stat.S_IWUSR
             if member.isdir():
                 member.mode |= stat.S_IXUSR
             tar.extract(member, folder, **options)
+    if limits.get("user"):
+        os.chown(folder, user, group)  # only now: what is extracted later could be led elsewhere
     python = _python_in(folder)
     fix = python.parent / "conda-unpack" if python is not None else None
     if python is not None and fix is not None and fix.is_file():
         try:
+            program, env = launched(
+                [str(python), str(fix)], variables(str(python), environ), {**limits, "nice": None}
+            )
             subprocess.run(
-                [str(python), str(fix)],
+                program,
                 check=True,
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=UNPACK_SECONDS,
                 text=True,
-                env=variables(str(python), dict(os.environ)),
+                env=env,
+                process_group=0,  # as in _process/template.py
             )
         except (subprocess.SubprocessError, OSError) as error:
             text = getattr(error, "stderr", None) or error
             log.warning("conda-unpack of '%s' failed: %s", archive, text)
-    (folder / COMPLETE).touch()
+    # not where a link leads that was put there
+    os.close(os.open(folder / COMPLETE, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def _problem(member: tarfile.TarInfo, links: set[str]) -> str:

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from neptrio.cores import usable_cores
 from neptrio.errors import InvalidArgument
+from triton_python_backend_utils._process import limits as in_process
 
 # variables by which programs find their files, language and devices; none of them holds a secret
 PASSED = (
@@ -154,3 +157,16 @@ def limits(config: Any) -> dict[str, Any]:
         "threads": _threads(config),
         "user": None if uid is None else [uid, uid if gid is None else gid],
     }
+
+
+def launched(
+    program: list[str], environ: dict[str, str], limits: dict[str, Any] | None
+) -> tuple[list[str], dict[str, str]]:
+    """The arguments and variables that start `program` with its limits and as its user from its first instruction on.
+
+    `program` begins with a path. The server's interpreter, of which the model decides nothing, sets both and then becomes
+    the program. The threads of numerical libraries are left to the program.
+    """
+    own = {name: value for name, value in (limits or {}).items() if name != "threads"}
+    arguments = [sys.executable, "-I", "-S", str(in_process.__file__), json.dumps(own), *program]
+    return arguments, {in_process.PREFIX + name: value for name, value in environ.items()}

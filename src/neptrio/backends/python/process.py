@@ -32,6 +32,7 @@ import triton_python_backend_utils as utils
 from neptrio.backends.python import memory_group, template
 from neptrio.backends.python.children import Started
 from neptrio.backends.python.environment import variables
+from neptrio.backends.python.limits import launched
 from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
 from neptrio.loop import threads
@@ -127,23 +128,19 @@ class Process:
                 except OSError as error:
                     self._log.warning("the template process cannot be used, a new one is started: %s", error)
             if self._child is None:
+                threads_only = json.dumps({"threads": (limits or {}).get("threads")})
+                program = [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE)]
+                program += [str(theirs.fileno()), _way(rings, python), threads_only]
+                arguments, environ_of_it = launched(
+                    program, given if python is None else variables(python, given), limits
+                )
                 self._child = Started(
-                    [
-                        *(
-                            python or sys.executable,
-                            "-u",
-                            "-c",
-                            BOOTSTRAP,
-                            str(PACKAGE),
-                            str(theirs.fileno()),
-                        ),
-                        *(_way(rings, python), json.dumps(limits or {})),
-                    ],
+                    arguments,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    env=given if python is None else variables(python, given),
+                    env=environ_of_it,
                     process_group=0,  # as in _process/template.py
                 )
                 self._child.begin()

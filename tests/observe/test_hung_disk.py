@@ -1,0 +1,45 @@
+"""A disk of traces that hangs: whoever waits for it waits alone, and the server ends all the same."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as httpclient
+
+from tests.support.no_threads import with_site
+from tests.support.repository import identity_config, write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+SITE = """
+import pathlib, threading
+from neptrio.observe import trace_file
+
+def hang(*_):
+    pathlib.Path({flag!r}).touch()
+    threading.Event().wait()
+
+trace_file.TraceWriter._append = hang
+"""
+
+
+def test_it_does_not_hold_the_exit(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "m", identity_config("TYPE_FP32", "1", pairs=1))
+    flags = (f"--trace-config=triton,file={tmp_path}/trace.json", "--trace-config=rate=1")
+    more = ("--trace-config=level=TIMESTAMPS", "--exit-timeout-secs=3")
+    env = with_site(tmp_path, SITE.format(flag=f"{tmp_path}/hangs"))
+    with ServerProcess(tmp_path / "models", *flags, *more, env=env) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            tensor = httpclient.InferInput("INPUT0", [1, 1], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+            client.infer("m", [tensor])
+        until((tmp_path / "hangs").exists, "a trace is being written")
+        waiting = http.client.HTTPConnection(server.http, timeout=60)
+        waiting.request("POST", "/v2/trace/setting", json.dumps({"trace_rate": "2"}))
+        with httpclient.InferenceServerClient(server.http) as client:
+            until(lambda: client.get_trace_settings()["trace_rate"] == "2", "it is waited for the disk")
+        server.stop()  # which fails if it does not end
+        waiting.close()
