@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from pathlib import Path
@@ -29,7 +30,7 @@ trace_file.TraceWriter._append = hang
 def test_it_does_not_hold_the_exit(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "m", identity_config("TYPE_FP32", "1", pairs=1))
     flags = (f"--trace-config=triton,file={tmp_path}/trace.json", "--trace-config=rate=1")
-    more = ("--trace-config=level=TIMESTAMPS", "--exit-timeout-secs=3")
+    more = ("--trace-config=level=TIMESTAMPS", "--exit-timeout-secs=1")
     env = with_site(tmp_path, SITE.format(flag=f"{tmp_path}/hangs"))
     with ServerProcess(tmp_path / "models", *flags, *more, env=env) as server:
         with httpclient.InferenceServerClient(server.http) as client:
@@ -37,9 +38,8 @@ def test_it_does_not_hold_the_exit(tmp_path: Path) -> None:
             tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
             client.infer("m", [tensor])
         until((tmp_path / "hangs").exists, "a trace is being written")
-        waiting = http.client.HTTPConnection(server.http, timeout=60)
-        waiting.request("POST", "/v2/trace/setting", json.dumps({"trace_rate": "2"}))
-        with httpclient.InferenceServerClient(server.http) as client:
-            until(lambda: client.get_trace_settings()["trace_rate"] == "2", "it is waited for the disk")
-        server.stop()  # which fails if it does not end
-        waiting.close()
+        with contextlib.closing(http.client.HTTPConnection(server.http, timeout=60)) as waiting:
+            waiting.request("POST", "/v2/trace/setting", json.dumps({"trace_rate": "2"}))
+            with httpclient.InferenceServerClient(server.http) as client:
+                until(lambda: client.get_trace_settings()["trace_rate"] == "2", "it is waited for the disk")
+            server.stop()  # which fails if it does not end

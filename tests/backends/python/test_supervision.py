@@ -93,8 +93,13 @@ def test_a_template_cannot_name_the_process_of_another_model(tmp_path: Path) -> 
         client.load_model("liar")
         liar = int(call(server, "liar", ONE)[0])
         client.unload_model("liar")
-        until(lambda: not alive(liar), "the liar has ended")
+        until(lambda: ("liar", "unloaded") in states(client), "the liar has ended")
+        assert not alive(liar)
         assert int(call(server, "victim", ONE)[0]) == victim
+
+
+def states(client: httpclient.InferenceServerClient) -> list[tuple[str, str]]:
+    return [(row["name"], row.get("reason", "")) for row in client.get_model_repository_index()]
 
 
 def started(birth: Birth, script: str) -> subprocess.Popen[bytes]:
