@@ -153,7 +153,10 @@ def extensions() -> list[Extension]:
                     *coverage,
                 ],
                 extra_objects=[SANITIZE] if SANITIZE and coverage else [],
-                depends=[SANITIZE] if SANITIZE and coverage else [],
+                depends=[
+                    *map(str, source.parent.glob("*.h")),
+                    *([SANITIZE] if SANITIZE and coverage else []),
+                ],
                 extra_link_args=LINK_ARGS,
                 include_dirs=include_dirs,
                 language="c++" if cuda else None,

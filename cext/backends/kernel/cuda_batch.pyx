@@ -9,6 +9,7 @@ Rules:
     device. It is also copied when its address is not a multiple of 256 (kernels may rely on that, and a misaligned
     access ends the context), and when it is small and the plan has several launches, because recording a graph then
     saves more than the copy costs. The driver copies inputs from other GPUs.
+    An input that a kernel may write to is copied always: others read the same memory (a region, another step).
  2. The same holds for outputs that go to a registered region of this GPU. Kernels never write directly to memory
     that overlaps one of their inputs.
  3. An output stays on the device when the next step of an ensemble reads it there, and when it is a sequence's state
@@ -242,7 +243,8 @@ cdef class DeviceBuilder:
                     made.inputs.append(t)
                     if t.memory_id != self.device:
                         piece.peer = &(<DevicePool>pools[t.memory_id]).c
-                    elif not run.gather and used_in_place(&plan.c, t.ptr, t.nbytes):
+                    elif (not run.gather and not plan.c.tensors[k].copied
+                          and used_in_place(&plan.c, t.ptr, t.nbytes)):
                         piece.in_place = True
                         run.own_memory = True
                 elif t.nbytes >= SMALL_BLOCK:

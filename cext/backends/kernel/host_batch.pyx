@@ -8,16 +8,19 @@ Rules:
  1. A batch keeps its requests, plans, output blocks and image alive; run_host() touches no Python object.
  2. The inputs of a lone request are used in place if their addresses are multiples of VECTOR bytes, which a kernel's
     float4 or double2 needs. Others (a tensor may start at any byte of a request's body), and the inputs of several
-    requests, are copied into the image's work memory. Outputs are never copied: responses are views of them.
+    requests, are copied into the image's work memory, and so are those that a kernel may write to (its pointer is not
+    const): others read the same memory. Outputs are never copied: responses are views of them.
  3. An image belongs to one instance, which runs one batch at a time: its static variables, stacks and work memory
     need no lock.
+ 4. A kernel that faults fails the requests of its run (guard.h), and no others.
 """
 import os
 import shutil
 import tempfile
+from signal import SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from sys import intern
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -41,6 +44,13 @@ from neptrio.request.infer_request cimport GPU_MEMORY, InferRequest, InferRespon
 
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
 
+cdef extern from "guard.h" nogil:
+    enum: GUARD_STATUS
+    void guard_install()
+    void guard_code_of(const void* function, uintptr_t* low, uintptr_t* high)
+    int guard_call(kernel_entry entry, void** arguments, const unsigned int* grid, const unsigned int* block,
+                   uintptr_t low, uintptr_t high)
+
 cdef extern from "dlfcn.h" nogil:
     void* dlopen(const char*, int)
     void* dlsym(void*, const char*)
@@ -54,6 +64,10 @@ STATUS = {
     2: "no memory for the threads' stacks",
     3: "an assertion failed or __trap() was called",
     4: "no memory for the batch",
+    GUARD_STATUS + SIGFPE: "an integer was divided by zero, or the smallest one by -1",
+    GUARD_STATUS + SIGSEGV: "it reached for memory that it does not have (SIGSEGV)",
+    GUARD_STATUS + SIGBUS: "it reached for memory that is not there (SIGBUS)",
+    GUARD_STATUS + SIGILL: "it came upon an instruction that can't be executed (SIGILL)",
 }
 cdef int NO_MEMORY = 4
 
@@ -83,6 +97,8 @@ cdef class HostImage:
         finally:
             os.unlink(copy)
         self.n_entries = len(order)
+        self.order = order
+        guard_install()
         self.c.entries = <kernel_entry*>calloc(max(self.n_entries, 1), sizeof(kernel_entry))
         if self.c.entries == NULL:
             raise MemoryError
@@ -93,6 +109,7 @@ cdef class HostImage:
                 if found == NULL:
                     raise Internal(f"the compiled kernels have no entry point for '{order[i]}'")
                 self.c.entries[i] = <kernel_entry>found
+                guard_code_of(found, &self.c.low, &self.c.high)
 
     def __dealloc__(self):
         cdef void* close
@@ -118,20 +135,33 @@ cdef class KernelBatch(Batch):
         """Start, end of input, start of output and end of the execution, in nanoseconds."""
         return tuple(self.c.times)
 
+    cdef object fail(self, Run* run):
+        """Answers the requests of a run that has failed."""
+        cdef int j
+        what = "the batch" if run.status == NO_MEMORY else f"kernel '{self.image.order[run.failed]}'"
+        said = STATUS.get(run.status, "it was ended by a signal")
+        error = Internal(f"{what} of model '{self.model.name}' failed: {said}", reason=Reason.BACKEND)
+        if run.n_requests == len(self.requests):
+            self.error = error
+        for j in range(run.first_request, run.first_request + run.n_requests):
+            self.responses[j] = InferResponse(None, error)
+
     cpdef object deliver(self):
         cdef int i
+        cdef Run* run
+        cdef bint failed = False
         cdef KernelPlan plan
         cdef int64_t took
         self.compute_start = self.c.times[0]
         self.input_end = self.c.times[1]
         self.output_start = self.c.times[2]
         self.compute_end = self.c.times[3]
-        if self.c.status:
-            self.error = Internal(
-                f"kernel {self.c.failed} of model '{self.model.name}' failed: {STATUS[self.c.status]}",
-                reason=Reason.BACKEND,
-            )
-        elif self.c.n_runs == 1:
+        for i in range(self.c.n_runs):
+            run = &self.c.runs[i]
+            if run.status:
+                failed = True
+                self.fail(run)
+        if not failed and self.c.n_runs == 1:
             plan = self.plans[0]
             took = self.c.times[3] - self.c.times[0]
             plan.mean_ns = mean_after(plan.mean_ns, took) if plan.mean_ns else min(took, <int64_t>CLIP_NS)
@@ -139,7 +169,7 @@ cdef class KernelBatch(Batch):
 
 
 cdef int execute(HostWork* batch, Run* run) noexcept nogil:
-    """Executes one run. Returns a status; on failure `batch.failed` is the number of the launch."""
+    """Executes one run. Returns a status; on failure of a kernel `run.failed` is its number."""
     cdef Image* image = batch.image
     cdef Plan* plan = run.plan
     cdef void** slots = batch.slots
@@ -175,11 +205,12 @@ cdef int execute(HostWork* batch, Run* run) noexcept nogil:
     else:
         for i in range(run.n_pieces):
             piece = &batch.pieces[run.first_piece + i]
-            if <size_t>piece.source % VECTOR == 0:
+            if <size_t>piece.source % VECTOR == 0 and not plan.tensors[piece.slot].copied:
                 slots[piece.slot] = <void*>piece.source
             else:
                 slots[piece.slot] = image.work + plan.tensors[piece.slot].offset
-                memcpy(slots[piece.slot], piece.source, piece.nbytes)
+                if piece.nbytes:
+                    memcpy(slots[piece.slot], piece.source, piece.nbytes)
     for i in range(plan.n_inputs, plan.n_slots):
         t = &plan.tensors[i]
         at = run.output if i < plan.n_inputs + plan.n_outputs else image.work
@@ -193,9 +224,10 @@ cdef int execute(HostWork* batch, Run* run) noexcept nogil:
         for i in range(launch.count):
             argument = &plan.arguments[launch.first + i]
             arguments[i] = &slots[argument.slot] if argument.slot >= 0 else <void*>&argument.value
-        status = image.entries[launch.kernel](arguments, launch.grid, launch.block)
+        status = guard_call(
+            image.entries[launch.kernel], arguments, launch.grid, launch.block, image.low, image.high)
         if status:
-            batch.failed = k
+            run.failed = launch.kernel
             return status
     return 0
 
@@ -206,9 +238,7 @@ cdef void run_host(Work* work) noexcept nogil:
     batch.times[0] = now_ns()
     batch.times[1] = 0
     for i in range(batch.n_runs):
-        batch.status = execute(batch, &batch.runs[i])
-        if batch.status:
-            break
+        batch.runs[i].status = execute(batch, &batch.runs[i])
     batch.times[2] = batch.times[3] = now_ns()
 
 
@@ -331,6 +361,8 @@ cdef class KernelBuilder:
                 continue
             run = &made.c.runs[made.c.n_runs]
             run.output = block.ptr
+            run.first_request = start
+            run.n_requests = i - start
             run.first_piece = made.c.n_pieces
             run.gather = i - start > 1
             made.plans.append(plan)

@@ -22,6 +22,7 @@ cdef struct PlanTensor:
     size_t nbytes
     size_t offset         # outputs: in the output block; inputs and scratch: in the work block
     bint zero
+    bint copied           # an input that a kernel may write to: it gets a copy of its own
 
 cdef struct Plan:
     uint64_t id           # never used again, unlike an address

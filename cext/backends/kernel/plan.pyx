@@ -77,6 +77,18 @@ cdef class KernelPlan:
         self.c.tensors[slot].zero = zero
         self.layout()
 
+    def clear(self, int slot):
+        """Has the slot's tensor, an output or scratch buffer, cleared before the first launch."""
+        if not self.c.n_inputs <= slot < self.c.n_slots:
+            raise IndexError(slot)
+        self.c.tensors[slot].zero = True
+
+    def copy(self, int slot):
+        """Has kernels get a copy of the slot's tensor, an input: one of them may write to it."""
+        if not 0 <= slot < self.c.n_inputs:
+            raise IndexError(slot)
+        self.c.tensors[slot].copied = True
+
     cdef int layout(self) except -1:
         cdef int i
         cdef size_t at = 0

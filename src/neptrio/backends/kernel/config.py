@@ -135,6 +135,13 @@ class ModelSpec:
         for spec, given in zip(self.inputs, shapes, strict=True):
             size = math.prod(given) * sizes[spec.name] if given is not None else 0
             plan.set_tensor(slots[spec.name], spec.name, spec.dtype, given or (), size, False)
+        written = self._written(signatures)
+        for spec in self.inputs:
+            if spec.name in written:
+                plan.copy(slots[spec.name])
+        for spec in self.outputs:
+            if spec.name not in written:
+                plan.clear(slots[spec.name])
         for launch in self.launches:
             grid = self._dimensions(launch, "grid", launch.grid, MAX_GRID, 0, scope)
             block = self._dimensions(launch, "block", launch.block, MAX_BLOCK, 1, scope)
@@ -146,8 +153,13 @@ class ModelSpec:
             shared = _whole(launch.shared.evaluate(scope), f"{self._where(launch)}: shared memory")
             if not 0 <= shared < 2**31:
                 raise InvalidArgument(f"{self._where(launch)}: shared memory of {shared} bytes")
-            if 0 in grid:
-                continue  # an empty grid, as for empty tensors: nothing to launch
+            if (
+                0 in grid
+            ):  # as for empty tensors: nothing to launch, and nobody writes what it would have written
+                for argument in launch.arguments:
+                    if argument.tensor is not None and slots[argument.tensor] >= len(self.inputs):
+                        plan.clear(slots[argument.tensor])
+                continue
             cluster = self._cluster(launch, grid, scope)
             plan.add_launch(order[launch.kernel], grid, block, shared, launch.cooperative, cluster)
             declared = signatures[launch.kernel].parameters
@@ -159,6 +171,19 @@ class ModelSpec:
                     value = argument.scalar.evaluate(scope)
                     plan.add_scalar_argument(pack(value, declared[i], f"{self._where(launch)}: argument {i}"))
         return plan
+
+    def _written(self, signatures: Mapping[str, Signature]) -> set[str | None]:
+        """The tensors to which a kernel may write: those given for pointers that are not const, and all of compiled
+        code."""
+        return {
+            argument.tensor
+            for launch in self.launches
+            if launch.kernel in signatures
+            for argument, parameter in zip(
+                launch.arguments, signatures[launch.kernel].parameters, strict=False
+            )
+            if parameter.pointer and not parameter.const
+        }
 
     def _cluster(self, launch: Launch, grid: tuple[int, int, int], scope: Values) -> tuple[int, int, int]:
         """The size of a cluster in blocks, zeros for none."""
@@ -217,15 +242,7 @@ class ModelSpec:
 
     def check(self, signatures: Mapping[str, Signature], where: str) -> None:
         """Checks kernels, argument counts and types against the source. Raises InvalidArgument."""
-        written = {
-            argument.tensor
-            for launch in self.launches
-            if launch.kernel in signatures
-            for argument, parameter in zip(
-                launch.arguments, signatures[launch.kernel].parameters, strict=False
-            )
-            if parameter.pointer and not parameter.const
-        }
+        written = self._written(signatures)
         for launch in self.launches:
             signature = signatures.get(launch.kernel)
             if signature is None:
