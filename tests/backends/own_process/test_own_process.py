@@ -30,14 +30,14 @@ from tests.support.waiting import until
 GPU = " instance_group { kind: KIND_GPU }"
 CPU = " instance_group { kind: KIND_CPU }"
 APART = parameter("isolation", "process") + parameter("ENVIRONMENT", "FAKE_*")
-# x[0] decides: -1 writes where nothing is, -2 runs for ever
+# x[0] decides: -1 sends the process a signal, -2 runs for ever
 MISBEHAVING = """
+#include <signal.h>
 extern "C" __global__ void add(const int* x, int* y, int n)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    volatile int* nowhere = (volatile int*)16;
     volatile int for_ever = 1;
-    if (x[0] == -1) *nowhere = 1;
+    if (x[0] == -1) raise(SIGSEGV);
     if (x[0] == -2) while (for_ever) { }
     if (i < n) y[i] = x[i] + 1;
 }
