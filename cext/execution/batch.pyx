@@ -189,7 +189,8 @@ cdef int account(InferRequest request, InferResponse response, bint final, int64
     """What comes before a response is handed over: its name and shapes, the statistics, the cache, the client's wishes."""
     cdef ModelCore model = request.model
     name_response(request, response)
-    if model.reshape_outputs is not None and response.outputs:
+    # what the cache holds, and what followers get, was given clients' shapes before
+    if model.reshape_outputs is not None and response.outputs and not request.cache_hit:
         response.outputs = model.reshape_outputs(response.outputs)
     if (final or model.decoupled) and request.collect_statistics:
         if request.batch is not None and (model.decoupled or request.timestamps[<int>COMPUTE_START] == 0):

@@ -10,8 +10,15 @@ import pytest
 from neptrio.errors import TritonError
 from neptrio.execution.batch import accept, complete
 from neptrio.observe.counters import ModelCounters
-from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, RequestedOutput, Responder
+from neptrio.request.infer_request import (
+    InferRequest,
+    InferResponse,
+    ModelCore,
+    RequestedOutput,
+    Responder,
+)
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
+from neptrio.request.reshape import Reshape, output_reshaper
 from neptrio.scheduling.base import Scheduler, SchedulerStatistics
 from neptrio.scheduling.caching import CachingScheduler
 from neptrio.scheduling.response_cache import (
@@ -119,12 +126,14 @@ class Inner(Scheduler):
 class Sink(Responder):
     def __init__(self) -> None:
         self.values: list[Any] = []
+        self.shapes: list[tuple[int, ...]] = []
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if response.error is not None:
             self.values.append(str(response.error))
         else:
-            self.values.append({t.name: int(to_numpy(t)[0]) for t in response.outputs})
+            self.shapes += [t.shape for t in response.outputs]
+            self.values.append({t.name: int(to_numpy(t).flat[0]) for t in response.outputs})
 
 
 class World:
@@ -160,6 +169,19 @@ def test_miss_then_hit_with_the_requested_outputs_only() -> None:
     assert len(world.inner.held) == 1
     names = ("success", "queue", "compute_infer", "cache_hit", "cache_miss")
     assert [world.count(n) for n in names] == [3, 3, 1, 2, 1]
+
+
+def test_hits_and_followers_have_clients_shapes() -> None:
+    """An output is reshaped once, when the model has answered."""
+    world = World(coalesce=True)
+    world.core.output_names = {"T0"}
+    world.core.reshape_outputs = output_reshaper({"T0": Reshape([1, -1, -1], [-1, -1, 1], False)})
+    first, sink = world.send(1)
+    _, follower = world.send(1)
+    made = from_numpy("T0", np.zeros((1, 1, 5), np.int32))
+    complete(first, InferResponse([made]), True)
+    _, hit = world.send(1)
+    assert sink.shapes == follower.shapes == hit.shapes == [(1, 5, 1)]
 
 
 def test_errors_are_not_cached() -> None:

@@ -44,7 +44,8 @@ def request_key(request: InferRequest, name: str, version: str) -> bytes:
     digest.update(f"{len(name)}:{name}:{version}".encode())
     for tensor in sorted(request.inputs, key=_name):
         own = tensor.name.encode()
-        head = struct.pack(f"<IIQ{len(tensor.shape)}q", len(own), tensor.dtype, tensor.nbytes, *tensor.shape)
+        rank = len(tensor.shape)
+        head = struct.pack(f"<IIQI{rank}q", len(own), tensor.dtype, tensor.nbytes, rank, *tensor.shape)
         digest.update(head)
         digest.update(own)
         digest.update(tensor)
