@@ -50,7 +50,9 @@ def request(outputs: list[str] | None = None, **arrays: np.ndarray) -> InferRequ
 
 def run(backend: OnnxInstance, *requests: InferRequest) -> Any:
     """Executes a batch of these requests; returns it as it is before deliver()."""
-    batch: Any = backend.prepare(Batch(ModelCore("m", "1"), list(requests)))
+    core = ModelCore("m", "1")
+    core.max_batch_size = 8 if backend._batching else 0
+    batch: Any = backend.prepare(Batch(core, list(requests)))
     if backend.native:
         run_inline(batch)
         batch.conclude()

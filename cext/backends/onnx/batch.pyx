@@ -175,7 +175,7 @@ cdef class OnnxBatch(Batch):
                     keep_apart(whole, &self.c.inputs[i].feed)
             except Exception as error:
                 raise run_failure(error, self.model.name) from None
-            if len(members) == 1:
+            if len(members) == 1 and self.model.max_batch_size <= 0:
                 response = self.responses[members[0]]
                 response.outputs.append(whole)
                 continue
@@ -188,6 +188,10 @@ cdef class OnnxBatch(Batch):
                     f"the batch dimension {rows}; set max_batch_size to 0 if the model does not batch",
                     reason=Reason.BACKEND,
                 )
+            if len(members) == 1:
+                response = self.responses[members[0]]
+                response.outputs.append(whole)
+                continue
             per_row = whole.nbytes // rows if rows else 0
             tail = whole.shape[1:]
             row = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from neptrio import datatypes
 from neptrio.backends.onnx import model as onnx_model
 from neptrio.backends.onnx import options as onnx_options
+from neptrio.backends.onnx import python_session as onnx_python
 from neptrio.backends.onnx.batch import OnnxBatch, run_failure
 from neptrio.backends.onnx.builder import OnnxBuilder
 from neptrio.errors import Internal, InvalidArgument, Reason, TritonError
@@ -16,6 +18,9 @@ from neptrio.execution.batch import Batch
 from neptrio.execution.gather import gather, split
 from neptrio.execution.layout import Layout
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
+from neptrio.request.numpy_tensor import split_bytes
+
+log = logging.getLogger("neptrio.onnx")
 
 
 def needs_python(config: Any) -> bool:
@@ -54,6 +59,9 @@ class OnnxInstance(BackendInstance):
         except InvalidArgument:
             OnnxInstance.finalize(self)
             raise
+        doubt = onnx_model.doubtful(config, self._session)
+        if doubt and self._name.endswith("_0"):  # once for a group
+            log.warning("%s", doubt)
         wanted = {o.name for o in config.output} | self._states()
         self._outputs = [o.name for o in self._session.get_outputs() if o.name in wanted]
 
@@ -79,13 +87,30 @@ class OnnxInstance(BackendInstance):
         for members in groups.values():
             requests = [batch.requests[i] for i in members]
             try:
-                answers = self._run(requests, batch)
+                answers = self._each(requests, lambda sound: self._run(sound, batch))
             except TritonError as error:
                 if len(groups) == 1:
                     raise
                 answers = [InferResponse(None, error) for _ in members]
             for i, answer in zip(members, answers, strict=True):
                 batch.responses[i] = answer
+
+    def _each(
+        self, requests: list[InferRequest], run: Callable[[list[InferRequest]], list[InferResponse]]
+    ) -> list[InferResponse]:
+        """The answers of run(requests). Where it finds something wrong with a request, that one alone is refused, and
+        the others run without it."""
+        try:
+            return run(requests)
+        except InvalidArgument:
+            if len(requests) == 1:
+                raise
+            problems = [_problem(request) for request in requests]
+            sound = [r for r, problem in zip(requests, problems, strict=True) if problem is None]
+            if len(sound) == len(requests):
+                raise
+        rest = iter(run(sound) if sound else ())
+        return [next(rest) if p is None else InferResponse(None, p) for p in problems]
 
     def _key(self, request: InferRequest, index: int) -> Any:
         if not self._batching:
@@ -102,12 +127,18 @@ class OnnxInstance(BackendInstance):
 
     def _execute_layout(self, batch: Batch, layout: Layout) -> None:
         """Executes a batch with ragged inputs, batch inputs or batch outputs, as the configuration says."""
-        tensors = layout.inputs(batch)
-        known = {t.name for t in tensors}
-        # control and state inputs, which the sequence batcher adds
-        extra = (t.name for t in batch.requests[0].inputs if t.name not in known)
-        tensors += _gathered(batch.requests, extra)
-        layout.respond(batch, self._call(self._wanted(batch.requests), tensors, batch))
+
+        def run(requests: list[InferRequest]) -> list[InferResponse]:
+            part = batch if len(requests) == len(batch.requests) else Batch(batch.model, requests)
+            tensors = layout.inputs(part)
+            known = {t.name for t in tensors}
+            # control and state inputs, which the sequence batcher adds
+            extra = (t.name for t in requests[0].inputs if t.name not in known)
+            tensors += _gathered(requests, extra)
+            layout.respond(part, self._call(self._wanted(requests), tensors, batch))
+            return list(part.responses)
+
+        batch.responses[:] = self._each(list(batch.requests), run)
 
     def _call(
         self, names: list[str], tensors: list[Tensor], batch: Batch, kept: set[str] | None = None
@@ -137,7 +168,7 @@ class OnnxInstance(BackendInstance):
 
     def _split(self, tensor: Tensor, requests: list[InferRequest]) -> list[Tensor]:
         """The rows of an output that belong to each request, without a copy."""
-        if len(requests) == 1:
+        if not self._batching:
             return [tensor]
         rows = sum(r.batch_size for r in requests)
         if not tensor.shape or tensor.shape[0] != rows:
@@ -146,6 +177,8 @@ class OnnxInstance(BackendInstance):
                 f"the batch dimension {rows}; set max_batch_size to 0 if the model does not batch",
                 reason=Reason.BACKEND,
             )
+        if len(requests) == 1:
+            return [tensor]
         shapes = [(r.batch_size, *tensor.shape[1:]) for r in requests]
         return list(split(tensor, shapes, f"model '{self._context.name}'"))
 
@@ -183,6 +216,18 @@ class NativeInstance(OnnxInstance):
     def finalize(self) -> None:
         self._builder.use(None, [], [])
         super().finalize()
+
+
+def _problem(request: InferRequest) -> InvalidArgument | None:
+    """What is wrong with a request's strings, None when nothing is."""
+    for tensor in request.inputs:
+        if tensor.dtype == datatypes.BYTES:
+            try:
+                for element in split_bytes(tensor):
+                    onnx_python.decoded(tensor.name, element)
+            except InvalidArgument as error:
+                return error
+    return None
 
 
 def _gathered(requests: list[InferRequest], names: Iterable[str]) -> list[Tensor]:

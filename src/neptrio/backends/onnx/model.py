@@ -1,8 +1,8 @@
 """Compares the inputs and outputs of an ONNX model with those of its configuration, and fills in missing ones.
 
 Auto-completion (docs/protocol/features.md A4): missing inputs, outputs, types and dims are taken from the model. A
-model supports batching when every input and output has a variable first dimension: then max_batch_size becomes
-`default-max-batch-size` of --backend-config (4), and if that is above 1 and no scheduler was chosen,
+model supports batching when every input and output has a variable first dimension, and batches by itself when that is the same
+symbol everywhere: then max_batch_size becomes `default-max-batch-size` of --backend-config (4), and if that is above 1 and no scheduler was chosen,
 dynamic_batching is added.
 """
 
@@ -39,7 +39,8 @@ def complete(tensor: Any) -> bool:
 def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
     """Fills in what `config` leaves open, in place. Raises InvalidArgument when that cannot be found out."""
     model_inputs, model_outputs = session.get_inputs(), session.get_outputs()
-    can_batch = all(len(t.shape) and dims(t)[0] == -1 for t in (*model_inputs, *model_outputs))
+    tensors = (*model_inputs, *model_outputs)
+    can_batch = all(len(t.shape) and dims(t)[0] == -1 for t in tensors)
     # with batch inputs the configuration says how the model batches
     can_batch = can_batch or bool(config.batch_input)
     if config.max_batch_size > 0 and not can_batch:
@@ -48,7 +49,8 @@ def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
             f"({config.max_batch_size}) is specified; its inputs and outputs must have a variable first dimension: "
             + ", ".join(f"'{t.name}' {dims(t)}" for t in (*model_inputs, *model_outputs))
         )
-    if can_batch and config.max_batch_size == 0 and not (config.input or config.output):
+    by_itself = can_batch and (bool(config.batch_input) or one_symbol(tensors))
+    if by_itself and config.max_batch_size == 0 and not (config.input or config.output):
         config.max_batch_size = _default_batch_size(settings)
         if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.SetInParent()
@@ -60,6 +62,28 @@ def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
     state_outputs = {s.output_name for s in states}
     _fill(config.input, [t for t in model_inputs if t.name not in controls], batching)
     _fill(config.output, [t for t in model_outputs if t.name not in state_outputs], batching)
+
+
+def one_symbol(tensors: Sequence[Any]) -> bool:
+    """True when the first dimensions of all tensors are the same symbol: then it is the batch's in all of them.
+
+    Another symbol (`detections` beside `batch`) or none at all may count something else, and a batch's output would be
+    divided among requests that it does not belong to.
+    """
+    symbols = {t.shape[0] if t.shape else None for t in tensors}
+    return len(symbols) == 1 and all(isinstance(symbol, str) and symbol for symbol in symbols)
+
+
+def doubtful(config: Any, session: Any) -> str:
+    """What a warning says of a model that batches, though its first dimensions are not one symbol; "" for others."""
+    tensors = (*session.get_inputs(), *session.get_outputs())
+    if config.max_batch_size == 0 or config.batch_input or config.batch_output or one_symbol(tensors):
+        return ""
+    named = ", ".join(f"'{t.name}' {(t.shape[0] if t.shape else None) or '?'}" for t in tensors)
+    return (
+        f"model '{config.name}' has max_batch_size {config.max_batch_size}, and the first dimensions of its inputs and "
+        f"outputs are not one symbol: {named}; a result with other rows than the batch's fails"
+    )
 
 
 def _default_batch_size(settings: dict[str, str]) -> int:
@@ -130,9 +154,39 @@ def differences(config: Any, session: Any) -> Iterator[str]:
             yield _unexpected(who, "output", entry.name, list(outputs))
             continue
         yield from _disagreement(config, entry, outputs[entry.name], "output", who)
-    for state in sequences.state:
-        if state.output_name not in outputs:
-            yield _unexpected(who, "output", state.output_name, list(outputs))
+    for kind, name, data_type in _added(config):
+        known = outputs if kind == "state output" else inputs | initializers
+        if name not in known:
+            yield _unexpected(who, kind.split()[-1], name, list(known))
+        elif datatype(known[name].type) != data_type:
+            yield _other_type(who, kind, name, data_type, datatype(known[name].type))
+
+
+def _added(config: Any) -> Iterator[tuple[str, str, int]]:
+    """(kind, name, datatype) of the tensors that the server makes: controls, states and batch inputs."""
+    for control in config.sequence_batching.control_input:
+        for c in control.control:
+            if c.data_type:
+                yield "control input", control.name, c.data_type
+            elif len(c.int32_false_true):
+                yield "control input", control.name, datatypes.NUMBER["INT32"]
+            elif len(c.fp32_false_true):
+                yield "control input", control.name, datatypes.NUMBER["FP32"]
+            elif len(c.bool_false_true):
+                yield "control input", control.name, datatypes.NUMBER["BOOL"]
+    for state in config.sequence_batching.state:
+        yield "state input", state.input_name, state.data_type
+        yield "state output", state.output_name, state.data_type
+    for extra in config.batch_input:
+        for name in extra.target_name:
+            yield "batch input", name, extra.data_type
+
+
+def _other_type(who: str, kind: str, name: str, got: int, wanted: int) -> str:
+    return (
+        f"{who}: unexpected datatype {datatypes.CONFIG_NAME[got]} for {kind} '{name}', expecting "
+        f"{datatypes.CONFIG_NAME[wanted] if wanted else 'a type that the protocol lacks'}"
+    )
 
 
 def _unexpected(who: str, kind: str, name: str, allowed: list[str]) -> str:
@@ -146,10 +200,7 @@ def _disagreement(config: Any, entry: Any, tensor: Any, kind: str, who: str) -> 
         yield f"{who}: {kind} '{entry.name}' is a {tensor.type}, which the protocol cannot carry"
         return
     if entry.data_type != wanted:
-        yield (
-            f"{who}: unexpected datatype {datatypes.CONFIG_NAME[entry.data_type]} for {kind} '{entry.name}', expecting "
-            f"{datatypes.CONFIG_NAME[wanted]}"
-        )
+        yield _other_type(who, kind, entry.name, entry.data_type, wanted)
     if tensor.shape is None or (kind == "input" and entry.allow_ragged_batch):
         return  # a ragged input: the model gets all requests' elements in one dimension
     shape = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)

@@ -169,7 +169,7 @@ class PythonSession:
         """A tensor in the form in which ONNX Runtime takes inputs."""
         if tensor.dtype == datatypes.BYTES:
             array = np.empty(tensor.count(), dtype=object)
-            array[:] = [_decode(tensor.name, element) for element in split_bytes(tensor)]
+            array[:] = [decoded(tensor.name, element) for element in split_bytes(tensor)]
             return array.reshape(tensor.shape)
         dtype = np.dtype(np.uint16) if tensor.dtype == datatypes.BF16 else datatypes.NUMPY[tensor.dtype]
         if tensor.nbytes == 0:
@@ -237,7 +237,7 @@ def _apart(output: Tensor, inputs: list[Tensor]) -> Tensor:
     return output
 
 
-def _decode(name: str, element: bytes) -> str:
+def decoded(name: str, element: bytes) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
