@@ -87,3 +87,23 @@ def test_bytes_are_given_until_there_are_none() -> None:
     held["grpc"] = 0
     budget.look()
     assert not budget.full
+
+
+def test_what_a_request_makes_besides_is_counted() -> None:
+    limits = RequestLimits(10, 6)
+    under_way = [1]
+    limits.join("a", lambda: under_way[0])
+    assert limits.problem("a", 0) is None
+    refused = limits.further("a", 6)
+    assert refused is not None and "would have 7 requests under way, of 6" in str(refused)
+    assert limits.further("a", 5) is None
+    assert passed(limits, "a", 0, 100) == 4  # of ten, six are made
+
+
+def test_more_than_a_second_of_them_is_a_debt() -> None:
+    limits = RequestLimits(10, 0)
+    assert limits.problem("a", 0) is None
+    assert limits.further("a", 29) is None
+    assert passed(limits, "a", 2 * NS, 100) == 0
+    assert passed(limits, "a", 2 * NS + NS // 10, 100) == 1
+    assert passed(limits, "b", 0, 100) == 10

@@ -7,6 +7,7 @@ unknown member is refused by name.
 from __future__ import annotations
 
 import base64
+import reprlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,14 @@ import numpy as np
 
 from neptrio.errors import Code, InvalidArgument, TritonError
 
+# ---- sizes
 MOST_CHOICES = 16  # n
 MOST_REQUESTS = 128  # prompts times n, or texts to embed
+MOST_STOPS = 4
+LONGEST_STOP = 1024  # characters: what might begin one is looked for in every piece of an answer
+MOST_MESSAGES = 16384  # messages, and parts of their contents
+LONGEST_CONVERSATION = 4 << 20  # characters of all messages
+LARGEST_TEXT = 16 << 20  # characters of a whole answer; a stream has no limit
 # members that change nothing here, with what they would have to be to change something
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # members that a model may map (temperature, ...) or that are not supported -> the values that mean "as usual"
@@ -36,6 +43,9 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 NUMBERS: dict[str, tuple[float, float]] = {"temperature": (0, 2), "top_p": (0, 1)}
+_shown = reprlib.Repr()  # whose texts are short without making a long one first
+_shown.maxlevel = 3
+_shown.maxstring = _shown.maxother = 60
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -54,7 +64,8 @@ def error_object(error: TritonError) -> dict[str, Any]:
 
 def wrong(name: str, expected: str, value: Any) -> InvalidArgument:
     """The error for a member of the wrong kind."""
-    return InvalidArgument(f"'{name}' must be {expected}, got {str(value)[:60]!r}")
+    shown = value if isinstance(value, str) else _shown.repr(value)
+    return InvalidArgument(f"'{name}' must be {expected}, got {shown[:60]!r}")
 
 
 def whole(document: dict[str, Any], name: str, default: int | None, least: int, most: int) -> int | None:
@@ -118,9 +129,14 @@ def completion(document: dict[str, Any], chat: bool, mapped: set[str], counts: b
                 raise InvalidArgument(f"'{name}' is not supported by model '{asked.model}'")
             asked.values[name] = number
     asked.n = whole(document, "n", 1, 1, MOST_CHOICES) or 1
-    asked.stop = texts(document, "stop", 4, missing=True)
+    asked.stop = texts(document, "stop", MOST_STOPS, missing=True)
     if "" in asked.stop:
         raise wrong("stop", "texts that are not empty", "")
+    longest = max(map(len, asked.stop), default=0)
+    if longest > LONGEST_STOP:
+        raise InvalidArgument(
+            f"'stop' must be texts of at most {LONGEST_STOP} characters, got one of {longest}"
+        )
     asked.stream = flag(document, "stream")
     options = document.get("stream_options")
     if options is not None:
@@ -193,6 +209,9 @@ def _messages(value: Any) -> list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         raise wrong("messages", "a list of at least one message", value)
     made = []
+    pieces, size = len(value), 0
+    if pieces > MOST_MESSAGES:
+        raise InvalidArgument(f"'messages' has {pieces} messages, of at most {MOST_MESSAGES}")
     for i, message in enumerate(value):
         where = f"messages[{i}]"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -201,6 +220,9 @@ def _messages(value: Any) -> list[dict[str, str]]:
         content = message.get("content")
         if isinstance(content, list):
             parts = []
+            pieces += len(content)
+            if pieces > MOST_MESSAGES:
+                raise InvalidArgument(f"'messages' has more than {MOST_MESSAGES} messages and parts of them")
             for part in content:
                 if (
                     not isinstance(part, dict)
@@ -212,6 +234,9 @@ def _messages(value: Any) -> list[dict[str, str]]:
             content = "".join(parts)
         if not isinstance(content, str):
             raise wrong(f"{where}.content", "text", content)
+        size += len(message["role"]) + len(content)
+        if size > LONGEST_CONVERSATION:
+            raise InvalidArgument(f"'messages' has more than {LONGEST_CONVERSATION} characters")
         made.append({"role": message["role"], "content": content})
     return made
 
@@ -236,10 +261,12 @@ class Stops:
             return text[: min(ends)]
         keep = 0
         for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(text)), keep, -1):
-                if text.endswith(stop[:size]):
-                    keep = size
-                    break
+            # the earliest place from where on the text is a beginning of this one
+            at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+            while 0 <= at < len(text) - keep:
+                if stop.startswith(text[at:]):
+                    keep = len(text) - at
+                at = text.find(stop[0], at + 1)
         self._kept = text[len(text) - keep :]
         return text[: len(text) - keep]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from neptrio.config.isolation import parameter
@@ -38,6 +39,16 @@ OUTPUTS = {
 }
 NEEDS = {"prompt": "text", "text": "prompt", "input": "embedding", "embedding": "input", TEMPLATE: "prompt"}
 LARGEST_TEMPLATE = 1 << 20  # bytes
+RENDER_SECONDS = (
+    5.0  # for a conversation, which takes microseconds: a template may loop over messages within messages
+)
+STILL_WANTED = (
+    "_neptrio_still_wanted"  # called at the beginning of each round of a template's loops, and of its macros
+)
+
+
+# (messages, whether anybody still waits for the prompt) -> the prompt; raises InvalidArgument
+Render = Callable[[list[dict[str, str]], Callable[[], bool]], str]
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class OpenAiMapping:
 
     inputs: dict[str, str]
     outputs: dict[str, str]
-    render: Callable[[list[dict[str, str]]], str] | None
+    render: Render | None
 
     @property
     def completes(self) -> bool:
@@ -126,7 +137,7 @@ def _type_name(tensor: Any) -> str:
     return str(values[tensor.data_type].name)
 
 
-def _template(folder: Path, name: str) -> Callable[[list[dict[str, str]]], str]:
+def _template(folder: Path, name: str) -> Render:
     if Path(name).name != name:
         raise InvalidArgument(
             f"parameter '{PREFIX}{TEMPLATE}' must name a file in the model's folder, got '{name}'"
@@ -140,6 +151,7 @@ def _template(folder: Path, name: str) -> Callable[[list[dict[str, str]]], str]:
         raise InvalidArgument(f"the chat template '{name}' is larger than {LARGEST_TEMPLATE} bytes")
     try:
         import jinja2
+        from jinja2 import nodes
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise InvalidArgument(
@@ -156,14 +168,34 @@ def _template(folder: Path, name: str) -> Callable[[list[dict[str, str]]], str]:
         refuse  # what templates of public models call for a wrong conversation
     )
     try:
-        template = environment.from_string(raw.decode())
+        tree = environment.parse(raw.decode())
+        for repeated in list(tree.find_all((nodes.For, nodes.Macro))):
+            asked = nodes.Call(nodes.Name(STILL_WANTED, "load"), [], [], None, None)
+            repeated.body.insert(0, nodes.ExprStmt(asked).set_lineno(repeated.lineno))
+        tree.set_environment(environment)
+        code = environment.compile(tree)
+        template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
     except (jinja2.TemplateError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the chat template '{name}' is no template: {error}") from None
 
-    def render(messages: list[dict[str, str]]) -> str:
-        """The prompt of a conversation. Raises InvalidArgument."""
+    def render(messages: list[dict[str, str]], wanted: Callable[[], bool]) -> str:
+        deadline = monotonic() + RENDER_SECONDS
+
+        def still_wanted() -> str:
+            if monotonic() > deadline or not wanted():
+                raise InvalidArgument(
+                    f"the chat template takes longer than {RENDER_SECONDS:g} seconds for this conversation"
+                )
+            return ""
+
         try:
-            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
+            return template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token="",
+                eos_token="",
+                **{STILL_WANTED: still_wanted},
+            )
         except InvalidArgument:
             raise
         except Exception as error:

@@ -6,7 +6,10 @@ Rules:
  2. Every connection joins with a function that says how many requests it has under way, so that none has to be
     counted off when it ends, however it ends.
  3. The rate is a bucket that holds one second of requests: who was silent may send so many at once.
- 4. A client cannot have its bucket forgotten: only full ones are, or the oldest of MOST_BUCKETS.
+ 4. A request that makes the model infer more than once (choices and texts of OpenAI's API) counts as so many: further()
+    is asked for the others, and a rate goes into debt for them, so that a request is refused for how many it makes at
+    once only, not for more than a second's worth.
+ 5. A client cannot have its bucket forgotten: only full ones are, or the oldest of MOST_BUCKETS.
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ class Bucket:
             return False
         self._left -= 1
         return True
+
+    def owe(self, count: int) -> None:
+        """Takes out what a request that was let in makes besides."""
+        self._left -= count
 
 
 class RequestLimits:
@@ -85,6 +92,23 @@ class RequestLimits:
                 f"this client address may make {self._per_second} requests per second "
                 "(--max-requests-per-second-per-address); send the request again in a second"
             )
+        return None
+
+    def further(self, address: str, count: int) -> TooManyRequests | None:
+        """Why a request of `address` that was let in may not make `count` more at once, None when it may.
+
+        They are counted for the rate; for what is under way whoever makes them joins.
+        """
+        client = client_of(address)
+        if self._at_once:
+            open_now = sum(counts() for counts in self._clients.get(client, ()))
+            if open_now + count > self._at_once:
+                return TooManyRequests(
+                    f"this client address would have {open_now + count} requests under way, of {self._at_once} that it "
+                    "may have (--max-concurrent-requests-per-address): each choice and each text counts as one"
+                )
+        if self._per_second and client in self._buckets:
+            self._buckets[client].owe(count)
         return None
 
     def _spend(self, client: str, now_ns: int) -> bool:

@@ -81,6 +81,11 @@ class Account(Owner):
             "again in a second"
         )
 
+    def owe(self, count: int) -> None:
+        """Counts for the rate what a request that was let in makes besides."""
+        if self.client.requests_per_second:
+            self._bucket.owe(count)
+
     def too_many(self) -> TooManyRequests:
         return TooManyRequests(
             f"{self.client.title} has {self.most} requests under way, which is what it may have "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -353,3 +354,67 @@ def test_stops(pieces: list[str], stops: list[str], sent: list[str]) -> None:
 def test_what_was_kept_back_is_sent_at_the_end() -> None:
     made = Stops(["abc"])
     assert made.take("xab") == "x" and made.rest() == "ab" and made.rest() == "" and not made.stopped
+
+
+@pytest.mark.parametrize("stops", [["aab", "ab"], ["aaaa"], ["abcabd", "cab"], ["b"]])
+def test_what_is_kept_back_is_the_longest_beginning_of_a_stop(stops: list[str]) -> None:
+    for letters in itertools.product("abcd", repeat=5):
+        text = "".join(letters)
+        if any(stop in text for stop in stops):
+            continue
+        beginnings = [stop[:size] for stop in stops for size in range(1, len(stop))]
+        kept = max((b for b in beginnings if text.endswith(b)), key=len, default="")
+        made = Stops(stops)
+        assert (made.take(text), made.rest()) == (text[: len(text) - len(kept)], kept)
+
+
+def test_sizes_of_what_is_asked(http: Http1 | Http2) -> None:
+    longest = ask(http, "completions", model="whole", prompt="abc", stop="x" * 1024)
+    assert answer(longest)["choices"][0]["text"] == "ABC"
+    message = {"role": "user", "content": ""}
+    many = [message] * 16385
+    parts = {"role": "user", "content": [{"type": "text", "text": ""}] * 16384}
+    long = {"role": "user", "content": "x" * ((4 << 20) + 1)}
+    for path, members, said in (
+        (
+            "completions",
+            {"prompt": "x", "stop": ["a", "x" * 1025]},
+            "texts of at most 1024 characters, got one of 1025",
+        ),
+        ("chat/completions", {"messages": many}, "16385 messages, of at most 16384"),
+        ("chat/completions", {"messages": [parts]}, "more than 16384 messages and parts"),
+        ("chat/completions", {"messages": [long]}, "more than 4194304 characters"),
+        ("completions", {"prompt": [["x" * 100] * 1000] * 20}, "(tokens are not taken)"),
+    ):
+        reply = ask(http, path, model="echo", **members)
+        assert reply.status == 400 and said in json.loads(reply.body)["error"]["message"], reply.body[:500]
+        assert len(reply.body) < 500
+
+
+def test_each_choice_counts_in_the_limits_of_an_address(repository: Path) -> None:
+    with ServerProcess(repository, "--max-concurrent-requests-per-address=4") as server:
+        with Http1(server.http) as http:
+            assert (
+                len(answer(ask(http, "completions", model="whole", prompt=["a", "b"], n=2))["choices"]) == 4
+            )
+            for path, members in (
+                ("completions", {"model": "whole", "prompt": "a", "n": 5}),
+                ("embeddings", {"model": "embed", "input": ["a"] * 128}),
+            ):
+                reply = ask(http, path, **members)
+                assert reply.status == 429, reply.body
+                assert "of 4 that it may have" in json.loads(reply.body)["error"]["message"]
+            # nothing of what was refused or answered is under way any more
+            assert len(answer(ask(http, "completions", model="whole", prompt="a", n=4))["choices"]) == 4
+
+
+def test_the_bytes_of_a_prompt_are_counted_once(repository: Path) -> None:
+    with ServerProcess(repository, "--max-held-bytes=3000000") as server, Http1(server.http) as http:
+        prompt = "x" * 1000000
+        made = answer(ask(http, "completions", model="echo", prompt=prompt, n=16, max_tokens=1))
+        assert [choice["text"] for choice in made["choices"]] == ["x"] * 16
+        reply = ask(http, "completions", model="echo", prompt=[prompt, "y" * 1000000], max_tokens=1)
+        assert reply.status == 503 and "(--max-held-bytes)" in json.loads(reply.body)["error"]["message"]
+        assert (
+            len(answer(ask(http, "completions", model="echo", prompt=prompt, max_tokens=1))["choices"]) == 1
+        )

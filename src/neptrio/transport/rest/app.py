@@ -83,6 +83,7 @@ class RestApp:
     ) -> None:
         """`admin`: the app of the admin listener."""
         self._services = services
+        self._admin = admin
         self._admin_elsewhere = services.settings.admin_address is not None and not admin
         self._policy = policy
         self._origins = origins or OriginPolicy()
@@ -170,7 +171,8 @@ class RestApp:
             return await stream.run(await self._body(scope, receive), receive, send)
         if route.verb in OPENAI:
             document = members(await self._document(await self._body(scope, receive)))
-            asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded, scope[TIMES])
+            client = "" if self._admin else (scope.get("client") or ("",))[0]
+            asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded, scope[TIMES], client)
             if route.verb == "openai_embeddings":
                 return await asked.embeddings(document, receive)
             return await asked.completions(document, route.verb == "openai_chat", receive, send)

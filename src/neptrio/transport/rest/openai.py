@@ -8,7 +8,9 @@ Rules:
     an event with an `error`, and ends the stream.
  2. Pieces are sent as they come. If the client reads slowly, its own choices wait, and the model with them.
  3. A client that disconnects, a stop text and a failed choice cancel the requests that are not answered.
- 4. Errors have OpenAI's shape (codec.openai.error_object).
+ 4. Choices of one prompt share its tensor, which the server's budget of bytes counts. In the limits of a client address
+    and of a token each choice and each text counts as a request.
+ 5. Errors have OpenAI's shape (codec.openai.error_object).
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ import trio
 from neptrio import datatypes
 from neptrio.codec import openai as codec
 from neptrio.codec.http_json import dump_json
-from neptrio.config.openai import OpenAiMapping
-from neptrio.errors import Denied, Internal, InvalidArgument, NotFound, TritonError
+from neptrio.config.openai import OpenAiMapping, Render
+from neptrio.errors import Denied, Internal, InvalidArgument, NotFound, TritonError, raise_it
 from neptrio.loop.slices import Slices
-from neptrio.request.infer_request import InferRequest, InferResponse
+from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.service import Services
 from neptrio.service.tokens import Account
@@ -42,7 +44,7 @@ from neptrio.transport.rest.times import CallTimes
 Answer = tuple[int, Headers, list[Any]]
 PREFIX = "/v1/"  # of the paths whose errors have OpenAI's shape
 DONE = b"data: [DONE]\n\n"
-LARGEST_TEXT = 16 << 20  # characters of a whole answer; a stream has no limit
+COUNTED = 32 << 10  # bytes: a larger text that was made of a request's is counted in the server's budget
 
 
 @dataclass
@@ -67,8 +69,14 @@ class HttpOpenAi:
     """One request to execute a model; `chat`, else plain completions or embeddings."""
 
     def __init__(
-        self, services: Services, owner: Account | None, forwarded: Forwarded | None, times: CallTimes
+        self,
+        services: Services,
+        owner: Account | None,
+        forwarded: Forwarded | None,
+        times: CallTimes,
+        address: str = "",
     ) -> None:
+        """`address`: the client's, for its limits; "" where none hold."""
         self._services = services
         self._owner = owner
         self._forwarded = forwarded
@@ -76,6 +84,10 @@ class HttpOpenAi:
         self._failed: _Choice | None = None  # the one that fails the others
         self._choices: list[_Choice] = []
         self._created = int(time.time())
+        self._address = address if services.request_limits.on else ""
+        self._joined = False
+        self._kept = 0  # bytes of the server's budget
+        self._made: dict[tuple[str, str], Tensor] = {}  # (role, text) -> what choices share
 
     async def completions(
         self, document: dict[str, Any], chat: bool, receive: Any, send: Any
@@ -92,9 +104,10 @@ class HttpOpenAi:
             if mapping.render is None:
                 raise InvalidArgument(f"model '{asked.model}' has no chat template: it takes /v1/completions")
             render, messages = mapping.render, asked.messages
-            asked.prompts = [await self._services.workers.run(lambda: render(messages))]
+            asked.prompts = [await self._render(render, messages)]
         prompts = [prompt for prompt in asked.prompts for _ in range(asked.n)]
         try:
+            self._count(len(prompts))
             for index, prompt in enumerate(prompts):
                 self._submit(
                     asked.model, mapping, {**self._values(asked, index), "prompt": prompt}, asked.stop
@@ -118,6 +131,7 @@ class HttpOpenAi:
             raise InvalidArgument(f"model '{model}' does not embed text")
         texts, as_base64 = codec.embedding(document)
         try:
+            self._count(len(texts))
             for text in texts:
                 self._submit(model, mapping, {"input": text}, [])
             self._services.loop.loop_pass.end()
@@ -146,6 +160,25 @@ class HttpOpenAi:
             raise NotFound(f"model '{name}' is not configured for OpenAI's API (docs/openai.md)")
         return mapping
 
+    async def _render(self, render: Render, messages: list[dict[str, str]]) -> str:
+        wanted = True
+        try:
+            return await self._services.workers.run(lambda: render(messages, lambda: wanted), self)
+        finally:
+            wanted = False  # the thread ends soon, whoever has gone
+
+    def _count(self, count: int) -> None:
+        """Counts all but the first of `count` requests; the first is the client's own. Raises TooManyRequests."""
+        if count > 1 and self._address:
+            raise_it(self._services.request_limits.further(self._address, count - 1))
+            self._services.request_limits.join(self._address, self._further)
+            self._joined = True
+        if self._owner is not None:
+            self._owner.owe(count - 1)
+
+    def _further(self) -> int:
+        return max(sum(not choice.queue.final for choice in self._choices) - 1, 0)
+
     @staticmethod
     def _values(asked: codec.Asked, index: int) -> dict[str, Any]:
         values: dict[str, Any] = dict(asked.values)
@@ -163,7 +196,7 @@ class HttpOpenAi:
         admission.find(request, None)
         self._times.stamp(admission, request)
         request.inputs = [
-            self._tensor(request, mapping.inputs[role], value)
+            self._input(request, mapping.inputs[role], role, value)
             for role, value in values.items()
             if role in mapping.inputs
         ]
@@ -174,6 +207,19 @@ class HttpOpenAi:
         with self._times.submitting(request):
             admission.submit(request)
         self._choices.append(_Choice(len(self._choices), request, queue, codec.Stops(stops)))
+
+    def _input(self, request: InferRequest, name: str, role: str, value: Any) -> Tensor:
+        """An input; choices of the same prompt share its bytes. Raises Overloaded where there is no room for them."""
+        if not isinstance(value, str):
+            return self._tensor(request, name, value)
+        made = self._made.get((role, value))
+        if made is None:
+            size = len(value) if value.isascii() else 4 * len(value)  # at most
+            if size > COUNTED:
+                self._services.held.keep(size)
+                self._kept += size
+            made = self._made[role, value] = self._tensor(request, name, value)
+        return Tensor(made.name, made.dtype, made.shape, made)
 
     @staticmethod
     def _tensor(request: InferRequest, name: str, value: Any) -> Any:
@@ -196,6 +242,12 @@ class HttpOpenAi:
         for choice in self._choices:
             self._cancel(choice)
         self._services.loop.loop_pass.end()
+        if self._joined:
+            self._joined = False
+            self._services.request_limits.leave(self._address, self._further)
+        self._services.held.let_go(self._kept)
+        self._kept = 0
+        self._made.clear()
 
     def _cancel(self, choice: _Choice) -> None:
         if not choice.queue.final:
@@ -264,9 +316,9 @@ class HttpOpenAi:
                 nonlocal size
                 parts.append(piece)
                 size += len(piece)
-                if size > LARGEST_TEXT:
+                if size > codec.LARGEST_TEXT:
                     raise Internal(
-                        f"model '{asked.model}' makes more than {LARGEST_TEXT} characters: stream them"
+                        f"model '{asked.model}' makes more than {codec.LARGEST_TEXT} characters: stream them"
                     )
 
             await self._pieces(choice, mapping, take)
