@@ -8,6 +8,8 @@ A module NAME.py (a `_` in it is a `-` on the command line) has:
     SERVES = True                                          optional: it serves; flags that it does not declare are
                                                            options.flags, those of `neptrio`
 
+What a command prints passes neptrio.terminal, so that text of others is safe to print.
+
 Without a subcommand `neptrio` serves. Modules are found by their file, so that adding one is
 adding a file, and imported only when they are asked for (or listed by `--help`).
 """
@@ -19,8 +21,11 @@ import os
 import pkgutil
 import signal
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
+
+from neptrio import terminal
 
 # the exit status that a shell reports for a program whose output is read no further
 ENOUGH = 128 + signal.SIGPIPE
@@ -45,13 +50,16 @@ def run(name: str, argv: list[str]) -> int:
     )  # fmt: skip
     module.add_arguments(parser)
     options: argparse.Namespace
-    if getattr(module, "SERVES", False):
+    serves = getattr(module, "SERVES", False)
+    if serves:
         options, options.flags = parser.parse_known_args(argv)
     else:
         options = parser.parse_args(argv)
     try:
-        status = int(module.run(options) or 0)
-        sys.stdout.flush()
+        # what serves has a log, whose lines are safe already, and leaves its streams to what it starts
+        with nullcontext() if serves else terminal.guarded():
+            status = int(module.run(options) or 0)
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has seen enough, as in `neptrio trace | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail
         return ENOUGH

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from neptrio import terminal
 from neptrio.flags import authorization
 from neptrio.observe.top_view import Sample, render
 
@@ -110,11 +111,11 @@ def _screen() -> Iterator[None]:
     saved = termios.tcgetattr(descriptor) if sys.stdin.isatty() else None
     if saved is not None:
         tty.setcbreak(descriptor)
-    sys.stdout.write("\x1b[?1049h\x1b[?25l")
+    terminal.command("\x1b[?1049h\x1b[?25l")
     try:
         yield
     finally:
-        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        terminal.command("\x1b[?25h\x1b[?1049l")
         sys.stdout.flush()
         if saved is not None:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
@@ -128,8 +129,8 @@ def _watch(server: Server, options: argparse.Namespace) -> int:
         lines = [f"{options.url}: first interval of {options.interval:g} s ..."]
         while True:
             columns, rows = shutil.get_terminal_size()
-            text = "\r\n".join(line[:columns] for line in lines[:rows])
-            sys.stdout.write("\x1b[H\x1b[2J" + text)
+            text = "\r\n".join(terminal.shown(line)[:columns] for line in lines[:rows])
+            terminal.command("\x1b[H\x1b[2J" + text)
             sys.stdout.flush()
             if _quit_within(options.interval):
                 return 0
