@@ -169,9 +169,10 @@ def _template(folder: Path, name: str) -> Render:
     )
     try:
         tree = environment.parse(raw.decode())
-        for repeated in list(tree.find_all((nodes.For, nodes.Macro))):
+        repeated: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+        for node in repeated:
             asked = nodes.Call(nodes.Name(STILL_WANTED, "load"), [], [], None, None)
-            repeated.body.insert(0, nodes.ExprStmt(asked).set_lineno(repeated.lineno))
+            node.body.insert(0, nodes.ExprStmt(asked).set_lineno(node.lineno))
         tree.set_environment(environment)
         code = environment.compile(tree)
         template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
