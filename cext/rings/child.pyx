@@ -14,12 +14,17 @@ What belongs to whom:
     a Packer is checked out by one of them at a time.
  4. A push is never given up and never blocks a finalizer: a release that finds the ring full waits in
     `unsaid` for the next push.
+ 5. Any thread may have to make room in the second thread's ring. To take a descriptor and to put it at the end of `heard`
+    is one step: no Python code runs in between, so no two threads change the order. From there, one thread at a time
+    takes and handles them (hear() of ring_child.py).
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 from posix.time cimport nanosleep, timespec
 from posix.unistd cimport write
 
@@ -81,6 +86,50 @@ K_CALL_RESPONSE = CALL_RESPONSE
 K_DROPPED = DROPPED
 K_TOOK = TOOK
 K_CALL_CANCEL = CALL_CANCEL
+
+
+@cython.final
+cdef class Heard:
+    """Descriptors in the order in which they came. In memory of C, so that to add one runs nothing else."""
+
+    cdef Entry* entries
+    cdef size_t room
+    cdef size_t first
+    cdef size_t count
+
+    def __dealloc__(self):
+        free(self.entries)
+
+    cdef int make_room(self) except -1:
+        """Room for one more."""
+        cdef Entry* grown
+        cdef size_t room, head
+        if self.count < self.room:
+            return 0
+        room = 2 * self.room if self.room else 16
+        grown = <Entry*>malloc(room * sizeof(Entry))
+        if grown == NULL:
+            raise MemoryError
+        head = self.room - self.first
+        if self.count:
+            memcpy(grown, self.entries + self.first, head * sizeof(Entry))
+            memcpy(grown + head, self.entries, self.first * sizeof(Entry))
+        free(self.entries)
+        self.entries, self.room, self.first = grown, room, 0
+        return 0
+
+    cdef void add(self, const Entry* entry) noexcept:
+        """Call make_room() before."""
+        self.entries[(self.first + self.count) % self.room] = entry[0]
+        self.count += 1
+
+    cdef bint take(self, Entry* entry) noexcept:
+        if self.count == 0:
+            return False
+        entry[0] = self.entries[self.first]
+        self.first = (self.first + 1) % self.room
+        self.count -= 1
+        return True
 
 
 @cython.no_gc
@@ -155,7 +204,7 @@ cdef class ChildEnd:
     cdef Packer packer
     cdef object passing          # deque of (position in the ring, Block): copied once the server is past it
     cdef dict lent               # offset -> (Block or Segment, what it refers to)
-    cdef object heard            # deque: what take_returns() met
+    cdef Heard heard             # what was taken from the second thread's ring and is not handled yet; rule 5
     cdef list unsaid             # entries that found the ring full in a finalizer
     cdef object links
     cdef int bell
@@ -186,7 +235,7 @@ cdef class ChildEnd:
         self.channel = channel
         self.passing = deque()
         self.lent = {}
-        self.heard = deque()
+        self.heard = Heard()
         self.unsaid = []
         self.model_name = model_name
         self.model_version = model_version
@@ -236,35 +285,32 @@ cdef class ChildEnd:
         return entry.kind, entry.id, self.given(&entry) if entry.kind != LOOK else None, entry.length
 
     def take_control(self):
-        """The next of the second thread's ring as (kind, id, message, length), or None. Any thread."""
-        if self.heard:
-            return self.heard.popleft()
-        return self.next_control()
-
-    cdef object next_control(self):
+        """The next of the second thread's ring as (kind, id, message, length), or None. One thread at a time."""
         cdef Entry entry
-        while True:
-            if ring_peek(&self.control, &entry) <= 0:
-                return None
-            ring_advance(&self.control)
-            if entry.kind != RETURN:
-                return (entry.kind, entry.id, self.given(&entry) if entry.kind == CALL_RESPONSE else None,
-                        entry.length)
-            self.lent.pop(entry.offset, None)
+        self.take_returns()
+        if not self.heard.take(&entry):
+            return None
+        return entry.kind, entry.id, self.given(&entry) if entry.kind == CALL_RESPONSE else None, entry.length
 
     def take_returns(self) -> bool:
-        """Takes memory back that the server has returned. True when something else came, which take_control() gives."""
+        """Empties the second thread's ring and takes memory back that the server has returned. True when something else
+        waits to be handled, which take_control() gives. Any thread."""
+        cdef Entry entry
         while True:
-            taken = self.next_control()
-            if taken is None:
-                return len(self.heard) > 0
-            self.heard.append(taken)
+            self.heard.make_room()
+            if ring_peek(&self.control, &entry) <= 0:
+                return self.heard.count > 0
+            ring_advance(&self.control)
+            if entry.kind != RETURN:
+                self.heard.add(&entry)
+            else:
+                self.lent.pop(entry.offset, None)
 
     @property
     def has_control(self) -> bool:
-        """Something waits on the second thread's ring."""
+        """Something waits in the second thread's ring, or was taken from it and is not handled."""
         cdef Entry entry
-        return len(self.heard) > 0 or ring_peek(&self.control, &entry) > 0
+        return self.heard.count > 0 or ring_peek(&self.control, &entry) > 0
 
     cdef GivenMessage given(self, Entry* entry):
         cdef GivenMessage message = GivenMessage.__new__(GivenMessage)
@@ -693,7 +739,7 @@ cdef class ChildEnd:
         """
         self.lent.clear()
         self.passing.clear()
-        self.heard.clear()
+        self.heard = Heard()
 
     def statistics(self) -> dict:
         """What is held."""

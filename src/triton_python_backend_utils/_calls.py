@@ -49,9 +49,6 @@ class _Call:
 
     def take(self) -> InferenceResponse | None:
         """Waits for the next response; None after the final one."""
-        wait = getattr(self.handle, "wait", None)  # some hosts let the waiting thread receive
-        while wait is not None and not self._responses and not self._final:
-            wait()
         with self._ready:
             while not self._responses and not self._final:
                 self._ready.wait()

@@ -234,7 +234,7 @@ def test_the_server_waits_in_line_when_the_ring_is_full(pair: Pair) -> None:
     requests = [pair.request(IN=np.full(1, i, np.float32)) for i in range(300)]
     for request in requests:
         pair.begin(request)
-    assert pair.server.lagging and pair.server.occupancy == 256 and pair.lags == 1
+    assert pair.server.waiting and pair.server.occupancy == 256 and pair.lags == 1
     pair.server.flush()  # nothing was taken meanwhile: it asks again
     assert pair.lags == 2
     for _ in range(300):

@@ -65,9 +65,15 @@ class Pair:
     """A ServerEnd with its host, and a ChildEnd with its links; `model` answers batches."""
 
     def __init__(
-        self, area: int = AREA, decoupled: bool = False, plain: bool = False, spin_ns: int = 0
+        self,
+        area: int = AREA,
+        decoupled: bool = False,
+        plain: bool = False,
+        spin_ns: int = 0,
+        entries: int | None = None,
     ) -> None:
-        """`plain`: the model's end is that of other interpreters."""
+        """`plain`: the model's end is that of other interpreters. `entries`: of the rings to the model, where not as
+        many as usual."""
         self.model = Model("m", "1")
         self.model.counters = ModelCounters()
         self.model.decoupled = decoupled
@@ -82,6 +88,8 @@ class Pair:
         self.calls: list[tuple[int, InferRequest, bool, bool]] = []
         self.segments: dict[int, int] = {}
         self.layout = Layout(area)
+        if entries is not None:
+            self.layout.work_entries = self.layout.control_entries = entries
         memory = sealed_memory("test", self.layout.size)
         self.shared = Segment(memory, self.layout.size)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)

@@ -26,7 +26,6 @@ cdef class Parcel(WorkItem):
     cdef RingSender end
     cdef Entry entry
     cdef bint ready
-    cdef bint work_ring
     cdef Packer packer
     cdef char* target
 
@@ -40,13 +39,17 @@ cdef class RingSender:
     cdef object host
     cdef readonly dict batches       # number -> Under, in the order in which they began
     cdef dict blocks                 # offset -> what the process looks at: Block or Segment, with tensors of bodies
-    cdef object outbox               # deque of Parcels, in order
+    cdef object work_line            # deque of Parcels for the ring `work`, in order
+    cdef object control_line         # and for the ring `control`
     cdef uint64_t number
     cdef readonly bint closed
     cdef readonly uint64_t wakes     # how often the process had to be woken
     cdef uint64_t copied_out         # bytes of tensors that were copied on their way to the process, once each time
     cdef uint64_t in_place_out       # and that crossed without a copy
     cdef int push(self, bint work_ring, const Entry* entry) except -1
+    cdef int push_now(self, bint work_ring, const Entry* entry) except -2
+    cdef int wake(self, bint work_ring) except -1
+    cdef int flush_line(self, bint work_ring) except -1
     cdef int pushed(self, const Entry* entry) except -1
     cdef int post(self, bint work_ring, uint32_t kind, uint64_t id, uint64_t offset, uint64_t length) except -1
     cdef int send(self, bint work_ring, uint32_t kind, uint64_t id, Packer packer, Under under, mailbox) except -1

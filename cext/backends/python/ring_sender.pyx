@@ -3,11 +3,14 @@
 Rules:
  1. Everything here runs on the trio thread. The one exception is a Parcel's copy, which an instance
     thread does without the GIL.
- 2. What does not fit into its ring waits in the outbox, in order; a message whose bytes are still being copied keeps its
-    place there.
+ 2. What does not fit into its ring waits in that ring's own line, in order; a message whose bytes are still being copied
+    keeps its place there. What waits for one ring never waits for the other: the process may take nothing of the one
+    until it has heard something on the other.
  3. Blocks of the process's inputs live as long as the process looks at them and as long as a response
     of ours does (a model that returns its input).
- 4. A tensor that was received into the bodies' area (cext/rings/body_area) is not copied: the message says where
+ 4. A ring that is full wakes its consumer, whatever lies in it. A RETURN wakes nobody otherwise: it is taken with what
+    comes next.
+ 5. A tensor that was received into the bodies' area (cext/rings/body_area) is not copied: the message says where
     it lies. The process has been able to change it since it came; that is its own request.
 """
 from libc.stdint cimport uint32_t, uint64_t
@@ -87,33 +90,46 @@ cdef class RingSender:
         self.packer = Packer()
         self.batches = {}
         self.blocks = {}
-        self.outbox = deque()
+        self.work_line = deque()
+        self.control_line = deque()
 
     cdef int push(self, bint work_ring, const Entry* entry) except -1:
         """Pushes in order, or puts it in line. Wakes the process where it sleeps."""
         cdef Parcel parcel
-        cdef int done = 0
-        cdef RingEnd* ring = &self.work if work_ring else &self.control
+        cdef object line = self.work_line if work_ring else self.control_line
         if self.closed:
             return 0
-        if not self.outbox:
-            done = ring_push(ring, entry)
+        if not line:
+            done = self.push_now(work_ring, entry)
             if done < 0:
-                self.broken("its index of a ring cannot be")
                 return 0
             if done:
-                self.pushed(entry)
-        if not done:
-            if not self.outbox:
-                self.host.lag()  # the ring is full, and a process that sleeps afterwards says nothing
-            parcel = Parcel()
-            parcel.end = self
-            parcel.entry = entry[0]
-            parcel.work_ring = work_ring
-            parcel.ready = True
-            self.outbox.append(parcel)
-            return 0
-        if entry.kind != RETURN and ring_must_wake(ring):
+                if entry.kind != RETURN:
+                    self.wake(work_ring)
+                return 0
+            self.host.lag()  # a process that sleeps afterwards says nothing
+        parcel = Parcel()
+        parcel.end = self
+        parcel.entry = entry[0]
+        parcel.ready = True
+        line.append(parcel)
+        return 0
+
+    cdef int push_now(self, bint work_ring, const Entry* entry) except -2:
+        """Pushes: 1, or 0 when the ring is full, whose consumer is woken; -1 when the process broke it."""
+        cdef int done = ring_push(&self.work if work_ring else &self.control, entry)
+        if done > 0:
+            self.pushed(entry)
+        elif done < 0:
+            self.broken("its index of a ring cannot be")
+        else:
+            self.wake(work_ring)
+        return done
+
+    cdef int wake(self, bint work_ring) except -1:
+        """Wakes the consumer of a ring if it sleeps."""
+        cdef RingEnd* ring = &self.work if work_ring else &self.control
+        if ring_must_wake(ring):
             self.wakes += 1
             ring_wake(ring)
         return 0
@@ -133,31 +149,32 @@ cdef class RingSender:
         return self.push(work_ring, &entry)
 
     def flush(self):
-        """Pushes what waits in line, as far as there is room."""
+        """Pushes what waits in line for each ring, as far as there is room."""
+        self.flush_line(True)
+        self.flush_line(False)
+
+    cdef int flush_line(self, bint work_ring) except -1:
         cdef Parcel parcel
-        cdef RingEnd* ring
-        while self.outbox and not self.closed:
-            parcel = self.outbox[0]
+        cdef object line = self.work_line if work_ring else self.control_line
+        while line and not self.closed:
+            parcel = line[0]
             if not parcel.ready:
-                return
-            ring = &self.work if parcel.work_ring else &self.control
-            done = ring_push(ring, &parcel.entry)
+                return 0
+            done = self.push_now(work_ring, &parcel.entry)
             if done < 0:
-                self.broken("its index of a ring cannot be")
-                return
+                return 0
             if not done:
                 self.host.lag()
-                return
-            self.outbox.popleft()
-            self.pushed(&parcel.entry)
-            if ring_must_wake(ring):
-                self.wakes += 1
-                ring_wake(ring)
+                return 0
+            line.popleft()
+            if parcel.entry.kind != RETURN:
+                self.wake(work_ring)
+        return 0
 
     @property
-    def lagging(self) -> bool:
-        """Something waits in line for room in its ring, or for its bytes."""
-        return len(self.outbox) > 0
+    def waiting(self) -> int:
+        """Descriptors that wait in line for room in their ring, or for their bytes."""
+        return len(self.work_line) + len(self.control_line)
 
     def body_memory(self, uint64_t size):
         """Writable memory into which a body to this process can be received; None when there is no room for it."""
@@ -211,11 +228,10 @@ cdef class RingSender:
             parcel = Parcel()
             parcel.end = self
             parcel.entry = entry
-            parcel.work_ring = work_ring
             parcel.packer = packer
             parcel.target = target
             self.packer = Packer()
-            self.outbox.append(parcel)
+            (self.work_line if work_ring else self.control_line).append(parcel)
             mailbox.submit(parcel)
             return 0
         packer.copy(target)
@@ -318,6 +334,10 @@ cdef class RingSender:
 
     cdef int give_back(self, uint64_t offset) except -1:
         return self.post(False, RETURN, 0, offset, 0)
+
+    def return_memory(self, uint64_t offset):
+        """give_back(), for tests."""
+        self.give_back(offset)
 
     cdef int broken(self, str text) except -1:
         """The process has written what no correct one writes."""

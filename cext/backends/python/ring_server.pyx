@@ -194,7 +194,7 @@ cdef class ServerEnd(RingSender):
                 return False
             ring_advance(&self.answers)
         self.portion = 0
-        if self.outbox:
+        if self.work_line or self.control_line:
             self.flush()
         return False
 
@@ -457,7 +457,8 @@ cdef class ServerEnd(RingSender):
         batches = [under.batch for under in self.batches.values()]
         requests = list(self.open.values())
         self.batches, self.open, self.blocks, self.segments, self.passed = {}, {}, {}, {}, {}
-        self.outbox.clear()
+        self.work_line.clear()
+        self.control_line.clear()
         self.host = None  # which holds this end: neither waits for the collector
         return batches, requests
 
@@ -478,7 +479,7 @@ cdef class ServerEnd(RingSender):
         """What is held, for tests and for looking at it."""
         return {
             "batches": len(self.batches), "open": len(self.open), "blocks": len(self.blocks),
-            "waiting": len(self.outbox), "untold": len(self.passed), "used": self.slab.used, "peak": self.slab.peak,
+            "waiting": self.waiting, "untold": len(self.passed), "used": self.slab.used, "peak": self.slab.peak,
             "wakes": self.wakes, "received": self.received, "bodies": self.bodies.used,
             "copied": self.copied, "in_place": self.in_place,
         }

@@ -11,6 +11,8 @@ Rules:
  1. Calls of the library hold the GIL, so each is one step for all threads and finalizers.
  2. A finalizer only pushes, or notes in `unsaid` what found no room. Everything that takes `_lock` is called by threads
     that do not hold it: finalizers never take it.
+ 3. To take from the second thread's ring and to put it at the end of `_heard` is one step, under `_taking`. From there, one
+    thread at a time takes and handles them (hear() of ring_child.py).
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class PlainEnd:
         )  # (place in the ring, offset, size): free once it is past
         self._lent: dict[int, int] = {}  # offset -> size of messages that the server looks at where they lie
         self._returned: deque[int] = deque()  # offsets of those that it looks at no more
-        self._heard: deque[Any] = deque()
+        self._taking = threading.RLock()  # a finalizer may come in between, on the same thread
+        self._heard: deque[Entry] = deque()
         self._unsaid: list[int] = []
         self._number = 0
         self._bell = bell
@@ -138,33 +141,30 @@ class PlainEnd:
         return entry.kind, entry.id, message, entry.length
 
     def take_control(self) -> Any:
-        """The next of the second thread's ring as (kind, id, message, length), or None. Any thread."""
-        try:
-            return self._heard.popleft()
-        except IndexError:
-            return self._next_control()
-
-    def _next_control(self) -> Any:
-        while True:
-            entry = Entry()
-            if self._library.plain_take(ctypes.byref(self._control), ctypes.byref(entry)) <= 0:
-                return None
-            if entry.kind != K_RETURN:
-                message = GivenMessage(self, entry) if entry.kind == K_CALL_RESPONSE else None
-                return entry.kind, entry.id, message, entry.length
-            self._returned.append(entry.offset)
+        """The next of the second thread's ring as (kind, id, message, length), or None. One thread at a time."""
+        self.take_returns()
+        if not self._heard:
+            return None
+        entry = self._heard.popleft()
+        message = GivenMessage(self, entry) if entry.kind == K_CALL_RESPONSE else None
+        return entry.kind, entry.id, message, entry.length
 
     def take_returns(self) -> bool:
-        """Takes memory back that the server has returned. True when something else came, which take_control() gives."""
-        while True:
-            taken = self._next_control()
-            if taken is None:
-                return len(self._heard) > 0
-            self._heard.append(taken)
+        """Empties the second thread's ring and takes memory back that the server has returned. True when something else
+        waits to be handled, which take_control() gives. Any thread."""
+        with self._taking:
+            while True:
+                entry = Entry()
+                if self._library.plain_take(ctypes.byref(self._control), ctypes.byref(entry)) <= 0:
+                    return len(self._heard) > 0
+                if entry.kind == K_RETURN:
+                    self._returned.append(entry.offset)
+                else:
+                    self._heard.append(entry)
 
     @property
     def has_control(self) -> bool:
-        """Something waits on the second thread's ring."""
+        """Something waits in the second thread's ring, or was taken from it and is not handled."""
         return len(self._heard) > 0 or bool(self._library.plain_waiting(ctypes.byref(self._control)))
 
     def requests(self, number: int, message: GivenMessage) -> list[InferenceRequest]:

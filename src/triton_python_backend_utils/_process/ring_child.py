@@ -4,9 +4,15 @@ Batches, responses and calls to other models cross on the rings. Rare messages u
 logs, metrics, loading, and the descriptors of segments. What works on the memory itself is the "end" of the rings:
 compiled for the server's Python (compiled_ring.py), or in Python for any other (plain_ring.py).
 
-The main thread waits for batches. The answer to a call that it makes comes on the same ring; batches that come before
-the answer are kept for later. A second thread takes cancellations, acknowledgements and the answers to other calls.
-With `async def execute` the main thread runs the event loop, and a third thread passes batches to it.
+The main thread waits for batches. The answer to a call that it makes and waits for comes on the same ring; batches that
+come before the answer are kept for later. A second thread takes cancellations, acknowledgements and the responses of
+other calls, those of decoupled models among them: any thread may read them. With `async def execute` the main thread runs
+the event loop, and a third thread passes batches to it.
+
+Rules:
+ 1. Only one thread ever takes from the ring of batches: the main thread, or with an event loop the third.
+ 2. What comes on the other ring is handled by one thread at a time, in order: under `hearing`. It is taken before the lock
+    of a channel, never the other way round.
 
 What crosses on the socket may overtake what the server put into a ring before it. So `finalize` waits in the inbox
 until K_LOOK comes on the ring of batches, behind the last ends of sequences.
@@ -28,6 +34,8 @@ from . import tracing
 from .child import Back, Child, contexts
 from .host import ChildHost
 from .time_slice import ModelSlice
+
+HEAR = 0  # in `finished`, beside the ids of requests (above) and of metrics (below)
 
 
 class _Back(Back):
@@ -90,11 +98,9 @@ def make_back(child: RingChild) -> Any:
 class _Handle:
     """A call to another model under way."""
 
-    def __init__(self, child: RingChild, key: int, blocking: bool) -> None:
+    def __init__(self, child: RingChild, key: int) -> None:
         self._child = child
         self._key = key
-        if blocking:
-            self.wait = child.pump
 
     def took(self, response: Any) -> None:
         self._child.took(self._key)
@@ -135,7 +141,7 @@ class RingHost(ChildHost):
             child.calls.pop(key, None)
             child.decoupled_calls.discard(key)
             raise
-        return _Handle(child, key, waits)
+        return _Handle(child, key)
 
     def infer_here(self, request: Any) -> Any:
         child = self._ring
@@ -179,6 +185,7 @@ class RingChild(Child):
         self.came: dict[int, int] = {}
         self.coming = threading.Condition()
         self.dropped = self.finished
+        self.hearing = threading.RLock()  # a model's finalizer may come in between, on the same thread
         self.slice = ModelSlice()
         self.end = self.make_end(memory, bell, rings)
 
@@ -204,24 +211,26 @@ class RingChild(Child):
         """Takes back memory that the server has returned. The caller may hold a channel's lock, so other messages are
         left to another thread."""
         if self.end.take_returns():
-            threading.Thread(target=self.hear, daemon=True).start()
+            self.finished.put(HEAR)
 
     # ------------------------------------------------------------ the second thread's ring
 
     def hear(self) -> None:
-        """Handles the messages that wait on the second thread's ring. Any thread."""
+        """Handles the messages that wait on the second thread's ring. Any thread that holds no channel's lock."""
         end, ends = self.end, self.ends
         while end.has_control:
-            taken = end.take_control()
-            if taken is None:
-                return
-            kind, id, message, length = taken
-            if kind == ends.K_CANCEL:
-                self._ring_cancel(id, bool(length))
-            elif kind == ends.K_ACKNOWLEDGE:
-                self._ring_acknowledge(id, length)
-            elif kind == ends.K_CALL_RESPONSE:
-                self._ring_response(id, message)
+            with self.hearing:
+                taken = end.take_control()
+                if taken is None:  # they were memory, or another thread was faster
+                    continue
+                kind, id, message, length = taken
+                if kind == ends.K_CANCEL:
+                    self._ring_cancel(id, bool(length))
+                elif kind == ends.K_ACKNOWLEDGE:
+                    self._ring_acknowledge(id, length)
+                elif kind == ends.K_CALL_RESPONSE:
+                    self._ring_response(id, message)
+                taken = message = None
 
     def hear_for_ever(self) -> None:
         """Waits for and handles messages; the second thread runs it."""
@@ -261,30 +270,22 @@ class RingChild(Child):
             self.end.post(self.ends.K_TOOK, key)
 
     def finish(self) -> None:
-        """Sends what finalizers (__del__) report, which must not block. Runs on a thread of its own."""
+        """Does what may not be done where it was noticed: sends what finalizers (__del__) report, which must not block, and
+        handles messages that were found where a lock was held. Runs on a thread of its own."""
         while True:
             id = self.finished.get()
-            if id < 0:
+            if id == HEAR:
+                self.hear()
+            elif id < 0:
                 self.send({"t": "forget", "id": -id}, [])
             elif self.end is not None:
                 self.end.post(self.ends.K_DROPPED, id)
 
     # ------------------------------------------------------------ the main thread
 
-    def pump(self) -> None:
-        """Waits for the answer to a call that the main thread made; keeps batches that come before it for later."""
-        while True:
-            self.end.wait_answer()
-            taken = self.end.take()
-            if taken is None:
-                continue
-            if taken[0] == self.ends.K_ANSWER:
-                self._ring_response(taken[1], taken[2])
-                return
-            self.aside.append(taken)
-
     def answer(self, key: int) -> Any:
-        """Waits for the first response to a call of the main thread that is in no table; otherwise as pump()."""
+        """Waits for the response to a call of the main thread, which is in no table. Batches that come before it are kept
+        for later; the answer to an earlier call, for which nobody waits any more, is left."""
         end, answer = self.end, self.ends.K_ANSWER
         while True:
             end.wait_answer()
@@ -293,9 +294,7 @@ class RingChild(Child):
                 continue
             if taken[0] != answer:
                 self.aside.append(taken)
-            elif taken[1] != key:
-                self._ring_response(taken[1], taken[2])
-            else:
+            elif taken[1] == key:
                 response, final = end.response(taken[2])
                 if final or response is not None:
                     return response

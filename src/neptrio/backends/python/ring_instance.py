@@ -139,12 +139,15 @@ class Life:
         if key in self.calls:
             self.violated(f"a second call with number {key}")
             return
+        main = (
+            blocking and not decoupled
+        )  # any thread of the model may read the responses of a decoupled model
         waiting = batch.instance if blocking and batch is not None and self.instance.capacity == 1 else None
 
         def deliver(response: InferResponse | None, final: bool) -> None:
             if final:
                 self.calls.pop(key, None)
-            self.end.respond(key, response, final, blocking, NUMBERS)
+            self.end.respond(key, response, final, main, NUMBERS)
 
         call = IsolatedCall(self._services, request, decoupled, deliver, waiting)
         self.calls[key] = call
