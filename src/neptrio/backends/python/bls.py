@@ -58,6 +58,32 @@ def _nobody(response: Any, final: bool) -> None:
     """Nobody waits for more responses."""
 
 
+class Followers:
+    """What is to hear that a request was cancelled: who was told so far, and the calls that are made for it.
+
+    It is the request's `on_cancel`. A call leaves with its last response, so that there are no more than are under way,
+    however many a model makes. It is held weakly: it holds its request, and that its parent, which holds this object.
+    """
+
+    def __init__(self, before: Callable[[], None] | None) -> None:
+        self._before = before
+        self._calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
+
+    def add(self, call: Call) -> None:
+        """Tells a call from now on."""
+        self._calls[id(call)] = call
+
+    def remove(self, call: Call) -> None:
+        """Tells a call no more."""
+        self._calls.pop(id(call), None)
+
+    def __call__(self) -> None:
+        if self._before is not None:
+            self._before()
+        for call in list(self._calls.values()):  # in order; each may end while it is told
+            call._drop()
+
+
 class Call(Responder):
     """One request to another model, from submission to its last response.
 
@@ -80,6 +106,7 @@ class Call(Responder):
         self._ahead = 0
         self._sizes: deque[int] = deque()  # of the responses that wait, in order
         self._room: list[Callable[[], None]] = []
+        self._followed: Followers | None = None  # of the request that this one is cancelled with
         request.responder = self
 
     def submit(self) -> None:
@@ -118,6 +145,9 @@ class Call(Responder):
         waited, nor the request."""
         self._deliver(response, final)
         if final:
+            if self._followed is not None:
+                self._followed.remove(self)
+                self._followed = None
             self._deliver = _nobody
             self._request.responder = None  # type: ignore[assignment]
 
@@ -149,19 +179,11 @@ class Call(Responder):
 
     def _follow(self, parent: InferRequest) -> None:
         """Cancels this request when its parent is cancelled."""
-        before = parent.on_cancel
-        followed = weakref.ref(
-            self
-        )  # the call holds its request, and that its parent, which is to be freed at its end
-
-        def on_cancel() -> None:
-            if before is not None:
-                before()
-            call = followed()
-            if call is not None:
-                call._drop()
-
-        parent.on_cancel = on_cancel
+        followers = parent.on_cancel
+        if not isinstance(followers, Followers):
+            followers = parent.on_cancel = Followers(followers)
+        followers.add(self)
+        self._followed = followers
 
     def respond(self, request: InferRequest, response: InferResponse, final: bool) -> None:
         if final:
