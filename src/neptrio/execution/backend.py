@@ -92,6 +92,8 @@ class BackendInstance(ABC):
     expected_ns = 0.0  # assumed nanoseconds of an execution before one was measured (native instances)
     # its thread waits for a request to another model, so no batch is prepared for it in advance
     blocked = False
+    # the model's code runs in the server's process, so its inputs are to lie in memory that no other process can write to
+    in_process = True
     # reads inputs in device memory (GPU_MEMORY) in place; for others they are copied to the host
     takes_device_memory = False
     # True to have sequence_ended() called; read once, after initialize()

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import neptrio.request.device_memory as device_memory
+import neptrio.request.foreign_memory as foreign_memory
 from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
@@ -350,6 +351,9 @@ class EnsembleScheduler(Scheduler):
             if request.timeout_us:
                 spent_us = (monotonic_ns() - request.timestamp(QUEUE_START)) // 1000
                 child.timeout_us = max(1, request.timeout_us - spent_us)
+            if any([foreign_memory.is_foreign(tensor) for tensor in tensors]):
+                model = self.admission.lookup(child.model_name, child.model_version)
+                child.inputs = foreign_memory.inputs(model, tensors)
             self.admission.submit(child)
         except Exception as error:
             if not isinstance(error, TritonError):

@@ -12,7 +12,9 @@ Rules:
  4. Freed segments are kept for reuse up to IDLE_BYTES; beyond that both sides drop them.
  5. send() may be called from any thread, receive() from one. Finalizers (__del__) never block: the thread that holds
     the lock sends what they freed.
- 6. Nothing that the other side sends is trusted. A segment must have the announced size and be sealed against
+ 6. Memory for a frame grows as its bytes arrive, so a length alone costs nothing; more than MOST_TEXT or MOST_BLOB is
+    refused.
+ 7. Nothing that the other side sends is trusted. A segment must have the announced size and be sealed against
     shrinking, because reading beyond its end kills the reader. A tensor must lie within its segment. Otherwise Broken
     is raised.
 """
@@ -38,6 +40,9 @@ INLINE_BYTES = 32 << 10  # tensors up to this size travel in the frame
 SMALLEST_SEGMENT = 64 << 10
 IDLE_BYTES = 64 << 20
 FRAME = struct.Struct("<II")
+MOST_TEXT = 64 << 20  # bytes of a frame's JSON object
+MOST_BLOB = 1 << 30  # and of its small tensors
+FIRST_READ = 1 << 20  # bytes that are made room for before any has arrived
 MOST_SEGMENTS = 4096  # of the other side's that are mapped: each holds a descriptor
 MOST_DESCRIPTORS = 64  # that have come and that no message has taken yet
 SEALED = hasattr(os, "memfd_create")
@@ -227,6 +232,10 @@ class Wire:
             if head is None:
                 return None
             text_bytes, blob_bytes = FRAME.unpack(head)
+            if text_bytes > MOST_TEXT or blob_bytes > MOST_BLOB:
+                raise Broken(
+                    f"a message of {text_bytes} and {blob_bytes} bytes; at most {MOST_TEXT} and {MOST_BLOB} are read"
+                )
             text = self._read(text_bytes)
             blob = self._read(blob_bytes)
             if text is None or blob is None:
@@ -262,11 +271,13 @@ class Wire:
         return self._fds.popleft()
 
     def _read(self, size: int) -> bytearray | None:
-        buffer = bytearray(size)
-        view, have = memoryview(buffer), 0
+        buffer, have = bytearray(min(size, FIRST_READ)), 0
         while have < size:
+            if have == len(buffer):  # as much again as has arrived
+                buffer.extend(bytes(min(have, size - have)))
             try:
-                n, ancillary, _, _ = self._sock.recvmsg_into([view[have:]], 256)
+                with memoryview(buffer) as view, view[have:] as rest:
+                    n, ancillary, _, _ = self._sock.recvmsg_into([rest], 256)
             except OSError:
                 return None
             for _, _, data in ancillary:

@@ -31,6 +31,7 @@ from neptrio.errors import Internal, TritonError, Unavailable, Unsupported
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
 from neptrio.loop.mailbox import WorkItem
+from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Responder
 from neptrio.request.numpy_tensor import from_numpy
 from triton_python_backend_utils._host import Host
@@ -125,6 +126,7 @@ class Call(Responder):
                     "responses"
                 )
             request.model = model
+            request.inputs = foreign_memory.inputs(model, request.inputs)
             if self._instance is not None:
                 waits[self._instance] = self
                 instances = request.model.pool.instances
@@ -267,6 +269,26 @@ async def _logged(operation: Callable[[], Any]) -> None:
         log.error("a model could not unload itself: %s", error)
 
 
+Answer = Callable[[Any, "str | None"], None]  # takes a value, and the text of an error or None
+
+
+def _awaited(ask: Callable[[Answer], None]) -> Any:
+    """Asks and waits for the answer. Not on the trio thread. Raises TritonModelException if it is an error."""
+    done = threading.Event()
+    answers: list[tuple[Any, str | None]] = []
+
+    def answer(value: Any, error: str | None) -> None:
+        answers.append((value, error))
+        done.set()
+
+    ask(answer)
+    done.wait()
+    value, failure = answers[0]
+    if failure is not None:
+        raise utils.TritonModelException(failure)
+    return value
+
+
 class InProcessHost(Host):
     """What a model in the server's process may ask of the server."""
 
@@ -328,10 +350,8 @@ class InProcessHost(Host):
 
     # ------------------------------------------------------------ the repository
 
-    def _repository(self, call: Callable[[], Any]) -> Any:
-        """Runs an asynchronous repository operation on the trio thread and waits for it."""
-        done = threading.Event()
-        outcome: list[BaseException | None] = []
+    def _repository(self, call: Callable[[], Any], answer: Answer) -> None:
+        """Runs an asynchronous repository operation on the trio thread."""
 
         async def run() -> None:
             error: BaseException | None = None
@@ -340,21 +360,20 @@ class InProcessHost(Host):
             except Exception as caught:
                 error = caught
             finally:
-                outcome.append(error)
-                done.set()
+                answer(None, None if error is None else str(error))
 
         self._services.completions.post(OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
-        done.wait()
-        if outcome[0] is not None:
-            raise utils.TritonModelException(str(outcome[0]))
 
-    def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
+    def ask_load(self, name: str, files: dict[str, bytes], config: str, answer: Answer) -> None:
+        """load_model() without waiting: `answer` is called on the trio thread."""
         parameters: dict[str, Any] = dict(files)
         if config:
             parameters["config"] = config
-        self._repository(lambda: self._services.repository.load(name, parameters))
+        self._repository(lambda: self._services.repository.load(name, parameters), answer)
 
-    def unload_model(self, name: str, unload_dependents: bool) -> None:
+    def ask_unload(self, name: str, unload_dependents: bool, answer: Answer) -> None:
+        """unload_model() without waiting: `answer` is called on the trio thread, or at once."""
+
         def unload() -> Any:
             return self._services.repository.unload(name, unload_dependents)
 
@@ -362,26 +381,30 @@ class InProcessHost(Host):
             self._services.completions.post(
                 OnLoop(lambda: (trio.lowlevel.spawn_system_task(_logged, unload), None)[1])
             )
+            answer(None, None)
         else:
-            self._repository(unload)
+            self._repository(unload, answer)
 
-    def is_model_ready(self, name: str, version: str) -> bool:
-        done = threading.Event()
-        ready: list[bool] = []
+    def ask_ready(self, name: str, version: str, answer: Answer) -> None:
+        """is_model_ready() without waiting: `answer` is called on the trio thread."""
 
         def look() -> None:
             try:
-                ready.append(
-                    bool(self._services.admission.lookup(name, "" if version == "-1" else version).ready)
-                )
+                ready = bool(self._services.admission.lookup(name, "" if version == "-1" else version).ready)
             except TritonError:
-                ready.append(False)
-            finally:
-                done.set()
+                ready = False
+            answer(ready, None)
 
         self._services.completions.post(OnLoop(look))
-        done.wait()
-        return ready[0]
+
+    def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
+        _awaited(lambda answer: self.ask_load(name, files, config, answer))
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        _awaited(lambda answer: self.ask_unload(name, unload_dependents, answer))
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return bool(_awaited(lambda answer: self.ask_ready(name, version, answer)))
 
     def metric_family(self, name: str, description: str, kind: int) -> Any:
         return self._services.custom_metrics.family(name, description, kind)

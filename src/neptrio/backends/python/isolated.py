@@ -60,6 +60,7 @@ class IsolatedInstance(BackendInstance):
     """A backend instance whose model runs in a child process; requests cross on a socket."""
 
     overlapping = True
+    in_process = False
     in_order = (
         False  # it executes batches in the order in which they were sent, however many may be under way
     )

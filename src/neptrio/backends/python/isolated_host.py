@@ -5,8 +5,10 @@ neptrio.backends.python.bls does the same.
 
 Rules:
  1. A call is kept in a table until its last response. When the child ends, all calls in the table are cancelled.
- 2. Questions that must wait for the trio thread (load, unload, readiness) are answered by threads of their own, so that
-    the reader thread never waits.
+ 2. Questions that must wait for the trio thread (load, unload, readiness) are answered from there. So the reader thread
+    never waits, and no question takes a thread.
+ 3. What a child can have the server keep is counted: open calls, unanswered questions, metrics. Beyond the limit a call or
+    question is answered with an error.
 """
 
 from __future__ import annotations
@@ -16,18 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from neptrio.backends.python.bls import Call, InProcessHost, OnLoop
+from neptrio.backends.python.bls import Answer, Call, InProcessHost, OnLoop
 from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_reader import check_tensor
+from neptrio.errors import Unavailable
 from neptrio.execution.model_host import ModelHost
-from neptrio.loop import threads
+from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from neptrio.rings.message import Violation
 from triton_python_backend_utils._process.wire import Lease, tensor_row
 from triton_python_backend_utils._types import BYTES
 
+foreign_memory.declare(Lease)
+
 # what a model may do with a metric of its own
+MOST_CALLS = 16_384  # of other models, at once
+MOST_QUESTIONS = 1_000  # to the repository, at once
+MOST_METRICS = 10_000  # families and metrics, which stay until the child lets go of them
 CHANGES = ("increment", "set", "observe", "value")
 
 
@@ -47,6 +55,7 @@ class IsolatedHost:
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._metrics: dict[int, Any] = {}
+        self._questions: set[tuple[Process, int]] = set()  # that the trio thread has not answered
 
     def message(self, process: Process, message: dict[str, Any]) -> bool:
         """Handles a message that asks the server for something; returns False for another. Reader thread."""
@@ -104,6 +113,9 @@ class IsolatedHost:
             process.post(lambda: self._send_response(process, id, response, final))
 
         call = IsolatedCall(self._services, made, message["decoupled"], deliver, waiting)
+        if len(self._calls) >= MOST_CALLS:
+            deliver(InferResponse(None, too_many_calls()), True)
+            return
         self._calls[id] = call
         self._services.completions.post(OnLoop(call.submit))
 
@@ -118,37 +130,46 @@ class IsolatedHost:
         process.send({"t": "call_response", "k": id, "a": answer, "final": final}, rows)
 
     def _ask(self, process: Process, message: dict[str, Any]) -> None:
-        if message["op"] in ("load", "unload", "ready"):  # these wait for the trio thread
-            try:
-                threads.start(self._answer, process, message)
-            except threads.NoThread as error:
-                refused = {"t": "reply", "k": message["k"], "value": None, "error": str(error)}
-                process.post_message(refused)
-        else:
-            self._answer(process, message)
+        key = message["k"]
+        question = (process, key)
 
-    def _answer(self, process: Process, message: dict[str, Any]) -> None:
-        value, failure = None, None
+        def answer(value: Any, failure: str | None) -> None:
+            self._questions.discard(question)
+            process.post_message({"t": "reply", "k": key, "value": value, "error": failure})
+
+        def refuse(error: Exception) -> None:
+            process.post_message({"t": "reply", "k": key, "value": None, "error": str(error)})
+
         try:
-            value = self._asked_for(process, message)
+            if message["op"] not in ("load", "unload", "ready"):
+                answer(self._asked_for(message), None)
+            elif len(self._questions) >= MOST_QUESTIONS:
+                refuse(Unavailable(f"{MOST_QUESTIONS} questions of this process are not answered yet"))
+            else:
+                self._questions.add(question)
+                self._ask_repository(process, message, answer)
         except Exception as error:
-            failure = str(error)
-        process.post_message({"t": "reply", "k": message["k"], "value": value, "error": failure})
+            answer(None, str(error))
 
-    def _asked_for(self, process: Process, message: dict[str, Any]) -> Any:
-        op = message["op"]
+    def _ask_repository(self, process: Process, message: dict[str, Any], answer: Answer) -> None:
+        op, name = message["op"], message["name"]
         if op == "load":
             blob = message["blob"]
             files = {row["n"]: received(process, row, blob).tobytes() for row in message["files"]}
-            return self._host.load_model(message["name"], files, message["config"])
-        if op == "unload":
-            return self._host.unload_model(message["name"], message["dependents"])
-        if op == "ready":
-            return self._host.is_model_ready(message["name"], message["version"])
+            self._host.ask_load(name, files, message["config"], answer)
+        elif op == "unload":
+            self._host.ask_unload(name, message["dependents"], answer)
+        else:
+            self._host.ask_ready(name, message["version"], answer)
+
+    def _asked_for(self, message: dict[str, Any]) -> Any:
+        op = message["op"]
         if op == "change":
             if message["method"] not in CHANGES:
                 raise Violation(f"a metric has no '{message['method']}'")
             return getattr(self._metrics[message["id"]], message["method"])(*message["args"])
+        if len(self._metrics) >= MOST_METRICS:
+            raise Unavailable(f"a process has at most {MOST_METRICS} metrics and families of them")
         if op == "family":
             made = self._host.metric_family(*message["args"])
         else:
@@ -156,6 +177,11 @@ class IsolatedHost:
         id = next(self._numbers)
         self._metrics[id] = made
         return id
+
+
+def too_many_calls() -> Unavailable:
+    """The error of a call beyond the limit."""
+    return Unavailable(f"a process has at most {MOST_CALLS} calls of other models under way")
 
 
 def row_of(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import logging
 import os
 from typing import Any
 
+from neptrio.backends.python import isolated_host
 from neptrio.backends.python.bls import Call, OnLoop
 from neptrio.backends.python.burst_pause import BurstPause
 from neptrio.backends.python.convert import NUMBERS
@@ -27,13 +28,16 @@ from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.isolated_host import IsolatedCall
 from neptrio.backends.python.model_runner import Post, Reschedule, dropped
 from neptrio.backends.python.process import Process
+from neptrio.backends.python.ring_reader import GivenBlock
 from neptrio.backends.python.ring_sender import Layout
-from neptrio.backends.python.ring_server import ServerEnd
+from neptrio.backends.python.ring_server import Lease, ServerEnd
 from neptrio.backends.python.template import Template
 from neptrio.cores import usable_cores
 from neptrio.errors import Internal, Reason
 from neptrio.execution.batch import Batch
+from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor, monotonic_ns
+from neptrio.rings.body_area import BodyMemory
 from neptrio.rings.ring import SUPPORTED, Segment, is_sealed, sealed_memory
 
 log = logging.getLogger("neptrio.python")
@@ -47,6 +51,8 @@ SPIN_NS = 500_000 if usable_cores() > 1 else 0
 _plain = importlib.util.find_spec("neptrio.rings.plain_ring")
 PLAIN_LIBRARY = "" if _plain is None else str(_plain.origin)
 FIRST_LOOK_NS, LAST_LOOK_NS = 1_000_000, 50_000_000  # between two checks of a ring that was full
+
+foreign_memory.declare(Lease, GivenBlock, Segment, BodyMemory)
 
 __all__ = ["SUPPORTED", "RingInstance"]
 
@@ -149,6 +155,9 @@ class Life:
                 self.calls.pop(key, None)
             self.end.respond(key, response, final, main, NUMBERS)
 
+        if len(self.calls) >= isolated_host.MOST_CALLS:
+            deliver(InferResponse(None, isolated_host.too_many_calls()), True)
+            return
         call = IsolatedCall(self._services, request, decoupled, deliver, waiting)
         self.calls[key] = call
         call.submit()

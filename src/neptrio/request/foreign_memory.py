@@ -1,0 +1,45 @@
+"""Tensors that lie in memory which another process can still write to.
+
+The problem: a large output of a model in a process of its own is looked at where it lies. Its elements may change at any
+moment, also between the check of an index and its use, and the code of a model in the server's process then reads or
+writes anywhere. The choice: such a tensor is copied when it becomes the input of a model that runs in the server's process.
+Answers to clients are not copied: nobody computes an address from them.
+
+Rules:
+ 1. Who makes an owner of such memory declares its type here.
+ 2. Whatever hands tensors of one model to another asks for inputs() of it: the steps of ensembles and the calls of models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neptrio.request.infer_request import Tensor
+
+_owners: set[type] = set()
+
+
+def declare(*kinds: type) -> None:
+    """Says that tensors whose `owner` has one of these types lie in memory that another process can write to."""
+    _owners.update(kinds)
+
+
+def is_foreign(tensor: Tensor) -> bool:
+    """Whether another process can write to the tensor's elements."""
+    owner: Any = tensor.owner
+    while type(owner) is Tensor or type(owner) is memoryview:
+        owner = owner.owner if type(owner) is Tensor else owner.obj
+    return type(owner) in _owners
+
+
+def inputs(model: Any, tensors: list[Tensor]) -> list[Tensor]:
+    """The inputs for a model: copies of those that another process can write to, where the model's code runs in this one."""
+    if not any([is_foreign(tensor) for tensor in tensors]) or _elsewhere(model):
+        return tensors
+    return [Tensor(t.name, t.dtype, t.shape, t.tobytes()) if is_foreign(t) else t for t in tensors]
+
+
+def _elsewhere(model: Any) -> bool:
+    """Whether no code of the model runs in this process: its instances have processes, or (ensembles) it has none."""
+    pool = getattr(model, "pool", None)
+    return pool is not None and not any([i.backend.in_process for i in pool.instances])

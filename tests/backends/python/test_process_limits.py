@@ -1,0 +1,126 @@
+"""What a model's process says costs the server no more than what it has sent, and what it can have kept has an end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from neptrio.backends.python import isolated_host
+from neptrio.backends.python.isolated_host import IsolatedHost
+from triton_python_backend_utils._process import wire
+from triton_python_backend_utils._process.wire import FRAME, Broken, Wire
+
+
+class Process:
+    """Collects what is sent to the process."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def post_message(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def post(self, function: Any) -> None:
+        function()
+
+    def send(self, message: dict[str, Any], rows: list[Any]) -> None:
+        self.sent.append(message)
+
+
+def services(posted: list[Any]) -> Any:
+    family = SimpleNamespace(Metric=lambda *args: object())
+    return SimpleNamespace(
+        completions=SimpleNamespace(post=posted.append),
+        custom_metrics=SimpleNamespace(family=lambda *args: family),
+    )
+
+
+@pytest.mark.parametrize("lengths", [(wire.MOST_TEXT, 0), (2, wire.MOST_BLOB)])
+def test_a_length_alone_costs_nothing(lengths: tuple[int, int]) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(FRAME.pack(*lengths) + b"{}")
+    theirs.close()
+    tracemalloc.start()
+    try:
+        assert Wire(ours).receive() is None
+        assert tracemalloc.get_traced_memory()[1] < 4 * wire.FIRST_READ
+    finally:
+        tracemalloc.stop()
+        ours.close()
+
+
+@pytest.mark.parametrize(
+    "lengths", [(wire.MOST_TEXT + 1, 0), (2, wire.MOST_BLOB + 1), (2**32 - 1, 2**32 - 1)]
+)
+def test_a_frame_that_is_too_long_is_refused(lengths: tuple[int, int]) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(FRAME.pack(*lengths))
+    with pytest.raises(Broken, match=f"a message of {lengths[0]} and {lengths[1]} bytes; at most"):
+        Wire(ours).receive()
+    ours.close()
+    theirs.close()
+
+
+def test_a_frame_beyond_the_first_read_arrives_whole() -> None:
+    ours, theirs = socket.socketpair()
+    text = "".join(chr(32 + i % 90) for i in range(3 * wire.FIRST_READ + 17))
+    sender = threading.Thread(target=Wire(theirs).send, args=({"t": "log", "text": text}, []))
+    sender.start()
+    message = Wire(ours).receive()
+    sender.join()
+    assert message is not None and message["text"] == text
+    ours.close()
+    theirs.close()
+
+
+def test_questions_take_no_threads_and_have_a_limit() -> None:
+    process, posted = Process(), []
+    host = IsolatedHost("m_0", "m", services(posted))
+    before = threading.active_count()
+    for key in range(isolated_host.MOST_QUESTIONS + 5):
+        host.message(process, {"t": "ask", "k": key, "op": "ready", "name": "x", "version": ""})  # type: ignore[arg-type]
+    assert threading.active_count() == before
+    assert len(posted) == isolated_host.MOST_QUESTIONS and len(process.sent) == 5
+    assert (
+        process.sent[0]["error"]
+        == f"{isolated_host.MOST_QUESTIONS} questions of this process are not answered yet"
+    )
+
+
+def test_metrics_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_host, "MOST_METRICS", 2)
+    process = Process()
+    host = IsolatedHost("m_0", "m", services([]))
+
+    def ask(key: int, **more: Any) -> dict[str, Any]:
+        host.message(process, {"t": "ask", "k": key, **more})  # type: ignore[arg-type]
+        return process.sent.pop()
+
+    family = ask(1, op="family", args=["a", "", 0])["value"]
+    metric = ask(2, op="metric", id=family, args=[{}, None])["value"]
+    assert ask(3, op="metric", id=family, args=[{}, None])["error"] == (
+        "a process has at most 2 metrics and families of them"
+    )
+    host.message(process, {"t": "forget", "id": metric})  # type: ignore[arg-type]
+    assert ask(4, op="metric", id=family, args=[{}, None])["error"] is None
+
+
+def test_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_host, "MOST_CALLS", 1)
+    process, posted = Process(), []
+    host = IsolatedHost("m_0", "m", services(posted))
+    for key in (1, 2):
+        message = {
+            "k": key, "model": "x", "version": -1, "id": "", "sequence": 0, "flags": 0, "timeout": 0, "p": None,
+            "in": [], "w": [], "decoupled": False, "blob": bytearray(),
+        }  # fmt: skip
+        host.call(process, message, None, None)  # type: ignore[arg-type]
+    assert len(posted) == 1
+    (refused,) = process.sent
+    assert (refused["k"], refused["final"]) == (2, True)
+    assert refused["a"]["e"][0] == "a process has at most 1 calls of other models under way"
