@@ -135,6 +135,12 @@ cdef class GrpcFastPath:
         return writer.pending
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes that the connection holds: of requests until they are answered, and of answers until the kernel has them."""
+        cdef Account account = self.session.account
+        return account.in_bytes + account.served_bytes + account.out_bytes + account.held + self.unsent()
+
+    @property
     def overfull(self) -> bool:
         """True while more bytes of replies wait for the client than a connection may hold."""
         cdef Account account = self.session.account
@@ -211,6 +217,8 @@ cdef class UnaryCore(GrpcStream):
         cdef InferRequest request
         cdef object message = self._message
         cdef bint large
+        if self.kept:
+            self.serve(self.kept)
         self.taken()
         if self.ended or self.trailers is not None:
             self._message = None
@@ -247,6 +255,7 @@ cdef class UnaryCore(GrpcStream):
             self.stop_clock()
         if self._inflated or self._kept:
             self.give_back()
+        self.served(self.serving)
         if self.ended:
             return 0
         if connection.totals.out_bytes > connection.output_limit and response.error is None:

@@ -12,11 +12,14 @@ cdef class Account:                    # the bytes that one connection's streams
     cdef readonly Py_ssize_t out_bytes # bytes of replies that no window or socket has taken yet
     cdef readonly Py_ssize_t in_bytes  # bytes of request messages that no call has taken
     cdef readonly Py_ssize_t held      # bytes of answers that wait for earlier ones, or to be compressed
+    cdef readonly Py_ssize_t served_bytes # bytes of request messages whose calls are not answered
+    cdef public object budget          # service.held_bytes.HeldBytes; None: nobody is asked
     cdef GrpcStream filling            # the stream whose large message the next bytes belong to, None: not known
     cdef Py_ssize_t frame_size         # bytes of the current DATA frame, 0: it is no plain one
     cdef Py_ssize_t frame_left         # how many of them are still to come
     cdef readonly Py_ssize_t placed    # bytes that were received at their place, so far
     cdef void count_in(self, Py_ssize_t n) noexcept
+    cdef void count_served(self, Py_ssize_t n) noexcept
     cdef void count_out(self, Py_ssize_t n) noexcept
     cpdef int hold(self, Py_ssize_t n) except -1
 
@@ -33,6 +36,9 @@ cdef class GrpcStream:
     cdef Py_ssize_t have
     cdef public bint keeps             # complete messages are counted until the call calls taken()
     cdef Py_ssize_t kept               # bytes of complete messages that were not taken
+    cdef readonly Py_ssize_t serving         # bytes of messages that the call has taken, until it is answered
+    cdef Py_ssize_t ask_at             # the budget is asked again when so many bytes have come; 0: it is not
+    cdef Py_ssize_t skipping           # bytes still to come of a message that there is no room for
     cdef object message                # the message being received: bytes or a SplitMessage
     cdef char* message_at              # NULL for a SplitMessage
     cdef bint undecided                # more bytes will tell whether it can be split
@@ -57,7 +63,10 @@ cdef class GrpcStream:
     cdef Py_ssize_t _split(self, const char* data, Py_ssize_t n) except -1
     cdef bint _allocate(self) except -1
     cdef object _assembled(self)
+    cdef bint _room(self, Py_ssize_t size) except -1
     cpdef int taken(self) except -1
+    cpdef int serve(self, Py_ssize_t n) except -1
+    cpdef int served(self, Py_ssize_t n) except -1
     cdef int _queue(self, list segments) except -1
     cdef int sent(self, Py_ssize_t n) except -1
     cdef int abandon(self) except -1

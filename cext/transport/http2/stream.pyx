@@ -8,10 +8,14 @@ Subclasses implement on_message, on_half_close, on_reset and on_writable.
 
 Rules:
  1. A stream's bytes are counted in its connection's Account exactly while it holds them: those of a message until it is
-    complete (with `keeps`, until the call has taken it) or abandoned, those of a reply until the session took them.
+    complete (with `keeps`, until the call has taken it) or abandoned, then, where the call says so with serve(), until
+    the call says served(), or has ended; those of a reply until the session took them.
  2. A call is refused once; after that its input is read and dropped.
  3. `ended` is set before on_reset; nothing is queued on an ended stream.
- 4. Whoever has received bytes at place() already passes them to feed() like any others, before anything else is called;
+ 4. With a `budget` in the account, messages of more than ASKED bytes are received only while there is room for them
+    (service.held_bytes): it is asked before the first byte and again for each ASKED_STEP. The bytes of a message without
+    room are dropped as they come; on_no_room() says what becomes of the call.
+ 5. Whoever has received bytes at place() already passes them to feed() like any others, before anything else is called;
     they are then not copied.
 """
 cimport cython
@@ -25,6 +29,11 @@ from cpython.bytes cimport (
 from libc.string cimport memcpy
 
 from neptrio.codec.split_message cimport SPLIT_BYTES, SplitMessage, split
+
+
+cdef enum:
+    ASKED = 32 << 10       # bytes of a message or an answer that the budget is not asked for, or told of
+    ASKED_STEP = 256 << 10
 
 
 cdef class Totals:
@@ -50,6 +59,9 @@ cdef class Account:
     cdef void count_in(self, Py_ssize_t n) noexcept:
         self.in_bytes += n
         self.totals.in_bytes += n
+
+    cdef void count_served(self, Py_ssize_t n) noexcept:
+        self.served_bytes += n
 
     cdef void count_out(self, Py_ssize_t n) noexcept:
         self.out_bytes += n
@@ -78,6 +90,10 @@ cdef class GrpcStream:
 
     def on_message(self, message, bint compressed):
         """Called with each whole message: bytes, or a SplitMessage if `source_of` is set."""
+
+    def on_no_room(self, error):
+        """Called in place of on_message when the server has no room for the message (TritonError)."""
+        self.refuse(error.code.grpc.value, str(error))
 
     def on_half_close(self):
         """Called when the client has sent everything."""
@@ -108,6 +124,14 @@ cdef class GrpcStream:
     cdef int feed(self, const char* data, Py_ssize_t n) except -1:
         cdef Py_ssize_t take
         while n > 0 and not self.refused:
+            if self.skipping > 0:
+                take = self.skipping if self.skipping < n else n
+                self.skipping -= take
+                data += take
+                n -= take
+                if self.skipping == 0:
+                    self.prefix_have = 0
+                continue
             if self.want < 0:
                 take = 5 - self.prefix_have
                 if take > n:
@@ -128,6 +152,11 @@ cdef class GrpcStream:
                     self.refuse(8, f"received message larger than max ({self.want} vs. {self.max_message_bytes})")
                     return 0
                 self.have = 0
+                self.ask_at = 0
+                if self.want > ASKED and self.account.budget is not None:
+                    self.ask_at = min(self.want, ASKED_STEP)
+                    if not self._room(self.want):
+                        continue
                 self.undecided = self.source_of is not None and self.want > SPLIT_BYTES and not self.compressed
                 if not self.undecided and not self._allocate():
                     return 0
@@ -155,9 +184,31 @@ cdef class GrpcStream:
             n -= take
             if self.undecided and take > 0 and self.have > take:
                 self._split(self.message_at, self.have)
+            if self.ask_at and self.have >= self.ask_at:
+                self.ask_at = min(self.want, self.have + ASKED_STEP)
+                if not self._room(0):
+                    continue
             if self.have == self.want:
                 self.on_message(self._assembled(), self.compressed)
         return 0
+
+    cdef bint _room(self, Py_ssize_t size) except -1:
+        """Asks for room for the message under way; `size`: for how many bytes that were not asked for yet."""
+        error = self.account.budget.problem(size)
+        if error is None:
+            return True
+        if self.account.filling is self:
+            self.account.filling = None
+        self.skipping = self.want - self.have
+        self.prefix_have = 5 if self.skipping else 0
+        self.account.count_in(-self.have)
+        self.have = 0
+        self.want = -1
+        self.undecided = False
+        self.message = None
+        self.message_at = NULL
+        self.on_no_room(error)
+        return False
 
     cdef bint lacks(self, Py_ssize_t n) noexcept:
         return self.want - self.have >= n and self.message is not None
@@ -216,6 +267,20 @@ cdef class GrpcStream:
             self.kept = 0
         return 0
 
+    cpdef int serve(self, Py_ssize_t n) except -1:
+        """`n` bytes of complete messages are held until the call says served(), or has ended."""
+        self.serving += n
+        self.account.count_served(n)
+        return 0
+
+    cpdef int served(self, Py_ssize_t n) except -1:
+        """`n` bytes of serve() are held no longer. Does nothing when the call has ended."""
+        if n > self.serving:
+            n = self.serving
+        self.serving -= n
+        self.account.count_served(-n)
+        return 0
+
     @property
     def input_held(self) -> int:
         """Bytes of messages that are not complete or not taken."""
@@ -232,6 +297,7 @@ cdef class GrpcStream:
             self.account.filling = None
         self.account.count_in(-(self.have + self.kept))
         self.have = self.kept = 0
+        self.served(self.serving)
         self.message = None
         self.account.count_out(-self.out_bytes)
         self.out_bytes = 0
@@ -263,6 +329,8 @@ cdef class GrpcStream:
                 n += memoryview(segment).nbytes
         self.out_bytes += n
         self.account.count_out(n)
+        if n > ASKED and self.account.budget is not None:
+            self.account.budget.made(n)
         return 0
 
     def send_segments(self, list segments):
@@ -292,6 +360,7 @@ cdef class GrpcStream:
         self.refused = True
         self.account.count_in(-(self.have + self.kept))
         self.have = self.kept = 0
+        self.served(self.serving)
         self.message = None
         self.finish([(b"grpc-status", str(status).encode()), (b"grpc-message", percent_encode(message))])
         self.on_refused()

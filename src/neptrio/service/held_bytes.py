@@ -7,7 +7,7 @@ of it. Everybody who holds bytes can say how many; adding them up is left for mo
 Rules:
  1. A source is a function that says what its owner holds now: bodies that are not complete or not answered, what
     they were inflated to, answers that clients have not read.
- 2. A total is good for GOOD_NS; what was let in since is added to it.
+ 2. A total is good for GOOD_NS; what was let in and answered since is added to it.
  3. A body that does not fit is refused before it is read. Small requests are not asked for: a few KiB each,
     they are bounded by connections, and looking would cost them more than it saves.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from neptrio.errors import Overloaded
+from neptrio.errors import Overloaded, raise_it
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
 
@@ -55,16 +55,34 @@ class HeldBytes:
 
     def take(self, size: int, now_ns: int | None = None) -> None:
         """A body of `size` bytes is about to come. Raises Overloaded when there is no room for it."""
+        raise_it(self.problem(size, now_ns))
+
+    def problem(self, size: int, now_ns: int | None = None) -> Overloaded | None:
+        """take() for those who do not raise: why there is no room, None when there is.
+
+        `size` 0: for a request whose bytes are counted, or so few that they are not; there is room unless more is held
+        than may be.
+        """
         self.asked += 1
         now = monotonic_ns() if now_ns is None else now_ns
         if now - self._looked_ns > GOOD_NS:
             self.look(now)
         if self._total + size > self.limit:
-            raise Overloaded(
+            another = f"another {size}" if size else "more"
+            return Overloaded(
                 f"requests and answers hold {self._total} bytes, of {self.limit} that they may hold in all "
-                f"(--max-held-bytes): there is no room for another {size}; send the request again later"
+                f"(--max-held-bytes): there is no room for {another}; send the request again later"
             )
         self._total += size
+        return None
+
+    def made(self, size: int) -> None:
+        """An answer of `size` bytes waits for its client from now on."""
+        self._total += size
+        if self._total > self.limit and not self.full:
+            now = monotonic_ns()
+            if now - self._looked_ns > GOOD_NS:
+                self.look(now)
 
     def keep(self, size: int) -> None:
         """take() for somebody who is no source: the bytes are held until let_go(). Raises Overloaded."""

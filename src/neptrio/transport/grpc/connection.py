@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from neptrio.errors import Overloaded, TritonError
+from neptrio.errors import TritonError
 from neptrio.loop.socket_writer import SocketWriter, Writer
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES
 from neptrio.loop.timers import Timer
@@ -115,6 +115,8 @@ class GrpcConnection(GrpcFastPath):
         self._stream = stream
         self.certificate: Certificate | None = None  # what the client has shown
         self.session = server.new_session(self.open_stream)
+        if not server.admin:
+            self.session.account.budget = self._held
         self._scope = trio.CancelScope()
         self._pending_timers: dict[str, Timer] = {}
         self._pinged_at = 0
@@ -194,10 +196,7 @@ class GrpcConnection(GrpcFastPath):
     def _over_limits(self) -> TritonError | None:
         """Why a new call is refused now, None if it is not."""
         if self._held.full:
-            return Overloaded(
-                "requests and answers hold as many bytes as they may in all (--max-held-bytes); send the request "
-                "again later"
-            )
+            return self._held.problem(0)
         return self.limit(1)
 
     def limit(self, itself: int = 0) -> TritonError | None:

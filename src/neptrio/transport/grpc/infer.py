@@ -162,6 +162,7 @@ class UnaryInfer(UnaryCore, Call):
     def _fail(self, error: TritonError) -> None:
         self.refused = True
         self.taken()
+        self.served(self.serving)
         self.stop_clock()
         self.give_back()
         self.finish(error_trailers(error))

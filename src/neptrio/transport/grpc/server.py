@@ -125,8 +125,8 @@ class GrpcServer:
         )
         turn = services.connections.turn
         self._acceptor = None if listener is None else Acceptor(listener, self._start, turn)
-        self.totals = totals = Totals()
-        services.held.add(lambda: totals.in_bytes + totals.out_bytes)
+        self.totals = Totals()
+        services.held.add(lambda: sum(connection.held_bytes for connection in self._connections))
         self._nursery: trio.Nursery | None = None
         self._places = Places(PLACES)
         self._connections: set[GrpcConnection] = set()

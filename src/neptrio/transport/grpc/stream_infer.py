@@ -82,7 +82,7 @@ RESPONDER = StreamResponder()
 class _Entry:
     """A request of a stream, and its responses that wait until those of earlier requests are sent."""
 
-    __slots__ = ("done", "held", "inflated", "kept", "ordered", "request", "size")
+    __slots__ = ("done", "held", "inflated", "kept", "ordered", "request", "serving", "size")
 
     def __init__(self, request: InferRequest, size: int, inflated: int) -> None:
         self.request = request
@@ -91,6 +91,7 @@ class _Entry:
         self.done = False
         self.size = size
         self.inflated = inflated
+        self.serving = 0 if inflated else size  # what of it serve() has counted
         self.kept = 0  # bytes that it has decoded into memory of their own, counted in the server's budget
 
 
@@ -147,7 +148,12 @@ class StreamInfer(Call):
         """Bytes of answers that are not sent yet. Answers that are not compressed yet count with their full size."""
         return self.out_bytes + self._unfinished_bytes
 
+    def on_no_room(self, error: TritonError) -> None:
+        self.on_message(error, False)  # answered in its turn; the stream goes on
+
     def on_message(self, message: Any, compressed: bool) -> None:
+        if not isinstance(message, TritonError):
+            self.serve(len(message))
         if self._waiting or self._working or self._full:
             self._waiting.append((message, compressed))
             self.paused = True
@@ -155,6 +161,9 @@ class StreamInfer(Call):
             self._accept(message, compressed)
 
     def _accept(self, message: Any, compressed: bool) -> None:
+        if isinstance(message, TritonError):
+            self._reject(_Entry(InferRequest(), 0, 0), message)
+            return
         if not compressed:
             self._submit(message, 0)
             return
@@ -165,6 +174,8 @@ class StreamInfer(Call):
             self.refuse(error.code.grpc.value, str(error))
             return
         if inflater.done:
+            self.served(len(message))
+            self.serve(len(inflater.content))
             self._submit(inflater.content, 0)
         else:
             self._working = trio.CancelScope()
@@ -179,6 +190,7 @@ class StreamInfer(Call):
         except TritonError as error:
             self.refuse(error.code.grpc.value, str(error))
         self._working = None
+        self.served(len(message))
         if content is not None:
             if self.ended or self.refused:
                 budget.release(len(content))
@@ -273,6 +285,7 @@ class StreamInfer(Call):
 
     def _close(self, entry: _Entry) -> None:
         self._input_bytes -= entry.size
+        self.served(entry.serving)
         self._give_back(entry)
 
     def _give_back(self, entry: _Entry) -> None:

@@ -15,7 +15,7 @@ from neptrio.transport.rest.asgi import Receive, Send
 from neptrio.transport.rest.infer import JSON, error_body
 
 FREE_BYTES = 32 << 10  # of each body that the server's budget of bytes is not asked for
-BODY_STEP = 1 << 20  # larger bodies ask the budget for this much at a time
+BODY_STEP = 256 << 10  # larger bodies ask the budget for this much at a time
 
 
 def always_answered(scope: dict[str, Any], policy: HeaderPolicy | None) -> bool:
@@ -58,8 +58,8 @@ class TurnAway:
 
 
 class Bounded:
-    """Wraps the app for a connection that hypercorn serves: applies the client's request limits, and counts the bytes
-    of bodies in the server's budget.
+    """Wraps the app wherever our own HTTP/1.1 connection does not call it: applies the client's request limits, and counts
+    in the server's budget the bytes of bodies until they are answered, and those of answers until send() has taken them.
 
     Our own HTTP/1.1 connection does both itself.
     """
@@ -72,7 +72,7 @@ class Bounded:
         count: Callable[[int], None],
         policy: HeaderPolicy | None = None,
     ) -> None:
-        """`count` is called with the number of body bytes that were received, and negative when they are freed."""
+        """`count` is called with the number of bytes that are held from now on, and negative when they are freed."""
         self._app = app
         self._limits = services.request_limits
         self._budget = services.held
@@ -89,21 +89,25 @@ class Bounded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        held = 0
+        held = received = 0
         let_in = FREE_BYTES
 
         async def bounded() -> dict[str, Any]:
-            nonlocal held, let_in
+            nonlocal held, received, let_in
             event = await receive()
             size = len(event.get("body", b""))
-            if size:
-                held += size
-                self._count(size)
-                while held > let_in:
-                    let_in += BODY_STEP
-                    self._budget.take(BODY_STEP)
+            received += size
+            while received > let_in:
+                self._budget.take(BODY_STEP)
+                let_in += BODY_STEP
+            # while it comes, what is let in is counted, or others would be given the same room
+            coming = let_in > FREE_BYTES and event.get("more_body", False)
+            counted = let_in if coming else received
+            self._count(counted - held)
+            held = counted
             return event
 
+        answer = 0  # bytes of the answer that the client has not taken
         answered = False
 
         def over() -> None:
@@ -113,12 +117,31 @@ class Bounded:
                 self._open -= 1
 
         async def sending(event: dict[str, Any]) -> None:
-            if event["type"] == "http.response.body" and not event.get("more_body", False):
-                over()  # before sending: a client that has read the answer may send its next request at once
+            nonlocal answer
+            size = 0
+            if event["type"] == "http.response.start":
+                answer = _announced(event["headers"])
+                self._count(answer)
+                self._budget.made(answer)
+            elif event["type"] == "http.response.body":
+                if not event.get("more_body", False):
+                    over()  # before sending: a client that has read the answer may send its next request at once
+                size = len(event.get("body", b""))
+                if size > answer:  # more than was announced
+                    self._count(size - answer)
+                    self._budget.made(size - answer)
+                    answer = size
             await send(event)
+            answer -= size
+            self._count(-size)
 
         self._open += 1
         try:
+            if self._budget.full and not always_answered(scope, self._policy):
+                problem: TritonError | None = self._budget.problem(0)
+                if problem is not None:
+                    await refuse(problem, send)
+                    return
             if self._limits.on and not always_answered(scope, self._policy):
                 problem = self._limits.problem(self._address, monotonic_ns())
                 if problem is not None:
@@ -127,7 +150,12 @@ class Bounded:
             await self._app(scope, bounded, sending)
         finally:
             over()
-            self._count(-held)
+            self._count(-held - answer)
+
+
+def _announced(headers: Any) -> int:
+    """The bytes of a body, as its headers announce it; 0 if they do not."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
 async def refuse(error: TritonError, send: Send) -> None:

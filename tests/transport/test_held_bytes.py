@@ -1,0 +1,177 @@
+"""The budget of bytes (--max-held-bytes) over every road: requests that wait for a model, answers that nobody reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.support.certificates import Certificates
+from tests.support.gate import Gate
+from tests.support.http import Http1, Http2
+from tests.support.metrics import scrape, value
+from tests.support.repository import write_model
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+SIZE = 1_000_000  # bytes of a request that waits
+LIMIT = 4_500_000
+FITTING = 4
+PATH = "/v2/models/gate/infer"
+Outcome = str  # "" for an answer, else the error
+FRONT_ENDS = "--frontends=1"
+
+# road -> flags of its server beside those for TLS
+ROADS: dict[str, tuple[str, ...]] = {
+    "http1": (),
+    "http1-hypercorn": ("--http-lean=false",),
+    "http1-tls": (),
+    "http2": (),
+    "http2-tls": (),
+    "unary": (),
+    "unary-tls": (),
+    "stream": (),
+    "stream-tls": (),
+    "http1-front-end": (FRONT_ENDS,),
+    "unary-front-end": (FRONT_ENDS,),
+    "stream-front-end": (FRONT_ENDS,),
+}
+
+
+class Road:
+    """One server and one way to it."""
+
+    def __init__(self, name: str, repository: Path, folder: Path, *flags: str) -> None:
+        self.name = name
+        self.tls = name.endswith("-tls")
+        certificates = Certificates(folder)
+        if self.tls:
+            certificate, key = certificates.issue("server")
+            flags += (f"--http-tls-cert={certificate}", f"--http-tls-key={key}", "--grpc-use-ssl=1")
+            flags += (f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}")
+        self._roots = certificates.roots
+        self._client = certificates.client
+        self.server = ServerProcess(repository, *ROADS[name], *flags)
+        self._open: list[Any] = []
+
+    def http(self) -> Http1 | Http2:
+        kind, alpn = (Http2, "h2") if "http2" in self.name else (Http1, "http/1.1")
+        made = kind(self.server.http, self._client(alpn=alpn) if self.tls else None)
+        self._open.append(made)
+        return made
+
+    def stub(self, *options: tuple[str, int]) -> service_pb2_grpc.GRPCInferenceServiceStub:
+        options += (("grpc.use_local_subchannel_pool", 1),)
+        if self.tls:
+            credentials = grpc.ssl_channel_credentials(self._roots.read_bytes())
+            address = self.server.grpc.replace("127.0.0.1", "localhost")
+            channel = grpc.secure_channel(address, credentials, options)
+        else:
+            channel = grpc.insecure_channel(self.server.grpc, options)
+        self._open.append(channel)
+        return service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    def ask(self, body: tuple[str, bytes], message: Any) -> Outcome:
+        """One request on a connection of its own, over this road."""
+        if "http" in self.name:
+            head, tensors = body
+            headers = {"Inference-Header-Content-Length": str(len(head))}
+            with self.http() as client:
+                reply = client.request("POST", PATH, head.encode() + tensors, headers)
+            if reply.status != 200:
+                assert (reply.status, "retry-after" in reply.headers) == (503, True)
+                return str(json.loads(reply.body)["error"])
+            return ""
+        try:
+            if "unary" in self.name:
+                self.stub().ModelInfer(message, timeout=60)
+                return ""
+            # an error is the answer of its message, and the stream goes on
+            stream = self.stub().ModelStreamInfer(iter([message]), timeout=60)
+            return str(next(stream).error_message)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            return str(error.details())
+
+    def close(self) -> None:
+        for each in self._open:
+            each.close()
+        self.server.stop()
+
+
+def large() -> tuple[tuple[str, bytes], Any]:
+    """A request of SIZE bytes to the gated model, for REST and for gRPC."""
+    shape = [1, SIZE // 4]
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "INPUT0",
+                    "shape": shape,
+                    "datatype": "INT32",
+                    "parameters": {"binary_data_size": SIZE},
+                }
+            ]
+        }
+    )
+    message = service_pb2.ModelInferRequest(
+        model_name="gate",
+        inputs=[{"name": "INPUT0", "shape": shape, "datatype": "INT32"}],
+        raw_input_contents=[bytes(SIZE)],
+    )
+    return (head, bytes(SIZE)), message
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path / "models", tmp_path / "pipes", size=1)
+    yield made
+    made.close()
+
+
+def fill(gate: Gate, ask: Callable[[], Future[Outcome]], pending: Callable[[], int]) -> None:
+    """Sends requests one after the other while the model sleeps: as many as fit wait, all others are refused."""
+    waiting: list[Future[Outcome]] = []
+    for _ in range(FITTING):
+        sent = ask()
+        waiting.append(sent)
+        if len(waiting) == 1:
+            gate.started()
+        else:
+            until(lambda: sent.done() or pending() == len(waiting) - 1, "the request waits")  # noqa: B023
+            assert not sent.done(), sent.result()
+    for _ in range(3):
+        sent = ask()
+        until(lambda: sent.done() or pending() == len(waiting), "the request is refused")  # noqa: B023
+        assert sent.done(), "a request was let in for which there is no room"
+        assert "--max-held-bytes" in sent.result()
+    gate.go("k" * (FITTING + 1))
+    assert [each.result() for each in waiting] == [""] * FITTING
+    until(lambda: ask().result() == "", "there is room again")
+    gate.forget()
+
+
+@pytest.mark.parametrize("name", ROADS)
+def test_requests_behind_a_model_that_sleeps(gate: Gate, tmp_path: Path, name: str) -> None:
+    road = Road(name, tmp_path / "models", tmp_path, f"--max-held-bytes={LIMIT}")
+    body, message = large()
+    try:
+        with ThreadPoolExecutor(FITTING + 1) as threads:
+
+            def pending() -> int:
+                return int(
+                    value(
+                        scrape(road.server), "nv_inference_pending_request_count", model="gate", version="1"
+                    )
+                )
+
+            fill(gate, lambda: threads.submit(road.ask, body, message), pending)
+    finally:
+        gate.go("k" * 8)
+        road.close()
