@@ -16,7 +16,6 @@ from tests.support.certificates import Certificates
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
 from tests.support.metrics import scrape, value
-from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
