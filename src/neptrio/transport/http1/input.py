@@ -7,7 +7,8 @@ Rules:
  1. An upgrade that a client offers is not accepted, h2c included: the request, its body and what follows it are
     HTTP/1.1. HTTP/1.1 requests name one Host (transport.host).
  2. Chunked encoding wins over a Content-Length beside it, which clients send that write chunks by hand. Such a request
-    is the connection's last, since a proxy in front may have used the length instead (RFC 9112, 6.1).
+    is the connection's last, since a proxy in front may have used the length instead (RFC 9112, 6.1). Every other
+    Transfer-Encoding is refused.
  3. No byte of a body is kept that the budget of all connections did not grant.
  4. Bytes are parsed only while there is room for the requests in them; the rest waits in `later`.
 """
@@ -138,7 +139,7 @@ class Http1Input(Http1FastPath):
             if not self._always_answered(method, routes.match(method, self.url.decode("latin-1"))):
                 raise Refusal(Unavailable(self._turned_away), [(b"retry-after", RETRY_AFTER)])
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
-        if self.chunked and self.content_length >= 0:
+        if self.chunked:
             self._only_chunked()
         if self.content_length > self._most_body():
             raise Refusal(too_large(self._most_body()))
@@ -156,7 +157,8 @@ class Http1Input(Http1FastPath):
             self.expect = b"wanted"
 
     def _only_chunked(self) -> None:
-        """Refuses other encodings beside a Content-Length (rule 2): the parser would use the length for them."""
+        """Refuses other encodings (rule 2): beside a Content-Length the parser would use the length for them, and without
+        one wait for the end of the connection."""
         given = [
             value.strip().lower() for name, value in self.headers if name.lower() == b"transfer-encoding"
         ]

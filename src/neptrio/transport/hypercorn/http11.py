@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import h11
 from hypercorn.events import Closed, Updated
+from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 
 from neptrio.errors import TritonError
@@ -40,6 +42,7 @@ class Http11(H11Protocol):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.last_call = False  # the server stops, and the grace is over
+        self._two_lengths = False  # of the request: what follows it may be meant as a part of it
         self.connection: _Parser = _Parser(
             h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
         )
@@ -50,7 +53,7 @@ class Http11(H11Protocol):
         await self._close_stream()
         await self.can_read.set()
         both = (self.connection.our_state, self.connection.their_state)
-        if both == (h11.DONE, h11.DONE) and not self.last_call:
+        if both == (h11.DONE, h11.DONE) and not self.last_call and not self._two_lengths:
             self.connection.start_next_cycle()
             await self.send(Updated(idle=True))
         else:
@@ -67,6 +70,9 @@ class Http11(H11Protocol):
             await self._refuse(problem.code.http, str(problem))
             await self.send(Closed())
             return
+        names = {name for name, _ in request.headers}
+        # as on our own HTTP/1.1 connection (transport.http1.input, rule 2)
+        self._two_lengths = b"transfer-encoding" in names and b"content-length" in names
         # upgrades (to WebSocket or h2c) are ignored: hypercorn does not see the header
         kept = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
         await super()._create_stream(
@@ -78,7 +84,14 @@ class Http11(H11Protocol):
             )
         )
 
+    async def stream_send(self, event: Any) -> None:
+        if self._two_lengths and isinstance(event, Response):
+            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
+        await super().stream_send(event)
+
     async def _send_error_response(self, status_code: int) -> None:
+        if status_code == 501:
+            status_code = 400  # another Transfer-Encoding than chunked
         text = REFUSALS.get(status_code) or f"malformed HTTP request{self.connection.problem}"
         await self._refuse(status_code, text)
 
