@@ -333,3 +333,26 @@ def test_limits_on_a_client_count_its_calls() -> None:
         assert (await first.whole())[0] == 200
 
     run(main, max_concurrent_requests_per_address=1)
+
+
+@pytest.mark.parametrize("allowed", [None, True])
+def test_clients_of_a_hosting_program_count_as_being_on_other_machines(allowed: bool | None) -> None:
+    """Nobody knows where the program listens, so files in load calls, which run as code, must be allowed to be taken."""
+
+    async def main(server: neptrio.Server, engine: Engine) -> None:
+        files = {"file:1/model.py": "cHJpbnQoMSk=", "config": '{"backend": "python"}'}
+        load = Client(engine, "/v2/repository/models/code/load", {"parameters": files})
+        status, answer = await load.whole()
+        if allowed:
+            assert b"--allow-file-override" not in answer
+        else:
+            assert status == 403 and b"--allow-file-override" in answer
+
+    run(main, model_control_mode="explicit", allow_file_override=allowed)
+
+
+def test_a_suggested_setting_holds_where_the_server_has_none() -> None:
+    given = models.new_server(allow_file_override=True)
+    given.suggest(allow_file_override=False, read_only=True)
+    assert given._once().file_overrides and given._settings["read_only"]
+    given._clean()

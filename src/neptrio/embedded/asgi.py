@@ -14,6 +14,7 @@ Rules:
  3. A disconnect reaches the app as an event. A program that cancels its call, or whose send() raises, cancels the app.
  4. When the server stops, calls under way are answered. Later ones, and those that are left when it ends, raise
     Unavailable, before the answer began if it had not begun.
+ 5. Where the program listens is not known here: its clients count as being on other machines (docs/security.md).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -119,7 +121,8 @@ class AsgiFront:
             settings = self._services.settings
             policy = http_policy(settings, self._services.tokens)
             origins = OriginPolicy(settings.cors_allow_origin, settings.allowed_host, False)
-            self._made = RestApp(self._services, policy, origins), policy
+            services = replace(self._services, repository=self._services.repository.for_exposed())
+            self._made = RestApp(services, policy, origins), policy
         return self._made
 
 

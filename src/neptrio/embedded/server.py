@@ -132,6 +132,10 @@ class Server:
             raise RuntimeError("the server has started: its settings stay as they are")
         self._settings.update(settings)
 
+    def suggest(self, **settings: Any) -> None:
+        """preset() for settings that hold only where the server was made without them."""
+        self.preset(**{name: value for name, value in settings.items() if name not in self._settings})
+
     def _once(self) -> Settings:
         """The settings of the one run. Raises RuntimeError at the second, ValueError for what does not fit together."""
         repositories, given = self._prepare(self._settings)

@@ -93,6 +93,8 @@ class Replica:
         self._id = context.replica_id.unique_id
         self._deployment = f"{context.app_name}#{context.deployment}"
         self._server = make_server(server, {**(settings or {}), **ours})
+        # Ray's proxies pass on what comes from anywhere, also to a port on a loopback address
+        self._server.suggest(allow_file_override=False)
         self._share = share_sequences
         self._control = replica_control
         self._peers = Peers()

@@ -10,6 +10,7 @@ import trio
 from neptrio.config import model_config
 from neptrio.config.code_fields import code_of
 from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable, Unsupported
+from neptrio.loop import threads
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
@@ -35,11 +36,21 @@ def check_name(name: str) -> None:
 class RepositoryService:
     """Index, load and unload."""
 
-    def __init__(self, settings: Settings, repository: RepositoryManager, of_models: bool = False) -> None:
-        """`of_models`: the callers are models of this server, which may do what settings deny to the network."""
+    def __init__(
+        self,
+        settings: Settings,
+        repository: RepositoryManager,
+        of_models: bool = False,
+        exposed: bool = False,
+    ) -> None:
+        """`of_models`: the callers are models of this server, which may do what settings deny to the network.
+        `exposed`: the callers come by a program that hosts the server; nobody knows from where, so they are taken for
+        clients on other machines.
+        """
         self._settings = settings
         self._repository = repository
         self._of_models = of_models
+        self._exposed = exposed
         self._checks = trio.CapacityLimiter(CHECKS)
 
     def _may(self, what: str, parameters: dict[str, Any]) -> None:
@@ -47,17 +58,22 @@ class RepositoryService:
         if self._of_models:
             return
         self._settings.change(what)
-        if not self._settings.file_overrides and any(key.startswith(override.FILE) for key in parameters):
+        if not self._takes_code() and any(key.startswith(override.FILE) for key in parameters):
             raise Denied(
                 "files in load calls run as code, and the server takes none over the network unless it is started "
-                "with --allow-file-override=true, or listens on loopback addresses only"
+                "with --allow-file-override=true, or listens on loopback addresses only and is not hosted by another "
+                "program"
             )
+
+    def _takes_code(self) -> bool:
+        """Whether a call may bring code along."""
+        return bool(self._settings.allow_file_override if self._exposed else self._settings.file_overrides)
 
     async def _may_run(self, name: str, parameters: dict[str, Any]) -> None:
         """Raises Denied for a configuration that names code which the model's own does not name, and that runs now does
         not, where the network may not send files."""
         text = parameters.get("config")
-        if self._of_models or self._settings.file_overrides or not isinstance(text, str):
+        if self._of_models or self._takes_code() or not isinstance(text, str):
             return
         record = self._repository.records.get(name)
         running = record.source.config if record is not None and record.source is not None else None
@@ -82,7 +98,11 @@ class RepositoryService:
                         f"only, which does not have '{value}'; --allow-file-override=true allows it over the network"
                     )
 
-        await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        await threads.run(look, abandon_on_cancel=True)
+
+    def for_exposed(self) -> RepositoryService:
+        """The same for callers that may be on other machines, whatever the server itself listens on."""
+        return RepositoryService(self._settings, self._repository, exposed=True)
 
     async def index(self, ready: bool, timings: bool = False) -> list[dict[str, Any]]:
         """The $repository_index_response; with `timings` also when each version was loaded and how long that
