@@ -304,3 +304,15 @@ def test_a_console_that_others_can_reach_counts_as_exposed() -> None:
     assert settings.exposed == ("0.0.0.0:8002",) and not settings.file_overrides
     admin = AdminAddress(host="127.0.0.1", port=0)
     assert not Settings(**inside, allow_console=True, admin_address=admin).exposed  # type: ignore[arg-type]
+
+
+def test_the_limits_of_an_address_hold_for_the_console_and_rest_together(repository: Path) -> None:
+    with ServerProcess(repository, "--max-requests-per-second-per-address=1") as limited:
+        ways = [(limited.metrics, INFER), (limited.http, REST_INFER)]
+        # whenever a second begins, of many in a row most are too many
+        statuses = [ask(ways[i % 2][0], "POST", ways[i % 2][1], BODY).status for i in range(40)]
+        assert statuses[0] == 200 and set(statuses) == {200, 429}
+        assert 429 in statuses[0::2] and 429 in statuses[1::2]
+        for _ in range(3):  # probes and pages are always answered
+            assert ask(limited.metrics, "GET", "/console/v2/health/ready").status == 200
+            assert ask(limited.metrics, "GET", "/console/").status == 200

@@ -15,6 +15,8 @@ Rules:
  5. Shared memory is not served here: a browser has none to share.
  6. Browsers cannot send every name of a model as it is, and REST takes paths as they are sent. So a model's name is
     decoded here once, before anything looks at the path.
+ 7. The limits on the requests of a client's address hold here as for REST, and those here and there count together; not
+    on the admin listener, which has none.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from neptrio import __version__
 from neptrio.codec.http_json import dump_json
 from neptrio.console import pages
 from neptrio.errors import NotFound, TritonError, raise_it
+from neptrio.request.infer_request import monotonic_ns
 from neptrio.service import Services
 from neptrio.service.auth_config import READ
 from neptrio.transport.header_policy import CERTIFICATE, HeaderPolicy, bearer
@@ -38,6 +41,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
 from neptrio.transport.rest.asgi import Receive, Send
+from neptrio.transport.rest.guards import always_answered, refuse
 from neptrio.transport.rest.infer import JSON, error_body
 
 if TYPE_CHECKING:
@@ -91,7 +95,9 @@ class Console:
             path = rest_path(scope["raw_path"])
             route = routes.match(scope["method"], path.decode("latin-1"))
             if route is None or route.verb not in NOT_SERVED:
-                await self._rest({**scope, "raw_path": path, "path": path.decode("latin-1")}, receive, send)
+                await self._limited(
+                    {**scope, "raw_path": path, "path": path.decode("latin-1")}, receive, send
+                )
                 return
         try:
             status, headers, body = self._answer(scope)
@@ -101,6 +107,30 @@ class Console:
         start = [*headers, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": start})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _limited(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """A verb of REST, within the limits that REST has for the client's address (rule 7)."""
+        limits = self._services.request_limits
+        if self._admin or not limits.on:
+            await self._rest(scope, receive, send)
+            return
+        client = scope.get("client")
+        address = str(client[0]) if client else ""
+
+        def one() -> int:
+            return 1
+
+        limits.join(address, one)
+        try:
+            problem = None
+            if not always_answered(scope, self._policy):
+                problem = limits.problem(address, monotonic_ns())
+            if problem is not None:
+                await refuse(problem, send)
+            else:
+                await self._rest(scope, receive, send)
+        finally:
+            limits.leave(address, one)
 
     def _answer(self, scope: dict[str, Any]) -> Answer:
         found = dict(scope["headers"])
