@@ -14,7 +14,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from neptrio.cli import settings_of
 from neptrio.service.connections import kept_back
+from neptrio.transport import tls
+from neptrio.transport.grpc import connection
 from tests.support.certificates import Certificates
+from tests.support.embedded import EmbeddedServer
 from tests.support.http import Http1, Http2
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
@@ -176,3 +179,18 @@ def test_idle_scrapers_make_way(tmp_path: Path, certificates: Certificates) -> N
             assert one_more.request("GET", "/metrics").status == 200
         assert clients[1].sock.recv(1) == b""
         assert clients[0].request("GET", "/metrics").status == 200
+
+
+@pytest.mark.parametrize("port", ["http", "grpc"])
+def test_a_handshake_that_does_not_come_ends_the_connection(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, port: str
+) -> None:
+    monkeypatch.setattr(tls, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.1)
+    write_model(tmp_path / "models", "simple", identity_config())
+    certificate, key = certificates.issue("server")
+    files = {"http_tls_cert": certificate, "http_tls_key": key, "grpc_use_ssl": True}
+    more = {"grpc_server_cert": certificate, "grpc_server_key": key}
+    with EmbeddedServer(tmp_path / "models", **files, **more) as server:
+        with Http1(getattr(server, port)) as silent:
+            assert silent.closed()

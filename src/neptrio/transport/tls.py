@@ -20,6 +20,8 @@ from neptrio.loop import threads
 from neptrio.loop.socket_writer import CONGESTED_BYTES, nothing
 from neptrio.settings import Settings
 
+HANDSHAKE_S = 20.0  # from accepting a connection to the end of its TLS handshake
+
 log = logging.getLogger("neptrio.tls")
 
 CHUNK_BYTES = 256 << 10

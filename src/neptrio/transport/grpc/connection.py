@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("neptrio.grpc")
 
-HANDSHAKE_S = 20.0  # from accepting a connection to the end of its preface
+HANDSHAKE_S = tls.HANDSHAKE_S  # from accepting a connection to the end of its preface
 DRAIN_ROUND_TRIP_NS = 10**9  # for so long after the first GOAWAY, calls sent before it was seen are taken
 LINGER_S = 0.5  # how long the client's last bytes are read after our side is closed
 ENGINE_S = 0.001  # how long the engine first has for answers, when the client has closed its side

@@ -7,7 +7,7 @@ unread, which can cost the client the answer. The choice: its protocols and stre
 socket side, the task group and the HTTP/2 protocol (transport.hypercorn.http2) are ours.
 
 Rules:
- 1. The first request, every further head and every HTTP/2 frame must arrive whole within the request timeout. If not,
+ 1. A TLS handshake must be made within transport.tls.HANDSHAKE_S, or the connection ends. The first request, every further head and every HTTP/2 frame must arrive whole within the request timeout. If not,
     the answer is 408 where that is possible, and the connection ends.
  2. The client must read every WRITE_BYTES of output within the same time, or the connection ends. If the app that
     writes is cancelled, its write still completes, because half a frame would corrupt those of other streams. It stops
@@ -39,6 +39,7 @@ from hypercorn.utils import parse_socket_addr
 
 from neptrio.service.certificates import Certificate, of_peer
 from neptrio.service.connections import TURNED_AWAY_SECONDS
+from neptrio.transport import tls
 from neptrio.transport.header_policy import CERTIFICATE
 from neptrio.transport.hypercorn.app_tasks import AppTasks
 from neptrio.transport.hypercorn.protocols import Protocols
@@ -201,9 +202,9 @@ class HypercornConnection(TCPServer):
             alpn = "http/1.1"
             transport = self.stream.socket if not self._tls else self.stream.transport_stream.socket
             if self._tls:
-                with self._reading:
+                with self._reading, trio.move_on_after(tls.HANDSHAKE_S) as shaking:
                     await self.stream.do_handshake()
-                if self._reading.cancelled_caught:
+                if self._reading.cancelled_caught or shaking.cancelled_caught:
                     return
                 alpn = self.stream.selected_alpn_protocol() or alpn
                 self._certificate = of_peer(self.stream.getpeercert())
