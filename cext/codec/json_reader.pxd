@@ -60,6 +60,8 @@ cdef class Reader:
     cdef int steps                                     # steps since breathe() has let other threads run
     # called with so many bytes before memory for a tensor is allocated; None: nobody counts
     cdef object reserve
+    cdef bint counts                                   # objects that value() makes are counted too
+    cdef Py_ssize_t made                               # bytes of them that are not reserved yet
     # names of the root object's members whose arrays are wanted as ArrayText; None: all are wanted as objects
     cdef object as_text
     cdef object whole                                  # a view of the text, for these
@@ -96,9 +98,11 @@ cdef class Reader:
     cdef int skip_string(self, bint* escaped) except -1 nogil
     cdef str string(self)
     cdef int number(self, Number* out) except -1 nogil
+    cdef int built(self, Py_ssize_t size) except -1
     cdef object value(self, int depth)                 # any value, as Python objects
     # Values of a known kind. Another kind raises InvalidArgument naming `key`.
     cdef str string_at(self, Py_ssize_t at, str key)   # at < 0: the member is missing
+    cdef str name_at(self, Py_ssize_t at, str key)     # of something that has a name: its length is limited
     cdef tuple shape_at(self, Py_ssize_t at)
     cdef uint64_t unsigned(self, str key, str verb=*) except? 0xFFFFFFFFFFFFFFFF
     cdef bint boolean(self, str key) except -1

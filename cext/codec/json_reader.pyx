@@ -31,13 +31,20 @@ from neptrio.codec.number_text cimport (
     parse_number,
 )
 
+from neptrio import limits
 from neptrio.errors import Cancelled, InvalidArgument
+from neptrio.limits import shown
 
+cdef Py_ssize_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
+cdef Py_ssize_t LONGEST_NAME = limits.LONGEST_NAME
 
 cdef enum:
     LONG_BYTES = 64 << 10    # reading more takes longer than waiting for the GIL
     # inputs or parameters between two calls that let other threads run: a fraction of a millisecond
     STEPS = 256
+    # what load() makes is counted: an element with its object, and so many bytes at once
+    ELEMENT_BYTES = 96
+    COUNTED_BYTES = 1 << 20
 
 
 class SyntaxRefused(InvalidArgument):
@@ -53,6 +60,16 @@ def missing(str key):
     """The error for a document without the member `key`."""
     return InvalidArgument(
         f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
+
+
+def too_long(str key, str name):
+    """The error for the name of a model, tensor, region or parameter that nothing can have."""
+    return InvalidArgument(f"'{key}' has {len(name)} characters, the most is {LONGEST_NAME}: '{shown(name)}'")
+
+
+def too_many(str things, str where, Py_ssize_t most):
+    """The error for a list with more elements than it may have."""
+    return InvalidArgument(f"'{where}' has more than {most} {things}, which is the most that are allowed")
 
 
 cdef int _hex(const unsigned char* p) noexcept nogil:
@@ -305,6 +322,13 @@ cdef class Reader:
         self.skip_string(&escaped)
         return _decode(self.text + start, self.at - 1 - start, escaped)
 
+    cdef int built(self, Py_ssize_t size) except -1:
+        self.made += size
+        if self.made >= COUNTED_BYTES:
+            size, self.made = self.made, 0
+            self.reserve(size)
+        return 0
+
     cdef object value(self, int depth):
         cdef int c = self.peek()
         cdef Number n
@@ -312,8 +336,14 @@ cdef class Reader:
         cdef dict members
         cdef list items
         cdef str name
+        cdef Py_ssize_t begin = self.at
         if c == b'"':
-            return self.string()
+            name = self.string()
+            if self.counts:
+                self.built(ELEMENT_BYTES + self.at - begin)
+            return name
+        if self.counts:
+            self.built(ELEMENT_BYTES)
         if c == b"{" or c == b"[":
             if depth >= MAX_DEPTH:
                 self.too_deep()
@@ -322,6 +352,8 @@ cdef class Reader:
                 if self.first_member():
                     while True:
                         name = self.name_text()
+                        if self.counts:
+                            self.built(ELEMENT_BYTES + self.name_length)
                         if depth == 0 and self.as_text is not None and self.peek() == b"[" and name in self.as_text:
                             item = self.array_text()
                         else:
@@ -370,6 +402,12 @@ cdef class Reader:
             raise kind_error(key, "string", "string")
         return self.string()
 
+    cdef str name_at(self, Py_ssize_t at, str key):
+        cdef str name = self.string_at(at, key)
+        if len(name) > LONGEST_NAME:
+            raise too_long(key, name)
+        return name
+
     cdef uint64_t unsigned(self, str key, str verb="parse") except? 0xFFFFFFFFFFFFFFFF:
         cdef Number n
         cdef int c = self.peek()
@@ -400,6 +438,8 @@ cdef class Reader:
                 d = self.unsigned("shape")
                 if d > 0x7FFFFFFFFFFFFFFF:
                     raise InvalidArgument(f"Unable to parse 'shape': {d} is out of range [0, 9223372036854775807]")
+                if len(dims) == MOST_DIMENSIONS:
+                    raise too_many("dimensions", "shape", MOST_DIMENSIONS)
                 dims.append(d)
                 if not self.next_element():
                     break
@@ -482,12 +522,13 @@ cdef class Stop:
         self.asked = 1
 
 
-def load(data, list repeated=None, bint large=False, as_text=None):
+def load(data, list repeated=None, bint large=False, as_text=None, reserve=None):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 
     Names that the document's outermost object has more than once are appended to `repeated`. With `large` this is
     called on a worker's thread, and lets other threads run in between. Arrays of the outermost object's members that
-    are in the container `as_text` become ArrayText, without objects for their elements.
+    are in the container `as_text` become ArrayText, without objects for their elements. `reserve(bytes)` is called before
+    about so many are allocated for objects, a mebibyte at a time; load() raises what it raises.
     """
     cdef Py_buffer view
     cdef Reader r = Reader()
@@ -502,6 +543,9 @@ def load(data, list repeated=None, bint large=False, as_text=None):
         if as_text is not None:
             r.as_text = as_text
             r.whole = memoryview(data).cast("B")
+        if reserve is not None:
+            r.reserve = reserve
+            r.counts = True
         r.begin()
         value = r.value(0)
         r.finish()

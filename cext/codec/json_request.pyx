@@ -31,11 +31,14 @@ from neptrio.request.infer_request cimport (
 )
 from neptrio.request.validate cimport walk_strings
 
-from neptrio.codec.json_reader import kind_error, missing
+from neptrio import limits
+from neptrio.codec.json_reader import kind_error, missing, too_long, too_many
 from neptrio.datatypes import NUMBER
 from neptrio.errors import Cancelled, InvalidArgument, Overloaded, TritonError, Unsupported
+from neptrio.limits import shown
 
 cdef dict _NUMBER = NUMBER
+cdef Py_ssize_t MOST_TENSORS = limits.MOST_TENSORS
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
 known_texts = KnownTexts()
 cdef KnownTexts _known_texts = known_texts
@@ -189,6 +192,8 @@ cdef class _Decoder:
             raise kind_error("inputs", "array", "array")
         if s.first_element():
             while True:
+                if len(self.r.inputs) == MOST_TENSORS:
+                    raise too_many("tensors", "inputs", MOST_TENSORS)
                 self.r.inputs.append(self.input())
                 if s.large:
                     s.breathe()
@@ -233,7 +238,7 @@ cdef class _Decoder:
         return made
 
     cdef Tensor filled(self, Py_ssize_t name_at, Py_ssize_t type_at, Py_ssize_t shape_at, Py_ssize_t data_at):
-        cdef str name = self.s.string_at(name_at, "name")
+        cdef str name = self.s.name_at(name_at, "name")
         cdef int dtype = self.datatype(type_at, name)
         return tensor_at(self.s, data_at, name, dtype, self.s.shape_at(shape_at))
 
@@ -280,14 +285,14 @@ cdef class _Decoder:
         if made is not None:
             return made
         if data_at >= 0:
-            name = s.string_at(name_at, "name")
+            name = s.name_at(name_at, "name")
             dtype = self.datatype(type_at, name)
             return tensor_at(s, data_at, name, dtype, s.shape_at(shape_at))
-        name = s.string_at(name_at, "name")
+        name = s.name_at(name_at, "name")
         dtype = self.datatype(type_at, name)
         shape = s.shape_at(shape_at)
         if region_at >= 0:
-            region = s.string_at(region_at, "shared_memory_region")
+            region = s.name_at(region_at, "shared_memory_region")
             if offset_at >= 0:
                 s.at = offset_at
                 offset = s.unsigned("shared_memory_offset")
@@ -325,6 +330,8 @@ cdef class _Decoder:
             raise kind_error("outputs", "array", "array")
         if s.first_element():
             while True:
+                if len(made) == MOST_TENSORS:
+                    raise too_many("tensors", "outputs", MOST_TENSORS)
                 made.append(self.output())
                 if s.large:
                     s.breathe()
@@ -352,7 +359,7 @@ cdef class _Decoder:
                 if not s.next_member():
                     break
         after = s.at
-        made = RequestedOutput(s.string_at(name_at, "name"))
+        made = RequestedOutput(s.name_at(name_at, "name"))
         made.binary = 0
         if parameters_at >= 0:
             s.at = parameters_at
@@ -366,7 +373,7 @@ cdef class _Decoder:
                         made.class_count = <int64_t>min(s.unsigned("classification", "set"), <uint64_t>0x7FFFFFFF)
                     elif s.named(b"shared_memory_region", 20) and not has_region:
                         has_region = True
-                        made.shm_region = s.string_at(s.at, "shared_memory_region")
+                        made.shm_region = s.name_at(s.at, "shared_memory_region")
                     elif s.named(b"shared_memory_offset", 20) and not has_offset:
                         has_offset = True
                         made.shm_offset = <int64_t>min(s.unsigned("shared_memory_offset"), LARGEST)
@@ -397,9 +404,13 @@ def add_parameter(InferRequest r, str key, value):
     """Adds a custom parameter to a request. Raises InvalidArgument for null, arrays and objects."""
     if not isinstance(value, (bool, int, float, str)):
         raise InvalidArgument(
-            f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+            f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    if len(key) > limits.LONGEST_NAME:
+        raise too_long("parameters", key)
     if r.parameters is None:
         r.parameters = {}
+    elif len(r.parameters) >= limits.MOST_PARAMETERS:
+        raise too_many("members", "parameters", limits.MOST_PARAMETERS)
     r.parameters.setdefault(key, value)
 
 
@@ -410,7 +421,7 @@ cdef int _raw(InferRequest r, Tensor body) except -1:
     cdef int64_t known = 1, variable = 0
     cdef Tensor made
     cdef uint32_t prefix
-    cdef str prefix_text = f"[request id: {r.id or '<id_unknown>'}] "
+    cdef str prefix_text = f"[request id: {shown(r.id) or '<id_unknown>'}] "
     if len(m.input_specs) != 1:
         raise InvalidArgument(
             f"{prefix_text}Raw request must only have 1 input (found 1) to be deduced but got "

@@ -15,6 +15,7 @@ from neptrio.codec.protobuf cimport (
     Slice,
     cursor_of,
     malformed,
+    name_text,
     need,
     put_bytes,
     put_text,
@@ -95,7 +96,7 @@ cdef int apply_request_parameter(InferRequest r, Slice entry) except -1:
     cdef Parameter p
     cdef str key
     read_parameter(entry, &k, &p)
-    key = text(k)
+    key = name_text(k, "the name of a parameter")
     if key == "sequence_id":
         if p.kind == INT64:
             r.sequence_id = p.number
@@ -160,7 +161,7 @@ cdef int read_region(Slice entry, Region* region, int64_t* class_count, str wher
     cdef Parameter p
     cdef str key
     read_parameter(entry, &k, &p)
-    key = text(k)
+    key = name_text(k, "the name of a parameter")
     if key == "shared_memory_region":
         if p.kind != STRING:
             raise InvalidArgument(

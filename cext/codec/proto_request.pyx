@@ -20,6 +20,7 @@ from neptrio.codec.protobuf cimport (
     cursor_of,
     expect_bytes,
     malformed,
+    name_text,
     read_slice,
     read_tag,
     read_varint,
@@ -34,10 +35,15 @@ from neptrio.request.infer_request cimport InferRequest, RequestedOutput, Tensor
 from neptrio.request.validate cimport walk_strings
 from neptrio.codec.proto_parameter cimport Region, apply_request_parameter, read_region
 
+from neptrio import limits
+from neptrio.codec.json_reader import too_many
 from neptrio.datatypes import NUMBER
 from neptrio.errors import Cancelled, InvalidArgument
 
 cdef dict _NUMBER = NUMBER
+cdef Py_ssize_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
+cdef Py_ssize_t MOST_TENSORS = limits.MOST_TENSORS
+cdef Py_ssize_t MOST_PARAMETERS = limits.MOST_PARAMETERS
 
 cdef extern from * nogil:
     """
@@ -62,12 +68,20 @@ known_heads = KnownTexts()     # the fields before raw contents
 cdef KnownTexts _known_heads = known_heads
 
 
-cdef tuple read_shape(list dims, Slice s):
+cdef int add_dimension(list dims, uint64_t v) except -1:
+    if len(dims) == MOST_DIMENSIONS:
+        raise too_many("dimensions", "shape", MOST_DIMENSIONS)
+    dims.append(<int64_t>v)
+    return 0
+
+
+cdef int read_shape(list dims, Slice s) except -1:
     cdef Cursor c = cursor_of(s)
     cdef uint64_t v
     while c.p < c.end:
         read_varint(&c, &v)
-        dims.append(<int64_t>v)
+        add_dimension(dims, v)
+    return 0
 
 
 cdef int breathe(const int* asked, int* steps) except -1:
@@ -125,16 +139,16 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
                 read_shape(dims, part)
             elif wire_type == 0:
                 read_varint(&c, &v)
-                dims.append(<int64_t>v)
+                add_dimension(dims, v)
             else:
                 skip_field(&c, wire_type)    # as protobuf does with a field of another type
         elif 1 <= field <= 5:
             expect_bytes(wire_type)
             read_slice(&c, &part)
             if field == 1:
-                name = text(part)
+                name = name_text(part, "the name of an input")
             elif field == 2:
-                datatype = text(part)
+                datatype = name_text(part, "a datatype")
             elif field == 4:
                 read_region(part, &region, NULL, f"input '{name}'")
             else:
@@ -151,7 +165,7 @@ cdef Tensor read_input(InferRequest r, Slice s, object owner, Slice* raw, Py_ssi
     t.dtype = _NUMBER.get(datatype, 0)
     t.shape = tuple(dims)
     if region.name.n:
-        return shared_memory.input_tensor(name, t.dtype, t.shape, text(region.name), region.offset,
+        return shared_memory.input_tensor(name, t.dtype, t.shape, name_text(region.name, "a region's name"), region.offset,
                                           region.byte_size)
     if raw_count:
         if has_contents:
@@ -189,7 +203,7 @@ cdef RequestedOutput read_output(Slice s):
         read_tag(&c, &tag)
         if (tag >> 3) == 1 and (tag & 7) == 2:
             read_slice(&c, &part)
-            out.name = text(part)
+            out.name = name_text(part, "the name of an output")
         elif (tag >> 3) == 2 and (tag & 7) == 2:
             read_slice(&c, &part)
             read_region(part, &region, &class_count, f"output '{out.name}'")
@@ -197,7 +211,7 @@ cdef RequestedOutput read_output(Slice s):
             skip_field(&c, tag & 7)
     out.class_count = class_count
     if region.name.n:
-        out.shm_region = text(region.name)
+        out.shm_region = name_text(region.name, "a region's name")
         out.shm_offset = <int64_t>region.offset
         out.shm_byte_size = <int64_t>region.byte_size
     return out
@@ -406,15 +420,21 @@ def decode_request(InferRequest r not None, message, shared_memory=None, Stop st
             if field == 7:
                 slices_add(&raw, s)
             elif field == 5:
+                if inputs.n == MOST_TENSORS:
+                    raise too_many("tensors", "inputs", MOST_TENSORS)
                 slices_add(&inputs, s)
             elif field == 6:
+                if outputs.n == MOST_TENSORS:
+                    raise too_many("tensors", "outputs", MOST_TENSORS)
                 slices_add(&outputs, s)
             elif field == 4:
+                if parameters.n == MOST_PARAMETERS:
+                    raise too_many("members", "parameters", MOST_PARAMETERS)
                 slices_add(&parameters, s)
             elif field == 1:
-                r.model_name = text(s)
+                r.model_name = name_text(s, "the model's name")
             elif field == 2:
-                r.model_version = text(s)
+                r.model_version = name_text(s, "the model's version")
             else:
                 r.id = text(s)
         if raws is not None:

@@ -78,6 +78,7 @@ cdef inline str text(Slice s):
         pass
     malformed("a string field is not UTF-8")
 
+cdef str name_text(Slice s, str what)   # text() of something that has a name: its length is limited
 cdef int skip_field(Cursor* c, int wire_type) except -1
 
 # ---------------------------------------------------------------- writing

@@ -9,7 +9,11 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport realloc
 
+from neptrio import limits
 from neptrio.errors import InvalidArgument
+from neptrio.limits import shown
+
+cdef Py_ssize_t LONGEST_NAME = limits.LONGEST_NAME
 
 
 class WireError(InvalidArgument):
@@ -18,6 +22,14 @@ class WireError(InvalidArgument):
 
 cdef int malformed(str why) except -1:
     raise WireError(f"malformed message: {why}")
+
+
+cdef str name_text(Slice s, str what):
+    if s.n > LONGEST_NAME:
+        s.n, n = LONGEST_NAME, s.n
+        begin = shown((<const char*>s.p)[: s.n].decode("utf-8", "replace"))
+        raise InvalidArgument(f"{what} has {n} bytes, the most is {LONGEST_NAME}: '{begin}'")
+    return text(s)
 
 
 cdef int skip_field(Cursor* c, int wire_type) except -1:
@@ -51,15 +63,16 @@ cdef int grow(Out* o, Py_ssize_t more) except -1:
     return 0
 
 
-def well_formed(message):
+def well_formed(message, Py_ssize_t most=0):
     """Raises WireError unless `message` is a sequence of whole protobuf fields.
 
     For calls other than inference: protobuf's parser would accept a field that is cut off as a shorter one. Nested
-    messages are not checked.
+    messages are not checked. Raises InvalidArgument where there are more than `most` fields; 0: any number.
     """
     cdef Py_buffer view
     cdef Cursor c
     cdef uint64_t tag
+    cdef Py_ssize_t count = 0
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
         c.p = <const uint8_t*>view.buf
@@ -67,5 +80,8 @@ def well_formed(message):
         while c.p < c.end:
             read_tag(&c, &tag)
             skip_field(&c, tag & 7)
+            count += 1
+            if most and count > most:
+                raise InvalidArgument(f"the message has more than {most} fields, which is the most that are allowed")
     finally:
         PyBuffer_Release(&view)

@@ -46,6 +46,7 @@ from neptrio.observe.traced_tensors cimport TracedTensors
 
 from neptrio.observe.trace_block import TEXTS
 from neptrio.codec.http_json import dump_json
+from neptrio.limits import LONGEST_NAME, shown
 from neptrio.observe.propagation import traceparent
 from neptrio.request.device_memory import readable
 
@@ -373,7 +374,7 @@ cdef class Trace:
         self.head = counters.trace_head
         self.model_name = model.name
         self.model_version = model.version
-        self.request_id = request.id
+        self.request_id = shown(request.id, LONGEST_NAME)
         self.record.composing = request.composing
         memcpy(self.record.timestamps, request.timestamps, sizeof(self.record.timestamps))
         root.open -= 1

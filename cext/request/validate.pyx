@@ -26,6 +26,7 @@ from operator import index
 
 from neptrio.datatypes import NAME
 from neptrio.errors import InvalidArgument
+from neptrio.limits import LONGEST_VALUE, shown
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()   # see cext/loop/offer_core, which stands above this package
@@ -40,7 +41,7 @@ cdef enum:
 
 
 def _prefix(InferRequest r):
-    return f"[request id: {r.id or '<id_unknown>'}] "
+    return f"[request id: {shown(r.id) or '<id_unknown>'}] "
 
 
 def _dims(dims):
@@ -56,7 +57,7 @@ cdef _wrong_count(InferRequest r, ModelCore m):
     else:
         head = (f"expected number of inputs between {m.required_inputs} and {total} but got "
                 f"{len(names)} inputs for model '{m.name}'. ")
-    got = ",".join(f"'{n}'" for n in names)
+    got = shown(",".join(f"'{n}'" for n in names), LONGEST_VALUE)
     lost = ",".join(f"'{n}'" for n in missing)
     return InvalidArgument(
         f"{_prefix(r)}{head}Got input(s) [{got}], but missing required input(s) [{lost}]. "

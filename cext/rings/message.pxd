@@ -7,7 +7,6 @@ from neptrio.request.infer_request cimport Tensor
 from neptrio.rings.packet cimport Packer, Reader
 
 cdef enum:
-    MOST_DIMENSIONS = 64         # of a tensor
     MOST_OWN_PART = 268435456    # bytes of a message beside its tensors: texts and shapes
 
 cdef class MessageReader:

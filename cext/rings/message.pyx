@@ -23,6 +23,7 @@ from neptrio.rings.packet cimport Packer, Reader, read_raw, read_text, read_u32,
 
 import json
 
+from neptrio import limits
 from neptrio.errors import Internal, InvalidArgument
 
 cdef enum:
@@ -32,6 +33,7 @@ cdef enum:
     FEW_DIMENSIONS = 8
 
 cdef object _loads = json.loads
+cdef uint32_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
 
 
 class Violation(Exception):

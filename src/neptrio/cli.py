@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neptrio import __version__, commands, flags, process_end
+from neptrio import __version__, commands, flags, limits, process_end
 from neptrio.errors import TritonError
 from neptrio.settings import Settings
 
@@ -140,6 +140,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="requests of one client address over REST and gRPC, 0 = no limit; probes are free")  # fmt: skip
     add("--max-concurrent-requests-per-address", type=flags.not_negative, default=0,
         help="requests that one client address may have under way, 0 = no limit; probes are free")  # fmt: skip
+    add("--max-load-bytes", type=flags.positive, default=limits.LOAD_BYTES,
+        help="bytes of a load call's message over gRPC; over REST --http-max-input-size says it")  # fmt: skip
     add("--max-held-bytes", type=flags.not_negative, default=0,
         help="bytes of large requests, what they are inflated to, and unread answers, REST and gRPC together, "
         "0 = half of the container's memory or the machine's")  # fmt: skip

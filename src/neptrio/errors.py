@@ -12,6 +12,8 @@ from enum import Enum
 
 from grpclib.const import Status
 
+from neptrio.limits import LONGEST_ERROR, shown
+
 
 class Code(Enum):
     """Triton's error codes: (name on the wire, HTTP status, gRPC status)."""
@@ -63,6 +65,8 @@ class TritonError(Exception):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, message: str, code: Code | None = None, reason: Reason = Reason.OTHER) -> None:
+        if len(message) > LONGEST_ERROR:  # whatever it quotes, an answer is no copy of what was sent
+            message = shown(message, LONGEST_ERROR)
         super().__init__(message)
         self.message = message
         self.reason = reason

@@ -18,11 +18,11 @@ from neptrio.rings.packet cimport Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
 
+from neptrio import limits
 from neptrio.errors import Code, Reason, TritonError
 from neptrio.rings.message import Violation
 
-cdef enum:
-    MOST_DIMENSIONS = 64
+cdef Py_ssize_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
 
 
 cdef class AnswerReader(MessageReader):

@@ -17,8 +17,13 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}
 LEVEL = 6
 
 
-def too_large(limit: int) -> TritonError:
-    """The error for a body larger than --http-max-input-size, compressed or inflated."""
+def too_large(limit: int, of_port: bool = True) -> TritonError:
+    """The error for a body larger than --http-max-input-size, compressed or inflated; without `of_port` for one that is
+    larger than its verb takes."""
+    if not of_port:
+        return TritonError(
+            f"request body exceeds the limit of {limit} bytes for this verb.", Code.RESOURCE_EXHAUSTED
+        )
     return TritonError(
         f"request body exceeds the limit of {limit} bytes. Use --http-max-input-size to increase the limit.",
         Code.RESOURCE_EXHAUSTED,

@@ -47,6 +47,11 @@ def _message_class(name: str) -> Any:
     return _class_of(pool().FindMessageTypeByName(name))
 
 
+def is_list(field: Any) -> bool:
+    """Whether a field is a list or a map, with every version of protobuf."""
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+
+
 # Each class with those of its fields. protobuf holds none of them: it would make a class again for each message that
 # is read, and leave it, as every class refers to itself, to the collector.
 _classes: dict[str, Any] = {}

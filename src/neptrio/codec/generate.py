@@ -17,6 +17,7 @@ from neptrio.codec.json_request import add_parameter
 from neptrio.codec.json_tensor import tensor_json, tensor_of
 from neptrio.codec.json_writer import dump
 from neptrio.errors import InvalidArgument
+from neptrio.limits import shown
 from neptrio.request.infer_request import InferRequest, InferResponse, Tensor
 
 
@@ -32,7 +33,7 @@ def decode(
     what that raises.
     """
     repeated: list[str] = []
-    document = load(body, repeated, large, request.model.input_index)
+    document = load(body, repeated, large, request.model.input_index, reserve)
     if not isinstance(document, dict):
         raise InvalidArgument("attempt to get members for non-object")
     specs = request.model.input_index
@@ -56,7 +57,7 @@ def decode(
     for key in repeated:
         if key in specs:  # a repeated parameter is no error: its first value counts
             raise InvalidArgument(
-                f"[request id: {request.id or '<id_unknown>'}] input '{key}' already exists in request"
+                f"[request id: {shown(request.id) or '<id_unknown>'}] input '{shown(key)}' already exists in request"
             )
 
 

@@ -52,7 +52,7 @@ class Inflater:
         self.done = False
         self._bits = bits
         self._data = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        self._limit = limit
+        self.limit = limit
         self._members = members
         self._at = 0
         self._buffer = np.empty(self._expected(), np.uint8)
@@ -70,12 +70,12 @@ class Inflater:
         gzip = self._bits > zlib.MAX_WBITS
         if gzip and given >= 18:  # the last of several members says its own length only
             expected = max(given, int.from_bytes(self._data[-4:], "little"))
-        return min(max(expected, FIRST_ROOM), MOST_TIMES * given + FIRST_ROOM, self._limit + 1)
+        return min(max(expected, FIRST_ROOM), MOST_TIMES * given + FIRST_ROOM, self.limit + 1)
 
     def _put(self, part: bytes) -> None:
         end = self.made + len(part)
         if end > len(self._buffer):
-            grown = np.empty(min(max(2 * len(self._buffer), end), self._limit + 1), np.uint8)
+            grown = np.empty(min(max(2 * len(self._buffer), end), self.limit + 1), np.uint8)
             grown[: self.made] = self._buffer[: self.made]
             self._buffer = grown
         if part:
@@ -101,14 +101,14 @@ class Inflater:
         decoder = self._decoder
         piece = self._data[self._at : self._at + self._piece]
         try:
-            part = decoder.decompress(piece, min(most, self._limit + 1 - self.made))
+            part = decoder.decompress(piece, min(most, self.limit + 1 - self.made))
         except zlib.error as error:
             raise Undecodable(str(error)) from None
         # at the end of a member zlib may report the same unused bytes under both names
         self._at += len(piece) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
         self._piece = min(2 * self._piece, PIECE)
         self._put(part)
-        if self.made > self._limit:
+        if self.made > self.limit:
             raise TooLong
         if len(part) > PIECE:
             offer_core()

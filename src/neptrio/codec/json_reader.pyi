@@ -1,6 +1,6 @@
 # The types of cext/codec/json_reader.pyx, which says what everything does.
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from typing_extensions import Buffer
@@ -18,11 +18,14 @@ class SyntaxRefused(InvalidArgument): ...
 
 def kind_error(what: object, got: str, wanted: str) -> InvalidArgument: ...
 def missing(key: str) -> InvalidArgument: ...
+def too_long(key: str, name: str) -> InvalidArgument: ...
+def too_many(things: str, where: str, most: int) -> InvalidArgument: ...
 def load(
     data: Buffer,
     repeated: list[str] | None = ...,
     large: bool = ...,
     as_text: Container[str] | None = ...,
+    reserve: Callable[[int], None] | None = ...,
 ) -> Any: ...
 
 class Stop:

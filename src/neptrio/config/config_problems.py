@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 
+from neptrio.codec.descriptors import is_list
 from neptrio.config import locate, text_fields
 from neptrio.config import model_config as model_config
 from neptrio.config.model_config import ConfigSource, explain
@@ -151,7 +152,7 @@ def _right_part(document: dict[str, Any], descriptor: Any, path: locate.Path, wr
                     right[key] = value
                 continue
             right[key] = {k: _message(v, inner, (*here, k), wrong) for k, v in value.items() if v is not None}
-        elif field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:
+        elif is_list(field):
             if not isinstance(value, list):
                 wrong(here, f"expected an array, got {_kind(value)}")
                 continue

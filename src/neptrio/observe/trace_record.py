@@ -10,6 +10,7 @@ from typing import Any
 
 from neptrio import datatypes
 from neptrio.codec.http_json import dump_json
+from neptrio.limits import KEPT_PARAMETERS, LONGEST_VALUE, shown
 from neptrio.observe.element_text import numbers_text, strings_text
 from neptrio.observe.tensor_copy import TensorCopy
 from neptrio.request.infer_request import InferRequest
@@ -25,7 +26,14 @@ def parameters_of(request: InferRequest) -> dict[str, Any]:
         made["priority"] = request.priority
     if request.timeout_us:
         made["timeout"] = request.timeout_us
-    return {**made, **(request.parameters or {})}
+    left = KEPT_PARAMETERS  # traces are kept when their requests have gone
+    for name, value in (request.parameters or {}).items():
+        kept = shown(value, LONGEST_VALUE) if isinstance(value, str) else value
+        left -= len(name) + (len(kept) if isinstance(kept, str) else 8)
+        if left < 0:
+            break
+        made[name] = kept
+    return made
 
 
 def tensor_text(copied: TensorCopy) -> tuple[bytes, bytes, bytes]:

@@ -28,6 +28,7 @@ from typing import Any
 from neptrio.codec.http_json import dump_json
 from neptrio.codec.text import bytes_text
 from neptrio.errors import InvalidArgument, Unsupported
+from neptrio.limits import shown
 from neptrio.observe.span_options import SpanOptions
 from neptrio.observe.trace_scope import Sampling
 
@@ -128,7 +129,7 @@ class TraceTable:
                 kept = self._made(scope, {}, above.values())
             except InvalidArgument as error:
                 raise InvalidArgument(
-                    f"{error} (the settings of model '{name}' would become invalid)"
+                    f"{error} (the settings of model '{shown(name)}' would become invalid)"
                 ) from None
             assert kept is not None
             models[name] = kept
@@ -176,7 +177,7 @@ def parse_changes(given: Mapping[str, Any], protocol: str, mode: str = "triton")
         else:
             if protocol == "grpc":
                 if len(value) != 1:
-                    raise InvalidArgument(f"expect only 1 value for '{key}'")
+                    raise InvalidArgument(f"expect only 1 value for '{shown(key)}'")
                 value = value[0]
             if not isinstance(value, str):
                 raise _wrong_type(key, "string", value)
@@ -204,7 +205,7 @@ def _wrong_type(key: str, expected: str, value: Any) -> InvalidArgument:
     """The observed server's text, with the setting's name and the value that came."""
     got = bytes_text(dump_json(value))
     return InvalidArgument(
-        f"Unable to parse '{key}': attempt to access JSON non-{expected} as {expected}, got: {got[:60]}"
+        f"Unable to parse '{shown(key)}': attempt to access JSON non-{expected} as {expected}, got: {got[:60]}"
     )
 
 
@@ -216,14 +217,16 @@ def scalar(key: str, text: str, protocol: str) -> Any:
     low, high = (-1, INT32_MAX) if key == "trace_count" else (0, UINT32_MAX)
     digits = text[1:] if text[:1] in ("-", "+") else text
     if not (digits.isascii() and digits.isdigit()):
-        raise InvalidArgument(f"Unable to parse '{key}', got: {text}")
+        raise InvalidArgument(f"Unable to parse '{shown(key)}', got: {shown(text)}")
     value = int(text) if len(digits) < 20 else high + 1
     if key == "trace_count" and -INT32_MAX - 1 <= value < -1:
         space = " " if protocol == "grpc" else ""
-        raise InvalidArgument(f"Unable to parse 'trace_count'. Expecting value >= -1, got:{space}{text}")
+        raise InvalidArgument(
+            f"Unable to parse 'trace_count'. Expecting value >= -1, got:{space}{shown(text)}"
+        )
     if not low <= value <= high:
         raise InvalidArgument(
-            f"Unable to parse '{key}', value is out of range [ {low}, {high} ], got: {text}"
+            f"Unable to parse '{shown(key)}', value is out of range [ {low}, {high} ], got: {shown(text)}"
         )
     return value
 
@@ -259,17 +262,19 @@ def check_file(path: str, folder: str, allowed: bool) -> None:
         )
     real = os.path.realpath(path)
     if os.path.commonpath([real, folder]) != folder or real == folder:
-        raise InvalidArgument(f"{INVALID}trace file '{path}' is outside the trace directory '{folder}'")
+        raise InvalidArgument(
+            f"{INVALID}trace file '{shown(path)}' is outside the trace directory '{folder}'"
+        )
     if len(os.path.basename(real).encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         raise InvalidArgument(
-            f"{INVALID}the name of a trace file may have {LONGEST_NAME} bytes, got '{path}'"
+            f"{INVALID}the name of a trace file may have {LONGEST_NAME} bytes, got '{shown(path)}'"
         )
     if os.path.isdir(real):
-        raise InvalidArgument(f"{INVALID}trace file '{path}' is a directory")
+        raise InvalidArgument(f"{INVALID}trace file '{shown(path)}' is a directory")
     if os.path.exists(real) and not holds_traces(real):
-        raise InvalidArgument(f"{INVALID}'{path}' exists and is no trace file: it would be lost")
+        raise InvalidArgument(f"{INVALID}'{shown(path)}' exists and is no trace file: it would be lost")
     if not os.path.isdir(os.path.dirname(real)):
-        raise InvalidArgument(f"{INVALID}the directory of trace file '{path}' does not exist")
+        raise InvalidArgument(f"{INVALID}the directory of trace file '{shown(path)}' does not exist")
 
 
 def holds_traces(path: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.limits import shown
 from neptrio.repository import lifecycle, scan
 from neptrio.repository.bell import Bell
 from neptrio.repository.model import Model
@@ -61,23 +62,25 @@ class Catalog:
             if model is not None:
                 if not model.ready:
                     raise Unavailable(
-                        f"Request for unknown model: '{name}' version {model.version} is not at ready state"
+                        f"Request for unknown model: '{shown(name)}' version {model.version} is not at ready state"
                     )
                 return model
             if self._rows(name) or self._versionless(name):
-                raise NotFound(f"Request for unknown model: '{name}' has no available versions")
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+                raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions")
+            raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
         number = version_number(version)
         if number <= 0:
             raise not_above_zero(version)
         versions = self._rows(name)
         if not versions and not self._versionless(name):
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
         row = versions.get(number)
         if row is None:
-            raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
+            raise NotFound(f"Request for unknown model: '{shown(name)}' version {number} is not found")
         if row.model is None or not row.model.ready:
-            raise Unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
+            raise Unavailable(
+                f"Request for unknown model: '{shown(name)}' version {number} is not at ready state"
+            )
         return row.model
 
     def lookup_step(self, name: str, version: str) -> Model:
@@ -213,7 +216,7 @@ class Catalog:
         record = self.records.get(name)
         if record is None:
             if name not in await self.places.listed():
-                raise NotFound(f"Request for unknown model: '{name}' is not found")
+                raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
             return {"name": name, "versions": []}
         return record.progress()
 

@@ -17,6 +17,7 @@ from neptrio.config import defaults
 from neptrio.config.describe_config import to_dict
 from neptrio.config.problem import WARNING, Problem
 from neptrio.errors import NotFound, Unavailable
+from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.repository import change, override, scan
 from neptrio.repository.catalog import Catalog
@@ -52,7 +53,7 @@ async def dry_run(
         folder = None
         files = override.decode(parameters.files)
         if name not in checker.names and not files:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
         try:
             if files:
                 folder = override.write(files)

@@ -17,8 +17,11 @@ from typing import Any
 from neptrio.codec.base64_text import decode_base64
 from neptrio.config.validate_config import LONGEST_NAME
 from neptrio.errors import Internal, InvalidArgument
+from neptrio.limits import LONGEST_NAME as LONGEST_PATH
+from neptrio.limits import shown
 
 FILE = "file:"
+MOST_FOLDERS = 32  # of a path, one in the other
 
 
 class Folder:
@@ -68,7 +71,9 @@ def parse(parameters: Mapping[str, Any]) -> LoadParameters:
             config = value
         elif key.startswith(FILE):
             if not isinstance(value, (str, bytes)):
-                raise InvalidArgument(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+                raise InvalidArgument(
+                    f"Unable to parse '{shown(key)}': attempt to access JSON non-string as string"
+                )
             files[key.removeprefix(FILE)] = value
         elif key == "async":
             if not isinstance(value, bool):
@@ -78,7 +83,7 @@ def parse(parameters: Mapping[str, Any]) -> LoadParameters:
             at_once = value
         else:
             raise Internal(
-                f"unexpected error on creating Triton parameter: unknown load parameter '{key}', expected "
+                f"unexpected error on creating Triton parameter: unknown load parameter '{shown(key)}', expected "
                 f"config, {FILE}<version>/<file name> or async"
             )
     return LoadParameters(config, files, at_once)
@@ -92,7 +97,9 @@ def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
             try:
                 decoded[path] = decode_base64(value)
             except ValueError as error:
-                raise InvalidArgument(f"load parameter '{FILE}{path}' is not valid base64: {error}") from None
+                raise InvalidArgument(
+                    f"load parameter '{FILE}{shown(path)}' is not valid base64: {error}"
+                ) from None
         else:
             decoded[path] = value
     return decoded
@@ -100,14 +107,19 @@ def decode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
 
 def parts_of(path: str) -> tuple[str, ...]:
     """The components of a `file:` path. Raises InvalidArgument when it could leave the folder."""
+    if len(path) > LONGEST_PATH or path.count("/") > MOST_FOLDERS:
+        raise InvalidArgument(
+            f"'{FILE}{shown(path)}': a path may have {LONGEST_PATH} characters and {MOST_FOLDERS} folders, this one has "
+            f"{len(path)} and {path.count('/')}"
+        )
     parts = tuple(path.split("/"))
     if not path or "\0" in path or "\\" in path or any(part in ("", ".") for part in parts):
-        raise InvalidArgument(f"'{FILE}{path}': expected {FILE}<version>/<file name>")
+        raise InvalidArgument(f"'{FILE}{shown(path)}': expected {FILE}<version>/<file name>")
     if ".." in parts:
-        raise InvalidArgument(f"'{FILE}{path}': must stay within model directory")
+        raise InvalidArgument(f"'{FILE}{shown(path)}': must stay within model directory")
     for part in parts:
         if len(part.encode("utf-8", "surrogatepass")) > LONGEST_NAME:
-            raise InvalidArgument(f"'{FILE}{path[:40]}...': a name is longer than {LONGEST_NAME} bytes")
+            raise InvalidArgument(f"'{FILE}{shown(path, 40)}': a name is longer than {LONGEST_NAME} bytes")
     return parts
 
 

@@ -10,12 +10,11 @@ import threading
 import time
 from pathlib import Path
 
+from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.repository import scan, single_model
 from neptrio.repository.cloud import CloudRepository
 from neptrio.settings import Settings
-
-LONGEST_SHOWN = 128  # characters of a name in an error
 
 
 class Places:
@@ -63,7 +62,7 @@ class Places:
     def no_model(self, name: str) -> str:
         """Why nothing can be loaded under a name that model_dirs() does not have."""
         where = ", ".join(f"'{place}'" for place in self._named)
-        return f"there is no folder '{name[:LONGEST_SHOWN]}' in the model repositories {where}"
+        return f"there is no folder '{shown(name)}' in the model repositories {where}"
 
     async def listed(self) -> dict[str, int]:
         """names() of a worker thread, since the folder may be on a slow network. A cancelled caller leaves the

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from neptrio.errors import Cancelled, Reason, TritonError, Unavailable
 from neptrio.execution.batch import complete
 from neptrio.execution.instance import InstancePool
+from neptrio.limits import shown
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Timestamp, monotonic_ns
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics, held_requests, withdraw
@@ -140,7 +141,9 @@ class DynamicScheduler(Scheduler):
         """The error for a request that finds the queue full. Made cheaply: most are raised when load is highest."""
         self._rejected_full += 1
         if id:
-            return Unavailable(f"[request id: {id}] Exceeds maximum queue size", reason=Reason.REJECTED)
+            return Unavailable(
+                f"[request id: {shown(id)}] Exceeds maximum queue size", reason=Reason.REJECTED
+            )
         error = Unavailable(FULL_WITHOUT_ID, reason=Reason.REJECTED)
         error.alike = FULL
         return error

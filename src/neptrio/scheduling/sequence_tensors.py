@@ -14,6 +14,7 @@ from neptrio import datatypes
 from neptrio.codec.text import text_bytes
 from neptrio.config.sequence_config import CORRID, END, READY, START, Control, SequenceConfig
 from neptrio.errors import InvalidArgument
+from neptrio.limits import shown
 from neptrio.request.infer_request import InferRequest, ModelCore, Responder, Tensor
 
 _INTEGER_BYTES = {
@@ -75,7 +76,7 @@ class Controls:
         if corrid is not None and isinstance(request.sequence_id, str) != (corrid.dtype == datatypes.BYTES):
             got = "BYTES" if isinstance(request.sequence_id, str) else "UINT64"
             raise InvalidArgument(
-                f"[request id: {request.id or '<id_unknown>'}] sequence batching control '{corrid.name}' data-type "
+                f"[request id: {shown(request.id) or '<id_unknown>'}] sequence batching control '{corrid.name}' data-type "
                 f"is '{got}', but model '{request.model.name}' expects '{datatypes.NAME[corrid.dtype]}'"
             )
 

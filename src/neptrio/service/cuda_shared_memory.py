@@ -26,6 +26,7 @@ import neptrio.request.device_memory as device_memory
 from neptrio import datatypes
 from neptrio.backends.kernel import device
 from neptrio.errors import AlreadyExists, InvalidArgument, NotFound, TritonError, Unavailable
+from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.request.infer_request import MemoryKind, Tensor, tensor_at
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
@@ -148,9 +149,11 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
     def _place(self, region: str, offset: int, size: int) -> Any:
         found = self._regions.get(region)
         if found is None:
-            raise NotFound(f"Unable to find shared memory region: '{region}'")
+            raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
         if getattr(found, "lost", False):
-            raise Unavailable(f"shared memory region '{region}' was lost when GPU {found.device_id} failed")
+            raise Unavailable(
+                f"shared memory region '{shown(region)}' was lost when GPU {found.device_id} failed"
+            )
         check_part(region, found.byte_size, offset, size)
         return found
 
@@ -160,7 +163,9 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         """An input as a view of device memory. Raises NotFound or InvalidArgument."""
         found = self._place(region, offset, size)
         if dtype == datatypes.BYTES:
-            raise InvalidArgument(f"input '{name}': BYTES tensors can't be in a CUDA shared memory region")
+            raise InvalidArgument(
+                f"input '{shown(name)}': BYTES tensors can't be in a CUDA shared memory region"
+            )
         return tensor_at(name, dtype, shape, found.address + offset, size, found, 2, found.device_id)
 
     def output_place(self, region: str, offset: int, size: int, needed: int, output: str) -> Any:

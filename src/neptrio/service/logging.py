@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from neptrio.errors import InvalidArgument, Unavailable, Unsupported
+from neptrio.limits import shown
 from neptrio.logs import LevelFilter, LineFormat
 from neptrio.settings import Settings
 
@@ -101,5 +102,5 @@ class LoggingService:
             )
         elif value not in FORMATS:
             if http:
-                raise Unavailable(f"invalid argument for --log_format, got: {value}")
-            raise InvalidArgument(f"invalid argument for log_format, got: {value}")
+                raise Unavailable(f"invalid argument for --log_format, got: {shown(value)}")
+            raise InvalidArgument(f"invalid argument for log_format, got: {shown(value)}")

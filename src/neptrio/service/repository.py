@@ -10,11 +10,11 @@ import trio
 from neptrio.config import model_config
 from neptrio.config.code_fields import code_of
 from neptrio.errors import Denied, InvalidArgument, TritonError, Unavailable, Unsupported
+from neptrio.limits import shown
 from neptrio.loop import threads
 from neptrio.repository import override
 from neptrio.repository.dry_run import dry_run
 from neptrio.repository.manager import RepositoryManager
-from neptrio.repository.places import LONGEST_SHOWN
 from neptrio.settings import Settings
 
 CHECKS = 2  # that work at the same time
@@ -23,13 +23,11 @@ CHECKS = 2  # that work at the same time
 def check_name(name: str) -> None:
     """Raises InvalidArgument for a name that no model can have, before it is used in any path."""
     if not name.strip():
-        raise InvalidArgument(
-            f"model name must not be empty or only white space, got '{name[:LONGEST_SHOWN]}'"
-        )
+        raise InvalidArgument(f"model name must not be empty or only white space, got '{shown(name)}'")
     if name in (".", "..") or any(separator in name for separator in "/\\\0"):
         raise InvalidArgument(
             "model name must not be a path, expected the name of a folder in a model repository, got "
-            f"'{name[:LONGEST_SHOWN]}'"
+            f"'{shown(name)}'"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from neptrio.errors import InvalidArgument, NotFound
+from neptrio.limits import shown
 from neptrio.loop.slices import Slices
 from neptrio.repository.manager import RepositoryManager
 from neptrio.repository.model import Model
@@ -33,9 +34,11 @@ def parse_id(segment: str, query: str = "") -> int | str:
     text = unquote(segment)
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
     if kind not in ("", "uint", "string"):
-        raise InvalidArgument(f"type of a sequence id must be uint or string, got '{kind}'")
+        raise InvalidArgument(f"type of a sequence id must be uint or string, got '{shown(kind)}'")
     if kind == "uint" and (number is None or number >= 1 << 64):
-        raise InvalidArgument(f"'{text}' is no sequence id of type uint: expected an integer below 2^64")
+        raise InvalidArgument(
+            f"'{shown(text)}' is no sequence id of type uint: expected an integer below 2^64"
+        )
     return text if kind == "string" or number is None or number >= 1 << 64 else number
 
 

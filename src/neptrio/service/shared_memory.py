@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neptrio.errors import NotFound, Unsupported
+from neptrio.limits import shown
 from neptrio.request.file_part import LargeFiles
 from neptrio.request.infer_request import Tensor
 from neptrio.service.cuda_shared_memory import CudaSharedMemory
@@ -90,4 +91,4 @@ class SharedMemoryService:
             return self.system.writer(tensor, region, offset, size)
         if self.cuda.has(region):
             return self.cuda.writer(tensor, region, offset, size)
-        raise NotFound(f"Unable to find shared memory region: '{region}'")
+        raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")

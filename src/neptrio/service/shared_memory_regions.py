@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from neptrio.errors import AlreadyExists, Internal, InvalidArgument, NotFound
+from neptrio.limits import shown
 
 Region = TypeVar("Region")
 
@@ -43,12 +44,12 @@ class SharedMemoryRegions(Generic[Region]):
         """Raises InvalidArgument for an empty name, AlreadyExists for one that is registered."""
         self.check_named(name)
         if name in self._regions:
-            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+            raise AlreadyExists(f"shared memory region '{shown(name)}' already in manager")
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """The regions, sorted by name. Raises NotFound for an unknown one."""
         if name and name not in self._regions:
-            raise NotFound(f"Unable to find {self.kind} shared memory region: '{name}'")
+            raise NotFound(f"Unable to find {self.kind} shared memory region: '{shown(name)}'")
         return [
             self.describe(region) for key, region in sorted(self._regions.items()) if not name or key == name
         ]
@@ -64,15 +65,15 @@ class SharedMemoryRegions(Generic[Region]):
 def check_part(region: str, region_bytes: int, offset: int, byte_size: int) -> None:
     """Raises InvalidArgument unless a part (in bytes) is not empty and lies inside its region."""
     if offset < 0 or offset > region_bytes:
-        raise InvalidArgument(f"Invalid offset for shared memory region: '{region}'")
+        raise InvalidArgument(f"Invalid offset for shared memory region: '{shown(region)}'")
     if byte_size <= 0 or offset + byte_size > region_bytes:
-        raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{region}'")
+        raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{shown(region)}'")
 
 
 def check_fits(output: str, needed: int, byte_size: int) -> None:
     """Raises Internal when an output of `needed` bytes does not fit into the `byte_size` bytes given for it."""
     if needed > byte_size:
         raise Internal(
-            f"shared memory size specified with the request for output '{output}' ({byte_size} bytes) should be at "
+            f"shared memory size specified with the request for output '{shown(output)}' ({byte_size} bytes) should be at "
             f"least {needed} bytes to hold the results"
         )

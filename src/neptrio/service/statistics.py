@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument
+from neptrio.limits import shown
 from neptrio.loop.loop_lag import BOUNDS_NS, LoopLag
 from neptrio.observe import front_ends
 from neptrio.observe.front_ends import FrontEndRow
@@ -49,7 +50,9 @@ class Detail:
                 found[key] = _percentiles(value)
             elif key in ("histograms", "live"):
                 if value.lower() not in ("true", "false", "1", "0"):
-                    raise InvalidArgument(f"query parameter '{key}' must be true or false, got '{value}'")
+                    raise InvalidArgument(
+                        f"query parameter '{shown(key)}' must be true or false, got '{shown(value)}'"
+                    )
                 found[key] = value.lower() in ("true", "1")
         return Detail(**found)
 
@@ -114,11 +117,11 @@ class StatisticsService:
             return repository.each_ready()
         models = list(repository.each_ready([name]))
         if not models:
-            raise InvalidArgument(f"requested model '{name}' is not available")
+            raise InvalidArgument(f"requested model '{shown(name)}' is not available")
         if version:
             models = [m for m in models if int(m.version) == number]
             if not models:
-                raise InvalidArgument(f"requested model version is not available for model '{name}'")
+                raise InvalidArgument(f"requested model version is not available for model '{shown(name)}'")
         return iter(models)
 
     def others(self, detail: Detail) -> dict[str, Any]:

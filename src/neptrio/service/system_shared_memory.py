@@ -32,6 +32,7 @@ import neptrio.request.device_memory as device_memory
 import neptrio.request.file_part as file_part
 from neptrio.codec.shared_memory import LARGE_BYTES
 from neptrio.errors import Code, Internal, InvalidArgument, TritonError
+from neptrio.limits import shown
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import Tensor
 from neptrio.service.shared_memory_regions import SharedMemoryRegions, check_fits, check_part
@@ -99,23 +100,23 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         without_slashes = key.lstrip("/")
         if not without_slashes:
             raise InvalidArgument(
-                f"cannot register shared memory region '{name}' with key '{key}' as the key has no name"
+                f"cannot register shared memory region '{shown(name)}' with key '{shown(key)}' as the key has no name"
             )
         if without_slashes.startswith(RESERVED_PREFIX):
             raise InvalidArgument(
-                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the "
+                f"cannot register shared memory region '{shown(name)}' with key '{shown(key)}' as the key contains the "
                 f"reserved prefix '{RESERVED_PREFIX}'"
             )
         self.check_new(name)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         if 0 < most <= len(self._regions):
             raise _exhausted(
-                f"failed to register shared memory region '{name}': {len(self._regions)} regions are registered, which "
+                f"failed to register shared memory region '{shown(name)}': {len(self._regions)} regions are registered, which "
                 f"is half of the server's file descriptors; unregister some, or start it with a higher `ulimit -n`"
             )
         plain = key.removeprefix("/")
         if "/" in plain or plain in (".", "..") or "\0" in plain:
-            raise Internal(f"Unable to open shared memory region: '{key}'")
+            raise Internal(f"Unable to open shared memory region: '{shown(key)}'")
         try:
             # another process may hold a lease on the object, for which open() would wait until it gives that up
             fd = os.open(f"{FOLDER}/{plain}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -126,10 +127,10 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             ) from None
         except OSError as error:
             why = f": {error.strerror}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-            raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
+            raise Internal(f"Unable to open shared memory region: '{shown(key)}'{why}") from None
         region = SystemRegion(name, key, offset, byte_size, _File(fd))
         if byte_size <= 0 or offset + byte_size > region.size():
-            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+            raise InvalidArgument(f"failed to register shared memory region '{shown(name)}': invalid args")
         self._regions[name] = region
         self._count_large()
 
@@ -170,15 +171,17 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             held = self.large.held
             if held + size > self._input_limit:
                 raise _exhausted(
-                    f"no room for input '{name}' of {size} bytes: inputs from shared memory take {held} bytes, and may "
+                    f"no room for input '{shown(name)}' of {size} bytes: inputs from shared memory take {held} bytes, and may "
                     f"take {self._input_limit}; send the request again when others are answered"
                 )
             try:
                 part = file_part.read(found.file.fd, begin, size, self.large)
             except OSError as error:
-                raise Internal(f"cannot read shared memory region '{region}': {error.strerror}") from None
+                raise Internal(
+                    f"cannot read shared memory region '{shown(region)}': {error.strerror}"
+                ) from None
             except MemoryError as error:
-                raise _exhausted(f"no room for input '{name}': {error}") from None
+                raise _exhausted(f"no room for input '{shown(name)}': {error}") from None
             if part is None:
                 raise found.shorter(begin + size)
             return Tensor(name, dtype, shape, part, True)
@@ -202,7 +205,9 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
             try:
                 file_part.write(found.file.fd, begin, device_memory.on_host(tensor))
             except OSError as error:
-                raise Internal(f"cannot write to shared memory region '{region}': {error.strerror}") from None
+                raise Internal(
+                    f"cannot write to shared memory region '{shown(region)}': {error.strerror}"
+                ) from None
 
         return write
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from neptrio.errors import InvalidArgument, TritonError
+from neptrio.limits import shown
 from neptrio.observe.trace_file import TraceWriterStatistics
 from neptrio.observe.trace_options import directory, make_directory
 from neptrio.observe.trace_settings import NO_TENSORS, check_file, parse_changes, reply
@@ -76,9 +77,9 @@ class TraceService:
         count = RECENT
         for key, value in parse_qsl(query, keep_blank_values=True):
             if key != "count":
-                raise InvalidArgument(f"trace/recent: unknown parameter '{key}', expected count")
+                raise InvalidArgument(f"trace/recent: unknown parameter '{shown(key)}', expected count")
             if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
-                raise InvalidArgument(f"trace/recent: count must be a number from 1 on, got '{value}'")
+                raise InvalidArgument(f"trace/recent: count must be a number from 1 on, got '{shown(value)}'")
             count = int(value)
         return self._tracer.last(count)
 
@@ -95,4 +96,4 @@ class TraceService:
             try:
                 self._repository.lookup(model)
             except TritonError:
-                raise InvalidArgument(f"Request for unknown model : {model}") from None
+                raise InvalidArgument(f"Request for unknown model : {shown(model)}") from None

@@ -27,6 +27,7 @@ from typing import Any
 
 from neptrio.errors import Code, InvalidArgument, TritonError, Unauthenticated
 from neptrio.flags import RESTRICTED_CATEGORIES, Restriction, compile_pattern
+from neptrio.limits import remember, shown
 from neptrio.request.infer_request import InferRequest, monotonic_ns
 from neptrio.service.auth_config import ADMIN, INFER, OPERATE, READ
 from neptrio.service.certificates import Certificate
@@ -167,10 +168,10 @@ class HeaderForward:
         if self._pattern.search(name) is None:
             name = None
         elif name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
-            raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-        if len(self._known) >= KNOWN_NAMES:
-            self._known.clear()
-        self._known[raw] = name
+            raise InvalidArgument(
+                f"Header '{shown(name)}' is reserved for Triton usage and cannot be forwarded."
+            )
+        remember(self._known, raw, name, KNOWN_NAMES)
         return name
 
     def into(self, request: InferRequest, found: dict[str, str]) -> None:
@@ -185,7 +186,7 @@ class HeaderForward:
         for name in given:
             if name not in found and self._named_like_a_header(name):
                 raise InvalidArgument(
-                    f"parameter '{name}' has the name of a header that this server forwards to models, and must come as "
+                    f"parameter '{shown(name)}' has the name of a header that this server forwards to models, and must come as "
                     "one"
                 )
         request.parameters = {**given, **found}
@@ -199,9 +200,7 @@ class HeaderForward:
                 and lower not in RESERVED
                 and not lower.startswith(RESERVED_PREFIX)
             )
-            if len(self._bodies) >= KNOWN_NAMES:
-                self._bodies.clear()
-            self._bodies[name] = known
+            remember(self._bodies, name, known, KNOWN_NAMES)
         return known
 
     def headers(self, headers: Pairs) -> dict[str, str]:
@@ -230,7 +229,7 @@ class HeaderForward:
                 try:
                     value = binascii.a2b_base64(value + b"=" * (-len(value) % 4))
                 except binascii.Error:
-                    raise InvalidArgument(f"the value of metadata '{name}' is not base64") from None
+                    raise InvalidArgument(f"the value of metadata '{shown(name)}' is not base64") from None
             found[name] = _text(value)
         return found
 

@@ -28,6 +28,7 @@ import ipaddress
 from collections.abc import Iterable
 
 from neptrio.errors import Code, TritonError
+from neptrio.limits import remember
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -92,9 +93,7 @@ class OriginPolicy:
                 or _certain(name)
                 or name.endswith(self._suffixes or "\n")
             )
-            if len(self._known) >= MOST_HOSTS:
-                self._known.clear()
-            self._known[host] = found
+            remember(self._known, host, found, MOST_HOSTS)
         return found
 
     def accepts_host(self, host: bytes | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from neptrio.codec.inflate import Deflater, Inflater, TooLong, Undecodable
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.errors import Code, InvalidArgument, TritonError, Unsupported
+from neptrio.limits import shown
 
 INLINE_BYTES = 64 << 10  # messages up to this size are inflated or compressed on the loop's thread
 INLINE_CALLS = 32  # of zlib for one message on the loop's thread
@@ -31,21 +32,23 @@ def window_bits(encoding: bytes | None) -> int:
     bits = WINDOW_BITS.get(encoding or b"identity")
     if bits is None:
         name = (encoding or b"identity").decode("latin-1")
-        raise Unsupported(f"a compressed message came with grpc-encoding '{name}', expected gzip or deflate")
+        raise Unsupported(
+            f"a compressed message came with grpc-encoding '{shown(name)}', expected gzip or deflate"
+        )
     return bits
 
 
-def inflater(message: bytes, bits: int) -> Inflater:
+def inflater(message: bytes, bits: int, most: int = INFLATED_LIMIT) -> Inflater:
     """An Inflater for a message. A small one is inflated already, and `done` says so.
 
-    Raises the TritonError that refusal() makes.
+    `most`: bytes that it may become. Raises the TritonError that refusal() makes.
     """
-    made = Inflater(bits, message, limit_of(message))
+    made = Inflater(bits, message, min(most, limit_of(message)))
     if len(message) <= INLINE_BYTES:
         try:
             made.step(INLINE_BYTES, INLINE_CALLS)
         except (Undecodable, TooLong) as error:
-            raise refusal(message, error) from None
+            raise refusal(message, error, made.limit) from None
     return made
 
 
@@ -54,11 +57,11 @@ def limit_of(message: bytes) -> int:
     return min(INFLATED_LIMIT, max(FREE_BYTES, RATIO * len(message)))
 
 
-def refusal(message: bytes, error: Undecodable | TooLong) -> TritonError:
+def refusal(message: bytes, error: Undecodable | TooLong, most: int) -> TritonError:
     """The error for the client whose message cannot be inflated."""
     if isinstance(error, TooLong):
         return TritonError(
-            f"a compressed message of {len(message)} bytes inflates to more than {limit_of(message)} bytes",
+            f"a compressed message of {len(message)} bytes inflates to more than {most} bytes",
             Code.RESOURCE_EXHAUSTED,
         )
     if error.left < 0:
@@ -76,7 +79,7 @@ async def inflate_later(budget: InflateBudget, message: bytes, made: Inflater, w
     try:
         return await budget.inflate(made, whose)
     except (Undecodable, TooLong) as error:
-        raise refusal(message, error) from None
+        raise refusal(message, error, made.limit) from None
 
 
 def choose(level: str, accepted: bytes | None) -> bytes | None:

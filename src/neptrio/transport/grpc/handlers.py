@@ -17,9 +17,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline, encode_metadata
 
+from neptrio.codec.control_sizes import check_sizes
 from neptrio.codec.descriptors import message_class, pool
-from neptrio.codec.protobuf import well_formed
-from neptrio.errors import Code, TritonError
+from neptrio.codec.protobuf import WireError, well_formed
+from neptrio.errors import Code, InvalidArgument, TritonError
+from neptrio.limits import MOST_ENTRIES, message_bytes
 from neptrio.loop.workers import Workers
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
@@ -43,6 +45,8 @@ log = logging.getLogger("neptrio.grpc")
 
 INBOX_MESSAGES = 16  # more stay with the client, by flow control, until the handler takes some
 ONE_MESSAGE = "a unary call carries one request message, got a second one"
+PARSED_HERE = 1024  # bytes; each element of a list takes the generated classes tens of microseconds
+COPIES = 4  # of a large message: as it came, as protobuf reads and writes it, in the generated classes
 OUTPUT_BYTES = 1 << 20  # a handler's send_message() waits while more than this is unsent
 
 
@@ -95,7 +99,9 @@ class HandlerCall(Call):
         handler: Any,
         path: bytes,
     ) -> None:
-        GrpcStream.__init__(self, session, stream_id, headers)
+        self._most = message_bytes(path, connection.services.settings.max_load_bytes)
+        GrpcStream.__init__(self, session, stream_id, headers, self._most)
+        self._held = 0  # bytes of the server's budget, for what a large message becomes
         self.keeps = True
         self._connection = connection
         self._handler = handler  # None until the handlers' modules are imported
@@ -176,7 +182,7 @@ class HandlerCall(Call):
             self._connection.flush_soon()
         if compressed:
             bits = compression.window_bits(self.headers.get(b"grpc-encoding"))
-            inflater = compression.inflater(raw, bits)
+            inflater = compression.inflater(raw, bits, self._most)
             if not inflater.done:
                 await compression.inflate_later(self._connection.inflating, raw, inflater, self._connection)
                 self._connection.inflating.release(inflater.made)
@@ -185,6 +191,10 @@ class HandlerCall(Call):
 
     async def read(self, raw: bytes) -> Any:
         """The request of a message's bytes, checked. Raises GRPCError and TritonError."""
+        if len(raw) > LARGE_MESSAGE:
+            size = COPIES * len(raw)
+            self._connection.services.held.keep(size)
+            self._held += size
         message = [raw]
         del raw
         found = await parsed(
@@ -269,6 +279,8 @@ class HandlerCall(Call):
                 trailers, failure = failed(error)
         if self._scope.cancelled_caught:
             failure = TritonError("the call was cancelled", Code.CANCELLED)
+        if self._held:
+            self._connection.services.held.let_go(self._held)
         self.tell(failure)
         del failure  # its traceback holds this call, which would hold it
         self._request = None
@@ -297,20 +309,26 @@ def failed(error: Exception) -> tuple[list[tuple[bytes, bytes]], TritonError]:
 async def parsed(path: bytes, handler: Any, message: list[bytes], workers: Workers, whose: object) -> Any:
     """The request that the only bytes of `message` are; it is emptied, to keep no third copy of a load request's files.
 
-    A worker reads a large one, for the connection `whose`. Raises GRPCError.
+    A worker reads a large one, for the connection `whose`. Raises GRPCError, and InvalidArgument for sizes that are not
+    allowed.
     """
     read = partial(_parse, path, handler, message)
     try:
-        return await workers.run(read, whose) if len(message[0]) > LARGE_MESSAGE else read()
+        return await workers.run(read, whose) if len(message[0]) > PARSED_HERE else read()
+    except InvalidArgument as error:
+        if isinstance(error, WireError):
+            raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
+        raise
     except Exception as error:
         raise GRPCError(Status.INVALID_ARGUMENT, f"cannot parse the request message: {error}") from None
 
 
 def _parse(path: bytes, handler: Any, message: list[bytes]) -> Any:
-    well_formed(message[0])
+    well_formed(message[0], MOST_ENTRIES + 16)
     declared = request_class(path)
     if declared is not None:
         made = declared.FromString(message.pop())
+        check_sizes(made)
         message.append(as_declared(made))
     return handler.request_type.parse(message.pop())
 

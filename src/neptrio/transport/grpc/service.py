@@ -31,8 +31,10 @@ from neptrio._proto.inference import (
     TraceSettingResponseSettingValue,
 )
 from neptrio.errors import InvalidArgument, Unsupported
+from neptrio.limits import shown
 from neptrio.loop.slices import gathered
 from neptrio.service import Services
+from neptrio.transport.grpc.encoded import Encoded
 from neptrio.transport.grpc.health import HealthHandlers
 from neptrio.transport.grpc.reflection import ReflectionV1, ReflectionV1Alpha
 from neptrio.transport.grpc.shared_memory import SharedMemoryHandlers
@@ -48,16 +50,6 @@ def _log_setting(value: Any) -> LogSettingsResponseSettingValue:
     if isinstance(value, int):
         return LogSettingsResponseSettingValue(uint32_param=value)
     return LogSettingsResponseSettingValue(string_param=value)
-
-
-class Encoded:
-    """A message that is bytes already."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    def __bytes__(self) -> bytes:
-        return self._text
 
 
 async def encoded(texts: Iterable[bytes]) -> Encoded:
@@ -137,7 +129,7 @@ class InferenceHandlers(SharedMemoryHandlers):
             elif key.startswith("file:"):
                 if value.bytes_param is None:
                     raise InvalidArgument(
-                        f"invalid value type for load parameter '{key}', expected bytes_param."
+                        f"invalid value type for load parameter '{shown(key)}', expected bytes_param."
                     )
                 parameters[key] = value.bytes_param
             elif key == "async":
@@ -147,7 +139,7 @@ class InferenceHandlers(SharedMemoryHandlers):
                     )
                 parameters[key] = value.bool_param
             else:
-                raise InvalidArgument(f"unrecognized load parameter '{key}'.")
+                raise InvalidArgument(f"unrecognized load parameter '{shown(key)}'.")
         await self._services.repository.load(message.model_name, parameters, message.repository_name)
         return RepositoryModelLoadResponse()
 

@@ -26,6 +26,7 @@ import trio
 
 from neptrio.codec.compression import too_large
 from neptrio.errors import TritonError, Unavailable
+from neptrio.limits import CONTROL_BYTES, body_bytes
 from neptrio.loop.socket_writer import SocketWriter
 from neptrio.loop.socket_writer_core import RECEIVE_BYTES, receive_into, received_view
 from neptrio.service import Services
@@ -100,6 +101,7 @@ class Http1Input(Http1FastPath):
         self.counted = not only_app  # large bodies are taken from the budget of all connections
         self._parser: Any = self._new_parser()
         self._body: Any = b""
+        self._most_body = 0
         self._direct_at = 0
         self._bounded = False
         self._direct_request = ("", "", False)
@@ -141,8 +143,9 @@ class Http1Input(Http1FastPath):
         self._offered = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         if self.chunked:
             self._only_chunked()
-        if self.content_length > self._most_body():
-            raise Refusal(too_large(self._most_body()))
+        self._most_body = most = self._limit_of_body()
+        if self.content_length > most:
+            raise Refusal(too_large(most, most == self.max_body))
         self._let_in = DIRECT_BYTES
         if self.content_length > DIRECT_BYTES:
             self._let_in = self.content_length
@@ -168,9 +171,13 @@ class Http1Input(Http1FastPath):
                 TritonError(f"malformed HTTP request: Transfer-Encoding must be chunked, got '{text}'")
             )
 
-    def _most_body(self) -> int:
+    def _limit_of_body(self) -> int:
         """Bytes that the body under way may have."""
-        return self.max_body if self.body_limit is None else self.body_limit(self.url)
+        most = self.max_body if self.body_limit is None else self.body_limit(self.url)
+        if self.content_length <= CONTROL_BYTES and not self.chunked:
+            return most
+        route = routes.match(self._parser.get_method().decode("latin-1"), self.url.decode("latin-1"))
+        return most if route is None else body_bytes(route.verb, most)
 
     def _take(self, size: int) -> None:
         """Takes a body's bytes from the budget of all connections."""
@@ -187,8 +194,8 @@ class Http1Input(Http1FastPath):
         while self.body_received > self._let_in:  # a chunked body has no announced length
             self._let_in += CHUNKED_STEP
             self._take(CHUNKED_STEP)
-        if self.body_received > self._most_body():
-            raise Refusal(too_large(self._most_body()))
+        if self.body_received > self._most_body:
+            raise Refusal(too_large(self._most_body, self._most_body == self.max_body))
         if not self._body:
             self._body = data
         else:

@@ -9,14 +9,17 @@ import trio
 
 from neptrio.codec.compression import too_large
 from neptrio.codec.http_json import dump_json, load_json
+from neptrio.codec.json_reader import too_long
 from neptrio.codec.openai import error_object
 from neptrio.codec.shared_memory import cuda_registration, system_registration
 from neptrio.codec.text import bytes_text
-from neptrio.errors import Internal, InvalidArgument, TritonError, raise_it
+from neptrio.errors import Cancelled, Internal, InvalidArgument, TritonError, raise_it
+from neptrio.limits import LONGEST_NAME, body_bytes
 from neptrio.loop.slices import gathered, in_slices
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
 from neptrio.service import Services
 from neptrio.service.audit import AuditLog
+from neptrio.service.held_bytes import HeldBytes
 from neptrio.service.sequences import parse_id, parse_owner
 from neptrio.service.statistics import NOTHING, Detail
 from neptrio.transport import admin_only
@@ -32,6 +35,7 @@ from neptrio.transport.rest.large_body import PIECE, IncomingBody, send_in_piece
 from neptrio.transport.rest.openai import PREFIX as OPENAI_PREFIX
 from neptrio.transport.rest.openai import HttpOpenAi
 from neptrio.transport.rest.openapi.page import HEADERS as PAGE
+from neptrio.transport.rest.room import Room
 from neptrio.transport.rest.times import TIMES, CallTimes
 
 log = logging.getLogger("neptrio.rest")
@@ -41,6 +45,30 @@ TEXT: Headers = [(b"content-type", b"text/plain")]
 MIN_BYTES_PER_SECOND = 16 << 10  # a body that arrives more slowly runs out of time
 FORWARDING = ("infer", "infer_stream", "generate", "generate_stream", *OPENAI)
 CLIENT = "neptrio.client"  # key of an ASGI scope: who has sent the request, None where nobody is asked
+
+
+KEPT = "neptrio.kept"  # key of an ASGI scope: what the call holds of the server's budget
+
+
+class Kept:
+    """The bytes that the objects of one call's JSON hold of the server's budget."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self._size = 0
+        self._over = False
+
+    def keep(self, size: int) -> None:
+        """Counts more bytes. Raises Overloaded, and Cancelled when the call is over: nobody would give them back."""
+        if self._over:
+            raise Cancelled
+        self._held.keep(size)
+        self._size += size
+
+    def over(self) -> None:
+        """The call is over, and with it its objects."""
+        self._over = True
+        self._held.let_go(self._size)
 
 
 class TooSlow(Exception):
@@ -95,9 +123,11 @@ class RestApp:
         if self._origins.cors:
             send = _with_headers(send, self._origins.answer_headers(_origin(scope["headers"])))
         times = scope[TIMES] = CallTimes(scope)
+        kept = scope[KEPT] = Kept(self._services.held)
         try:
             await self._call(scope, receive, send, times)
         finally:
+            kept.over()
             times.over()
 
     async def _call(self, scope: dict[str, Any], receive: Receive, send: Send, times: CallTimes) -> None:
@@ -155,6 +185,9 @@ class RestApp:
             )
             if self._policy.forward is not None and route.verb in FORWARDING and route.allowed:
                 forwarded = self._policy.forwarded(scope.get(RAW_HEADERS) or scope["headers"])
+        for what, name in (("model", route.model), ("version", route.version), ("region", route.region)):
+            if len(name) > LONGEST_NAME:
+                raise too_long(what, name)
         if not route.allowed:
             return 405, JSON, [b'{"error":"Method Not Allowed"}']
         if self._admin_elsewhere:
@@ -170,7 +203,7 @@ class RestApp:
             stream.request.owner = scope.get(CLIENT)
             return await stream.run(await self._body(scope, receive), receive, send)
         if route.verb in OPENAI:
-            document = members(await self._document(await self._body(scope, receive)))
+            document = members(await self._document(scope, await self._body(scope, receive)))
             client = "" if self._admin else (scope.get("client") or ("",))[0]
             asked = HttpOpenAi(self._services, scope.get(CLIENT), forwarded, scope[TIMES], client)
             if route.verb == "openai_embeddings":
@@ -212,12 +245,14 @@ class RestApp:
 
         Raises TritonError (413) as soon as the body is known to be too large, TooSlow, and Disconnected.
         """
+        route = routes.match(scope["method"], scope["raw_path"].decode("latin-1"))
+        most = self._max_input if route is None else body_bytes(route.verb, self._max_input)
         length = -1
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 length = max(length, int(value))
-        if length > self._max_input:
-            raise too_large(self._max_input)
+        if length > most:
+            raise too_large(most, most == self._max_input)
         whole: Any = b""
         body: IncomingBody | None = None
         more = True
@@ -229,8 +264,8 @@ class RestApp:
                     raise Disconnected
                 more = event.get("more_body", False)
                 part = event.get("body", b"")
-                if (len(part) if body is None else body.size + len(part)) > self._max_input:
-                    raise too_large(self._max_input)
+                if (len(part) if body is None else body.size + len(part)) > most:
+                    raise too_large(most, most == self._max_input)
                 if body is None and not more:
                     whole = part
                     break
@@ -290,11 +325,14 @@ class RestApp:
 
     # ------------------------------------------------------------ control routes
 
-    async def _document(self, body: Any) -> Any:
-        """The JSON of a control request's body; a worker reads a large one. Raises InvalidArgument."""
+    async def _document(self, scope: dict[str, Any], body: Any) -> Any:
+        """The JSON of a control request's body; a worker reads a large one, and counts what it becomes. Raises
+        InvalidArgument, and Overloaded where there is no room for it."""
         if len(body) <= DECODED_LATER:
             return load_json(body)
-        return await self._services.workers.run(lambda: load_json(body, large=True))
+        room = Room(scope[KEPT].keep)
+        room.reserve_here(len(body))
+        return await self._services.workers.run(lambda: load_json(body, large=True, reserve=room.reserve))
 
     async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return (200 if self._services.metadata.live() else 400), TEXT, []
@@ -351,7 +389,7 @@ class RestApp:
     async def _logging(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         if scope["method"] == "GET":
             return 200, JSON, [dump_json(self._services.logging.settings())]
-        changes = members(await self._document(await self._body(scope, receive)))
+        changes = members(await self._document(scope, await self._body(scope, receive)))
         return 200, JSON, [dump_json(self._services.logging.update(changes))]
 
     async def _system_shm_status(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -363,7 +401,7 @@ class RestApp:
         memory = self._services.shared_memory
         memory.check_allowed(change=True)
         memory.system.check_named(route.region)
-        document = await self._document(await self._body(scope, receive))
+        document = await self._document(scope, await self._body(scope, receive))
         memory.system.register(route.region, *system_registration(document))
         return 200, JSON, []
 
@@ -382,7 +420,7 @@ class RestApp:
         memory = self._services.shared_memory
         memory.check_allowed(change=True)
         memory.cuda.check_named(route.region)
-        document = await self._document(await self._body(scope, receive))
+        document = await self._document(scope, await self._body(scope, receive))
         raw_handle, device_id, byte_size = cuda_registration(document)
         await memory.cuda.register(route.region, raw_handle, device_id, byte_size)
         return 200, JSON, []
@@ -398,7 +436,7 @@ class RestApp:
         if scope["method"] == "GET":
             await trace.settle()
             return 200, JSON, [dump_json(trace.settings(route.model))]
-        given = members(await self._document(await self._body(scope, receive)))
+        given = members(await self._document(scope, await self._body(scope, receive)))
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
@@ -408,7 +446,7 @@ class RestApp:
 
     async def _repository_index(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         body = await self._body(scope, receive)
-        document = members(await self._document(body)) if body else {}
+        document = members(await self._document(scope, body)) if body else {}
         asked = {"ready": False, "timings": b"timings=true" in scope["query_string"].split(b"&")}
         for name in asked:
             if not isinstance(document.get(name, False), bool):
@@ -424,9 +462,9 @@ class RestApp:
         return 200, JSON, [b"[", await gathered(texts, b","), b"]"]
 
     async def _load_parameters(self, scope: Any, receive: Receive) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters of a load, and the whole document they are in."""
+        """The parameters of a load, unload or check, and the whole document they are in."""
         body = await self._body(scope, receive)
-        document = members(await self._document(body)) if body else {}
+        document = members(await self._document(scope, body)) if body else {}
         parameters = document.get("parameters", {})
         if not isinstance(parameters, dict):
             raise InvalidArgument("attempt to get members for non-object")
@@ -453,11 +491,12 @@ class RestApp:
         return 200, JSON, [dump_json(await self._services.repository.progress(route.model))]
 
     async def _repository_unload(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        body = await self._body(scope, receive)
-        try:
-            dependents = (await self._document(body))["parameters"]["unload_dependents"] is True
-        except (TritonError, KeyError, TypeError):
-            dependents = False
+        parameters, _ = await self._load_parameters(scope, receive)
+        dependents = parameters.get("unload_dependents", False)
+        if not isinstance(dependents, bool):
+            raise InvalidArgument(
+                "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
+            )
         await self._services.repository.unload(route.model, dependents, route.repository)
         return 200, JSON, []
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from neptrio.limits import remember
+
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 _SYSTEM_SHM = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
 # (verb, pattern, methods); the first pattern that matches wins
@@ -78,7 +80,6 @@ class Route:
 
 
 _cache: dict[tuple[str, str], Route | None] = {}
-CACHED_PATH = 512  # longer paths (characters) are matched each time
 CACHED = 1024  # clients use few paths; the bound keeps one that tries many from filling the memory
 
 
@@ -88,11 +89,8 @@ def match(method: str, path: str) -> Route | None:
     try:
         return _cache[key]
     except KeyError:
-        if len(_cache) >= CACHED:
-            _cache.clear()
         route = _match(method, path)
-        if len(path) <= CACHED_PATH:
-            _cache[key] = route
+        remember(_cache, key, route, CACHED, len(method) + len(path))
         return route
 
 
