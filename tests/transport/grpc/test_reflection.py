@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from neptrio._proto.grpc.reflection import v1, v1alpha
+from neptrio.transport.grpc import reflection
 from tests.support.embedded import EmbeddedServer
 
 
@@ -55,3 +59,25 @@ def test_reflection(server: EmbeddedServer, version: str) -> None:
     assert got[4].all_extension_numbers_response.base_type_name == "inference.ModelConfig"
     assert got[5].error_response.error_code == 5
     assert got[6].error_response.error_code == 3
+
+
+def test_the_same_question_is_answered_from_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors are copied and encoded once, however often they are asked for."""
+    made: list[str] = []
+    copy = reflection._with_dependencies
+
+    def counted(file: Any, seen: set[str]) -> Any:
+        made.append(file.name)
+        return copy(file, seen)
+
+    monkeypatch.setattr(reflection, "_with_dependencies", counted)
+    reflection._descriptors.cache_clear()
+    for host in map(str, range(300)):  # more than there are answers kept
+        for api in (v1, v1alpha):
+            asked = api.ServerReflectionRequest(host=host, file_by_filename="health.proto")
+            got = api.ServerReflectionResponse.parse(bytes(reflection.answered(api, asked)))
+            assert (
+                got.original_request.host == host
+                and len(got.file_descriptor_response.file_descriptor_proto) == 1
+            )
+    assert made == ["health.proto"]

@@ -7,6 +7,7 @@ proto/ (neptrio.codec.descriptors). They have no extensions, which proto3 does n
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from typing import Any
 
 from google.protobuf import descriptor_pb2
@@ -14,8 +15,15 @@ from grpclib.const import Status
 
 from neptrio._proto.grpc.reflection import v1, v1alpha
 from neptrio.codec.descriptors import file_set, pool
+from neptrio.limits import remember, shown
+from neptrio.loop.slices import Slices
+from neptrio.transport.grpc.encoded import Encoded
+
+MOST_ANSWERS = 256  # that are kept, of some 20 KiB each
+_answers: dict[tuple[Any, ...], bytes] = {}
 
 
+@cache
 def service_names() -> list[str]:
     """The full names of all services in proto/, sorted."""
     return sorted(f"{file.package}.{service.name}" for file in file_set().file for service in file.service)
@@ -59,12 +67,31 @@ def answer(api: Any, request: Any) -> Any:
                 api, Status.INVALID_ARGUMENT, "the request names nothing to look for"
             )
     except KeyError as error:
-        made.error_response = _error(api, Status.NOT_FOUND, f"not found: {error.args[0]}")
+        made.error_response = _error(api, Status.NOT_FOUND, f"not found: {shown(str(error.args[0]))}")
     return made
 
 
+def answered(api: Any, request: Any) -> Encoded:
+    """The bytes of answer(). Clients ask for the same few things, whose descriptors take long to encode."""
+    if request.file_containing_extension is not None:
+        return Encoded(bytes(answer(api, request)))
+    asked = (request.file_by_filename, request.file_containing_symbol, request.all_extension_numbers_of_type)
+    key = (api.__name__, request.host, request.list_services, *asked)
+    made = _answers.get(key)
+    if made is None:
+        made = bytes(answer(api, request))
+        remember(_answers, key, made, MOST_ANSWERS, sum(len(text or "") for text in key))
+    return Encoded(made)
+
+
 def _files(api: Any, file: Any) -> Any:
-    return api.FileDescriptorResponse(file_descriptor_proto=list(_with_dependencies(file, set())))
+    return api.FileDescriptorResponse(file_descriptor_proto=_descriptors(file.name))
+
+
+@cache
+def _descriptors(name: str) -> list[bytes]:
+    """Those of one of our files and its imports: there are a few files, which never change."""
+    return list(_with_dependencies(pool().FindFileByName(name), set()))
 
 
 def _error(api: Any, status: Status, text: str) -> Any:
@@ -74,14 +101,18 @@ def _error(api: Any, status: Status, text: str) -> Any:
 class ReflectionV1(v1.ServerReflectionBase):
     """grpc.reflection.v1."""
 
-    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Encoded]:
+        slices = Slices()
         async for request in messages:
-            yield answer(v1, request)
+            yield answered(v1, request)
+            await slices.rest()
 
 
 class ReflectionV1Alpha(v1alpha.ServerReflectionBase):
     """grpc.reflection.v1alpha, which older clients use."""
 
-    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def server_reflection_info(self, messages: AsyncIterator[Any]) -> AsyncIterator[Encoded]:
+        slices = Slices()
         async for request in messages:
-            yield answer(v1alpha, request)
+            yield answered(v1alpha, request)
+            await slices.rest()
