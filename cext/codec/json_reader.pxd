@@ -60,6 +60,8 @@ cdef class Reader:
     cdef int steps                                     # steps since breathe() has let other threads run
     # called with so many bytes before memory for a tensor is allocated; None: nobody counts
     cdef object reserve
+    cdef bint bounded                                  # value() makes MOST_VALUES at most
+    cdef Py_ssize_t values                             # that it has made
     cdef bint counts                                   # objects that value() makes are counted too
     cdef Py_ssize_t made                               # bytes of them that are not reserved yet
     # names of the root object's members whose arrays are wanted as ArrayText; None: all are wanted as objects

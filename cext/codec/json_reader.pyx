@@ -37,6 +37,7 @@ from neptrio.limits import shown
 
 cdef Py_ssize_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
 cdef Py_ssize_t LONGEST_NAME = limits.LONGEST_NAME
+cdef Py_ssize_t MOST_VALUES = limits.MOST_VALUES
 
 cdef enum:
     LONG_BYTES = 64 << 10    # reading more takes longer than waiting for the GIL
@@ -337,6 +338,10 @@ cdef class Reader:
         cdef list items
         cdef str name
         cdef Py_ssize_t begin = self.at
+        if self.bounded:
+            self.values += 1
+            if self.values > MOST_VALUES:
+                raise too_many("values", "the document", MOST_VALUES)
         if c == b'"':
             name = self.string()
             if self.counts:
@@ -522,13 +527,14 @@ cdef class Stop:
         self.asked = 1
 
 
-def load(data, list repeated=None, bint large=False, as_text=None, reserve=None):
+def load(data, list repeated=None, bint large=False, as_text=None, reserve=None, bint bounded=False):
     """Parses a JSON document into Python objects. Raises SyntaxRefused (an InvalidArgument).
 
     Names that the document's outermost object has more than once are appended to `repeated`. With `large` this is
     called on a worker's thread, and lets other threads run in between. Arrays of the outermost object's members that
     are in the container `as_text` become ArrayText, without objects for their elements. `reserve(bytes)` is called before
-    about so many are allocated for objects, a mebibyte at a time; load() raises what it raises.
+    about so many are allocated for objects, a mebibyte at a time; load() raises what it raises. With `bounded`
+    a document with more than MOST_VALUES values raises InvalidArgument: taking millions of objects apart stops the loop.
     """
     cdef Py_buffer view
     cdef Reader r = Reader()
@@ -540,6 +546,7 @@ def load(data, list repeated=None, bint large=False, as_text=None, reserve=None)
         r.end = view.len
         r.repeated = repeated
         r.large = large
+        r.bounded = bounded
         if as_text is not None:
             r.as_text = as_text
             r.whole = memoryview(data).cast("B")

@@ -26,6 +26,7 @@ LONGEST_VALUE = 4096  # bytes of the value of a setting: a file's path can be so
 CONTROL_BYTES = 1 << 20  # of the message or body of a control verb
 REFLECTION_BYTES = 16 << 10  # of a message of server reflection, which names one thing
 LOAD_BYTES = 1 << 30  # of the message of a load call, which can bring a model's files
+MOST_VALUES = 1 << 17  # of a JSON document, other than elements of tensors
 MOST_ENTRIES = 1024  # elements of all lists and maps in a control message together
 LONGEST_SHOWN = 128  # characters of a client's text in an error
 LONGEST_ERROR = 64 << 10  # characters of an error's text, whoever made it
@@ -62,6 +63,7 @@ TABLE = (
         "--max-load-bytes",
     ),
     Limit("server reflection", "a message", REFLECTION_BYTES, "bytes", _TOO_LARGE),
+    Limit("JSON other than `infer`", "values that are no elements of inputs", MOST_VALUES, "", _REFUSED),
     Limit("control verbs over gRPC", "elements of all lists and maps", MOST_ENTRIES, "", _REFUSED),
     Limit("control verbs over gRPC", "the value of a setting", LONGEST_VALUE, "bytes", _REFUSED),
     Limit("errors", "what they show of a client's text", LONGEST_SHOWN, "characters", "cut"),

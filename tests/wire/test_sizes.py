@@ -19,7 +19,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from neptrio.codec.descriptors import file_set, is_list, pool
-from neptrio.limits import LONGEST_ERROR
+from neptrio.limits import LONGEST_ERROR, MOST_VALUES
 from neptrio.transport.rest import routes
 from tests.support.http import Http1
 from tests.support.metrics import families, scrape
@@ -187,3 +187,10 @@ def ask(channel: grpc.Channel, path: str, method: Any, message: bytes) -> tuple[
     except grpc.RpcError as error:
         assert error.code() is not grpc.StatusCode.INTERNAL, error.details()
         return b"", f"{error.code().name}: {error.details()}"
+
+
+@pytest.mark.parametrize("verb", ["logging", "repository_load", "openai_chat", "generate"])
+def test_values_of_a_document_are_counted(server: ServerProcess, verb: str) -> None:
+    with Http1(server.http) as http:
+        reply = http.request("POST", DOCUMENTS[verb][0], b'{"x":[' + b",".join([b"0"] * MOST_VALUES) + b"]}")
+    assert reply.status == 400 and b"'the document' has more than 131072 values" in reply.body

@@ -33,7 +33,7 @@ def decode(
     what that raises.
     """
     repeated: list[str] = []
-    document = load(body, repeated, large, request.model.input_index, reserve)
+    document = load(body, repeated, large, request.model.input_index, reserve, bounded=True)
     if not isinstance(document, dict):
         raise InvalidArgument("attempt to get members for non-object")
     specs = request.model.input_index

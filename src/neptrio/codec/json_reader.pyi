@@ -26,6 +26,7 @@ def load(
     large: bool = ...,
     as_text: Container[str] | None = ...,
     reserve: Callable[[int], None] | None = ...,
+    bounded: bool = ...,
 ) -> Any: ...
 
 class Stop:

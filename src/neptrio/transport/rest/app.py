@@ -329,10 +329,12 @@ class RestApp:
         """The JSON of a control request's body; a worker reads a large one, and counts what it becomes. Raises
         InvalidArgument, and Overloaded where there is no room for it."""
         if len(body) <= DECODED_LATER:
-            return load_json(body)
+            return load_json(body, bounded=True)
         room = Room(scope[KEPT].keep)
         room.reserve_here(len(body))
-        return await self._services.workers.run(lambda: load_json(body, large=True, reserve=room.reserve))
+        return await self._services.workers.run(
+            lambda: load_json(body, large=True, reserve=room.reserve, bounded=True)
+        )
 
     async def _live(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         return (200 if self._services.metadata.live() else 400), TEXT, []
