@@ -78,12 +78,16 @@ ALLOWED = {
         OF_THE_INTERPRETER,
     ),
     "src/neptrio/loop/ended_code.py": {"_still_there": OF_THE_INTERPRETER},
+    "src/neptrio/loop/process_ends.py": {
+        "ends": "one thread of the process watches all children; each is told to whoever started it"
+    },
     "src/neptrio/observe/current_span.py": {"_class": A_CACHE},
     "src/neptrio/observe/model_families.py": {"_texts": "by model version, which belongs to one server"},
     "src/neptrio/observe/spans.py": {
         "neptrio.observe.current_span.active": "spans are looked for from then on, also where there are none"
     },
     "src/neptrio/process_end.py": {"_served": OF_THE_PROCESS},
+    "src/neptrio/request/foreign_memory.py": {"_owners": A_TABLE},
     "src/neptrio/scheduling/base.py": {"NO_SCHEDULER": NO_STATE},
     "src/neptrio/service/cuda_shared_memory.py": {
         "neptrio.request.device_memory.places": "decides only which thread copies an output"
@@ -91,7 +95,6 @@ ALLOWED = {
     "src/neptrio/service/statistics.py": {"NOTHING": NO_STATE},
     "src/neptrio/transport/grpc/stream_infer.py": {"RESPONDER": NO_STATE},
     "src/neptrio/transport/http2/grpc_status.py": {"_TRAILERS_OF_ALIKE": A_CACHE},
-    "src/neptrio/transport/rest/routes.py": {"_cache": A_CACHE},
     "src/triton_python_backend_utils/_host.py": {"_default": OF_A_MODEL_PROCESS},
     "src/triton_python_backend_utils/_process/compiled_ring.py": {"preloaded": OF_A_MODEL_PROCESS},
     "src/triton_python_backend_utils/_process/stop_signal.py": dict.fromkeys(

@@ -36,6 +36,8 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from triton_python_backend_utils._process.reserved import reserve
+
 cdef extern from "words.h":
     uint64_t SHARED_LOAD64(void*) nogil
     void SHARED_STORE64(void*, uint64_t) nogil
@@ -146,6 +148,7 @@ def sealed_memory(str name, size_t size) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
+        reserve(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(fd)

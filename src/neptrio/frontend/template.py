@@ -131,7 +131,7 @@ def main(descriptor: int, engine: int) -> None:
     gc.collect()
     gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
     while True:
-        data, passed, _, _ = socket.recv_fds(sock, PACKET, DESCRIPTORS)
+        data, passed, _, _ = socket.recv_fds(sock, PACKET, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         descriptors = list(passed)
         if not data:
             os._exit(0)

@@ -41,6 +41,7 @@ from .._request import (
 from .._sender import Channel
 from . import tracing
 from .host import ChildHost
+from .own_socket import own_socket
 from .stop_signal import outlive
 from .tensors import response_out, tensors_in
 from .wire import Wire
@@ -555,4 +556,4 @@ async def _awaited(function: Any) -> Any:
 
 def main(descriptor: int) -> None:
     """Runs the process on the socket of that number."""
-    Child(socket.socket(fileno=descriptor)).run()
+    Child(own_socket(descriptor)).run()

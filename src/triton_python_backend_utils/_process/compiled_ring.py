@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import neptrio.rings.child as ends
 
 from .._execute import check_class, hidden
+from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
 PACKAGE = Path(ends.__file__).parents[1]
@@ -70,4 +70,4 @@ def preload(asked: dict[str, Any]) -> None:
 
 def main(descriptor: int) -> None:
     """Runs the process on the socket of that number."""
-    CompiledRingChild(socket.socket(fileno=descriptor)).run()
+    CompiledRingChild(own_socket(descriptor)).run()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from . import plain_end, plain_messages
+from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
 
@@ -31,4 +31,4 @@ class PlainRingChild(RingChild):
 
 def main(descriptor: int) -> None:
     """Runs the process on the socket of that number."""
-    PlainRingChild(socket.socket(fileno=descriptor)).run()
+    PlainRingChild(own_socket(descriptor)).run()

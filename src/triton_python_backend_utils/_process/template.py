@@ -30,6 +30,7 @@ import socket
 import sys
 from typing import Any
 
+from .own_socket import own_socket
 from .stop_signal import outlive
 
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -87,7 +88,7 @@ def _become(asked: dict[str, Any], descriptors: list[int], template: socket.sock
     apply(asked["limits"])
     try:
         if asked.get("preload"):
-            serve(socket.socket(fileno=sock), asked["preload"])
+            serve(own_socket(sock), asked["preload"])
         else:
             from .compiled_ring import main
 
@@ -116,7 +117,7 @@ def serve(sock: socket.socket, preload: dict[str, Any] | None = None) -> None:
         gc.collect()
     gc.freeze()  # memory is shared with forked processes until somebody writes to it: the collector must not
     while True:
-        data, descriptors, _, _ = socket.recv_fds(sock, PACKET, 4)
+        data, descriptors, _, _ = socket.recv_fds(sock, PACKET, 4, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
         asked = json.loads(data)
@@ -141,4 +142,4 @@ def main(descriptor: int) -> None:
 
     del compiled_ring, limits
     sys.stdout.flush()
-    serve(socket.socket(fileno=descriptor))
+    serve(own_socket(descriptor))

@@ -36,6 +36,8 @@ from typing import Any
 
 import numpy as np
 
+from .reserved import reserve
+
 INLINE_BYTES = 32 << 10  # tensors up to this size travel in the frame
 SMALLEST_SEGMENT = 64 << 10
 IDLE_BYTES = 64 << 20
@@ -48,6 +50,9 @@ MOST_DESCRIPTORS = 64  # that have come and that no message has taken yet
 SEALED = hasattr(os, "memfd_create")
 # the kernel's numbers: the module fcntl has their names from Python 3.9 on
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+CLOEXEC = getattr(
+    socket, "MSG_CMSG_CLOEXEC", 0
+)  # programs that a model or the server starts get no descriptors of ours
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
@@ -60,6 +65,7 @@ def sealed_memory(size: int) -> int:
     fd = os.memfd_create("model-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
+        reserve(fd, size)
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
@@ -277,7 +283,7 @@ class Wire:
                 buffer.extend(bytes(min(have, size - have)))
             try:
                 with memoryview(buffer) as view, view[have:] as rest:
-                    n, ancillary, _, _ = self._sock.recvmsg_into([rest], 256)
+                    n, ancillary, _, _ = self._sock.recvmsg_into([rest], 256, CLOEXEC)
             except OSError:
                 return None
             for _, _, data in ancillary:
