@@ -124,6 +124,28 @@ def test_the_cache_is_keyed_by_content(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".so"] * 3
 
 
+@pytest.mark.parametrize("how", ['"../params.h"', "<params.h>", '"link.h"', "PARAMS"])
+def test_the_cache_knows_every_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Two models with one source and headers of their own, outside of the version's folder and through links."""
+    monkeypatch.setenv("NEPTRIO_KERNEL_CACHE", str(tmp_path / "cache"))
+    text = f"#define PARAMS <params.h>\n#include {how}\n" + HEAD + "y[0] = x[0] * FACTOR;\n}\n"
+    made, read = [], []
+    for name, factor in (("a", 2), ("b", 3), ("a", 4)):
+        folder = tmp_path / name / "1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "params.h").write_text(f"#define FACTOR {factor}\n")
+        if not (folder / "link.h").exists():
+            (folder / "link.h").symlink_to(tmp_path / name / "params.h")
+        found = written(folder, text)
+        made.append(host.compile_source(found, (f"-I{tmp_path / name}",), "m"))
+        read.append(source.closure(found.path, [folder, tmp_path / name]))
+    assert len(set(made)) == 3
+    if how == "PARAMS":
+        assert read == [None] * 3, "the GPU's compiler is asked again"
+    else:
+        assert len({tuple(r or ()) for r in read}) == 3
+
+
 def test_options_are_translated() -> None:
     given = ("-DA=1", "-D", "B", "--define-macro=C", "--use_fast_math", "--maxrregcount=32", "--std=c++20")
     made = host.options(compile_options.checked(given, Path("/m/1"), Path("/m"), {}, "m"), Path("/m/1"))

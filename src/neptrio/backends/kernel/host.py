@@ -1,7 +1,6 @@
 """Compiles a CUDA source for the CPU: into a shared object, with the C++ compiler.
 
-The object is cached under the hash of everything it depends on: source and headers, our own headers, compiler and
-flags, and the processor's features. These belong to it because the code is made for this machine (-march=native, so
+The object is cached under the hash of everything it depends on: the preprocessed source, compiler and flags, and the processor's features. These belong to it because the code is made for this machine (-march=native, so
 that elementwise kernels use the widest vectors); so machines that share a cache folder never mix their objects.
 
 Numerics: products and sums are fused to multiply-adds as nvcc does by default (-ffp-contract=fast). Nothing else is
@@ -133,19 +132,6 @@ def translate(source: Source) -> str:
     return head + text + '\n#line 1 "entry points"\n' + "\n".join(entries) + "\n"
 
 
-_OTHER_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|[^"<\s])', re.MULTILINE)
-
-
-def place(source: Source) -> str:
-    """The part of a cache key that stands for the source's folder. It is empty unless files are included from there
-    whose contents are unknown here, so that the same source is compiled once wherever it lies."""
-    for file in source.files:
-        for match in _OTHER_INCLUDE.finditer(file.text):
-            if match.group(1) is None or (source.path.parent / match.group(1)).exists():
-                return str(source.path.parent)
-    return ""
-
-
 def _fingerprint(parts: list[bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
@@ -180,22 +166,7 @@ def compile_source(source: Source, compile_options: tuple[str, ...], model: str)
     flags = [*FLAGS, *options(compile_options, source.path.parent)]
     if Path(command[-1]).name.startswith("clang"):
         flags = [f for f in flags if f not in ("-fno-gnu-unique",)]
-    headers = [h.read_bytes() for h in sorted(INCLUDE.glob("*.h"))]
-    own = [f.text.encode() for f in source.files]
-    key = _fingerprint(
-        [
-            text.encode(),
-            *own,
-            *headers,
-            " ".join([*command, *flags]).replace(f"-I{source.path.parent} ", place(source), 1).encode(),
-            _version(command),
-            _processor(),
-        ]
-    )
     folder = cache_dir()
-    target = folder / f"{key}.so"
-    if target.is_file():
-        return target
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
@@ -205,26 +176,40 @@ def compile_source(source: Source, compile_options: tuple[str, ...], model: str)
         ) from None
     try:
         (work / "model.cpp").write_text(text, encoding="utf-8")
+        # what the compiler reads, wherever its files lie; without lines, so that the same source is compiled once
+        _run([*command, *flags, "-E", "-P", "-o", "model.ii", "model.cpp"], work, model)
+        without_folders = [flag for flag in flags if not flag.startswith("-I")]
+        key = _fingerprint(
+            [
+                (work / "model.ii").read_bytes(),
+                " ".join([*command, *without_folders]).encode(),
+                _version(command),
+                _processor(),
+            ]
+        )
+        target = folder / f"{key}.so"
+        if target.is_file():
+            return target
         output = work / "model.so"
-        try:
-            done = subprocess.run(
-                [*command, *flags, "-o", str(output), str(work / "model.cpp"), "-lm"],
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_TIMEOUT_S,
-                cwd=work,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Internal(f"compiling model '{model}' took longer than {COMPILE_TIMEOUT_S} s") from None
-        if done.returncode:
-            said = "\n".join(_relevant(done.stderr, work)[:12])
-            raise InvalidArgument(f"model '{model}' does not compile for the host:\n{said}")
+        _run([*command, *flags, "-o", str(output), "model.cpp", "-lm"], work, model)
         os.replace(output, target)  # atomic: others that compile the same see no half file
     finally:
         shutil.rmtree(work, ignore_errors=True)
     log.info("compiled %s for the host: %s", model, target.name)
     return target
+
+
+def _run(command: list[str], work: Path, model: str) -> None:
+    """Runs the compiler in its folder. Raises InvalidArgument with what it says, or Internal when it takes too long."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, cwd=work, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Internal(f"compiling model '{model}' took longer than {COMPILE_TIMEOUT_S} s") from None
+    if done.returncode:
+        said = "\n".join(_relevant(done.stderr, work)[:12])
+        raise InvalidArgument(f"model '{model}' does not compile for the host:\n{said}")
 
 
 def _relevant(text: str, work: Path) -> list[str]:

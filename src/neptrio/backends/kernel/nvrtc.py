@@ -1,6 +1,6 @@
 """Compiles CUDA sources for GPUs with NVRTC, which needs neither a GPU nor a driver.
 
-Compiled code is cached under the hash of source, headers, options, compiler version and architecture, beside the
+Compiled code is cached under the hash of the source, all that it may include, options, compiler version and architecture, beside the
 host objects. NVRTC lacks the headers of the C library; the few that sources commonly include are provided here,
 empty or with the part that kernels use.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.backends.kernel import host
-from neptrio.backends.kernel.source import Source
+from neptrio.backends.kernel.source import Source, closure
 from neptrio.errors import InvalidArgument
 
 log = logging.getLogger("neptrio.kernel")
@@ -195,23 +195,28 @@ def compile_source(
         if not signature.template and (launched is None or name in launched)
     ]
     text = f'#include "math.h"\n#include "stdint.h"\n#line 1 "{main.name}"\n{main.text}\n'
+    own = [source.path.parent, *(Path(o.removeprefix("-I")) for o in given if o.startswith("-I"))]
+    read = closure(source.path, own)
     key = host._fingerprint(
         [
             text.encode(),
-            *(f.text.encode() for f in source.files),
-            "\0".join(o for o in options if o != here).encode(),
-            host.place(source).encode(),
+            *(read or ()),
+            "\0".join(o for o in options if o != here and not o.startswith("-I")).encode(),
             json.dumps([names, HEADERS, major, minor]).encode(),
         ]
     )
     folder = host.cache_dir()
     target = folder / f"{key}.cubin"
     try:
+        if read is None:
+            raise ValueError("nobody knows what it includes")
         head, code = target.read_bytes().split(b"\n", 1)
         return Compiled(code, json.loads(head))
     except (OSError, ValueError):
         pass
     made = _compile(nvrtc, text, main.name, options, names, model)
+    if read is None:
+        return made
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix="build-", dir=folder)

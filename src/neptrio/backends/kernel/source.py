@@ -51,6 +51,33 @@ class File:
         return blank_comments(self.text)
 
 
+_ANY_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|include_next|import)\b[ \t]*(.*)$", re.MULTILINE)
+
+
+def closure(path: Path, folders: list[Path]) -> list[bytes] | None:
+    """The contents of a source and of everything that it may include, wherever that lies: beside the including file,
+    or in one of the folders. None when that can't be known (a macro names a file).
+
+    Headers that are found nowhere are the compiler's own, or in a branch that is not taken.
+    """
+    found: dict[Path, bytes] = {}
+    waiting = [path.resolve()]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found[file] = file.read_bytes()
+        text = blank_comments(found[file].decode(errors="replace"), strings=False)
+        for match in _ANY_INCLUDE.finditer(text):
+            named = re.match(r'["<]([^">\n]+)[">]', match.group(1))
+            if named is None:
+                return None
+            for base in (file.parent, *folders):
+                if (base / named.group(1)).is_file():
+                    waiting.append((base / named.group(1)).resolve())
+    return [found[file] for file in sorted(found)]
+
+
 @dataclass(frozen=True)
 class Source:
     """A .cu file and those headers in its folder that it includes."""

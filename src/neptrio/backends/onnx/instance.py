@@ -136,7 +136,7 @@ class OnnxInstance(BackendInstance):
             extra = (t.name for t in requests[0].inputs if t.name not in known)
             tensors += _gathered(requests, extra)
             layout.respond(part, self._call(self._wanted(requests), tensors, batch))
-            return list(part.responses)
+            return [response for response in part.responses if response is not None]
 
         batch.responses[:] = self._each(list(batch.requests), run)
 
