@@ -16,6 +16,7 @@ from tests.support.certificates import Certificates
 from tests.support.gate import Gate
 from tests.support.http import Http1, Http2
 from tests.support.metrics import scrape, value
+from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -173,4 +174,96 @@ def test_requests_behind_a_model_that_sleeps(gate: Gate, tmp_path: Path, name: s
             fill(gate, lambda: threads.submit(road.ask, body, message), pending)
     finally:
         gate.go("k" * 8)
+        road.close()
+
+
+ANSWER = 16_000_000  # more than the kernel takes for a connection
+FILL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            size = int(pb_utils.get_input_tensor_by_name(request, "SIZE").as_numpy()[0])
+            tensor = pb_utils.Tensor("OUT", np.zeros(size, np.uint8))
+            responses.append(pb_utils.InferenceResponse([tensor]))
+        return responses
+"""
+FILL_CONFIG = (
+    'backend: "python" input [ { name: "SIZE" data_type: TYPE_INT32 dims: [ 1 ] } ] '
+    'output [ { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] } ] '
+    'parameters { key: "isolation" value { string_value: "none" } }'
+)
+
+
+def wish(size: int) -> tuple[bytes, Any]:
+    """A small request for an answer of that size, for REST and for gRPC."""
+    asked = {"name": "SIZE", "shape": [1], "datatype": "INT32", "data": [size]}
+    output = {"name": "OUT", "parameters": {"binary_data": True}}
+    message = service_pb2.ModelInferRequest(
+        model_name="fill",
+        inputs=[{"name": "SIZE", "shape": [1], "datatype": "INT32"}],
+        raw_input_contents=[size.to_bytes(4, "little")],
+    )
+    return json.dumps({"inputs": [asked], "outputs": [output]}).encode(), message
+
+
+@pytest.mark.parametrize("name", [road for road in ROADS if "http" in road])
+def test_answers_that_nobody_reads(tmp_path: Path, name: str) -> None:
+    """They fill the budget, which is said to others, until their clients are given up."""
+    write_model(tmp_path / "models", "fill", FILL_CONFIG, {"1/model.py": FILL})
+    road = Road(
+        name, tmp_path / "models", tmp_path, f"--max-held-bytes={ANSWER}", "--http-request-timeout-secs=1"
+    )
+    head = b"POST /v2/models/fill/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    body, _ = wish(ANSWER)
+    small, _ = wish(1)
+
+    def status() -> int:
+        with road.http() as other:
+            return other.request("POST", "/v2/models/fill/infer", small).status
+
+    try:
+        assert status() == 200
+        for _ in range(2):
+            client = road.http()
+            if isinstance(client, Http2):
+                client.start("POST", "/v2/models/fill/infer", body)
+            else:
+                client.send(head % len(body) + body)
+        until(lambda: status() == 503, "there is no room")
+        until(lambda: status() == 200, "those who do not read are given up")
+    finally:
+        road.close()
+
+
+@pytest.mark.parametrize("name", [road for road in ROADS if "stream" in road])
+def test_answers_of_calls_that_nobody_reads(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path / "models", "fill", FILL_CONFIG, {"1/model.py": FILL})
+    road = Road(name, tmp_path / "models", tmp_path, f"--max-held-bytes={ANSWER}")
+    calls = []
+
+    def refused() -> bool:
+        try:
+            road.stub().ModelInfer(wish(1)[1], timeout=60)
+            return False
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE and "--max-held-bytes" in str(error.details())
+            return True
+
+    try:
+        assert not refused()
+        for _ in range(3):
+            stub = road.stub(("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0))
+            calls.append(
+                stub.ModelStreamInfer(iter([wish(ANSWER)[1]] * 2), timeout=60)
+            )  # nobody asks for more
+        until(refused, "there is no room")
+        for call in calls:
+            call.cancel()
+        until(lambda: not refused(), "there is room again")
+    finally:
         road.close()

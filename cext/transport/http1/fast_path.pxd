@@ -29,6 +29,7 @@ cdef class Http1FastPath(RequestHead):
     cdef readonly SocketWriterCore writer
     cdef readonly LoopPassCore loop_pass
     cdef readonly object services
+    cdef object budget               # service.held_bytes.HeldBytes
     cdef int fd
     cdef Admission admission
     cdef object shared_memory

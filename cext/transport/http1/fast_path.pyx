@@ -63,6 +63,7 @@ cdef enum:
     JOIN = 16 << 10        # bytes; smaller answers are sent as one buffer
     PARTED = 16 << 10      # bytes of a request's head and body
     MOST_PARTS = 3
+    TOLD = 32 << 10        # bytes of answers that wait; the budget of all connections is told of more
     LARGE_BODY = 4 << 10   # bytes; before decoding a larger body it is asked whether the scheduler has room
 
 MAX_EXCHANGES = MOST_EXCHANGES
@@ -226,6 +227,7 @@ cdef class Http1FastPath(RequestHead):
         self.admission = services.admission
         self.shared_memory = services.shared_memory
         self.large_files = services.shared_memory.large
+        self.budget = services.held
         self.exchanges = deque()
         self.ready = []
         self.max_body = services.settings.http_max_input_size
@@ -263,6 +265,8 @@ cdef class Http1FastPath(RequestHead):
             ready = self.ready
             self.ready = []
             self.writer.send(ready)
+            if self.writer.pending > TOLD:
+                self.budget.made(self.writer.pending)
         if self.writer.broken or (self.closing and not self.exchanges):
             self.over()
 
@@ -285,7 +289,7 @@ cdef class Http1FastPath(RequestHead):
                 if self.parted is not None:
                     self.pass_on(received_bytes()[:n])
                 else:
-                    if self.fast_path and not self.in_message:
+                    if self.fast_path and not self.in_message and not self.budget.full:
                         at = self.pass_by(received_bytes(), n)
                     if at < n and not self.part(received_bytes() + at, n - at):
                         self.feed(received_view()[at:n])
@@ -301,7 +305,7 @@ cdef class Http1FastPath(RequestHead):
             self.parted = None
             self.in_message = False
         n = PyBytes_GET_SIZE(data)
-        if self.fast_path and not self.in_message:
+        if self.fast_path and not self.in_message and not self.budget.full:
             at = self.pass_by(PyBytes_AS_STRING(data), n)
         if at < n and not self.part(PyBytes_AS_STRING(data) + at, n - at):
             self.feed(data[at:] if at else data)

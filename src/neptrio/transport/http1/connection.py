@@ -153,6 +153,11 @@ class Http1Connection(Http1Input):
         self.held += exchange.held
         self.exchanges.append(exchange)
         route = None if self._only_app else routes.match(method, exchange.path)
+        if self._held.full and self.counted and not self._always_answered(method, route):
+            refused = self._held.problem(0)
+            if refused is not None:
+                exchange.refuse(refused)
+                return
         if self._limits is not None and not self._always_answered(method, route):
             problem = self._limits.problem(self.client, monotonic_ns())
             if problem is not None:

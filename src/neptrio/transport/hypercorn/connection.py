@@ -215,6 +215,7 @@ class HypercornConnection(TCPServer):
                 self._task_group = tasks
                 self.protocol: Any = Protocols(
                     alpn,
+                    self._timeout,
                     self.app,
                     self.config,
                     self.context,

@@ -21,12 +21,16 @@ Rules:
     handled in slices, between which trio runs other tasks.
  6. If the answer is complete before the request, the stream ends with RST_STREAM(NO_ERROR); if the answer breaks off,
     with INTERNAL_ERROR. Data that still comes for it is dropped, and its flow-control credit is returned.
+ 7. A client must take each UNREAD_BYTES of an answer that waits within the request timeout, or the stream ends with
+    RST_STREAM(CANCEL): who opens no window would otherwise keep the answer for ever.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import h2.exceptions
@@ -71,6 +75,7 @@ CONNECTION_WINDOW = 4 << 20
 MAX_HEADER_LIST = 64 << 10
 HIGH_WATER = 64 << 10  # bytes of an answer that may wait for the client's window
 HELD_BYTES = 32 << 20
+UNREAD_BYTES = 64 << 10
 RESET_COST = 8  # an opened stream costs a task
 FIRST_BUDGET = 1.5 * RESET_COST * MAX_STREAMS  # a new connection may reset all streams that it may open
 SLICE = 32  # frames handled before other tasks run; a request counts as REQUEST_WEIGHT
@@ -156,8 +161,12 @@ class FrameTracker:
 class Outbox:
     """The part of an answer's body that waits until the client's flow-control window has room."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread_s: float = math.inf) -> None:
+        """`unread_s`: seconds within which the client must take each UNREAD_BYTES, or all that waits."""
         self.size = 0  # bytes that wait
+        self.stalled = False  # the client has not
+        self._unread_s = unread_s
+        self._taken = 0
         self.announced = 0  # bytes of the answer that its app has yet to give
         self.complete = False
         self.input_ended = False
@@ -186,6 +195,7 @@ class Outbox:
         else:
             self._parts.popleft()
         self.size -= len(part)
+        self._taken += len(part)
         return part
 
     async def push(self, data: bytes) -> None:
@@ -194,17 +204,28 @@ class Outbox:
             self._parts.append(memoryview(data))
             self.size += len(data)
             self.announced = max(0, self.announced - len(data))
-        while self.size > HIGH_WATER and not self.closed:
-            await self._moved.wait()
+        await self._until(lambda: self.size <= HIGH_WATER)
 
     async def drained(self) -> None:
         """Returns when the whole answer is sent or the stream has ended."""
-        while not self.closed:
-            await self._moved.wait()
+        await self._until(lambda: False)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        """Waits until then, or until the stream has ended, or is `stalled`."""
+        renewed = self._taken
+        with trio.CancelScope(deadline=trio.current_time() + self._unread_s) as scope:
+            while not (reached() or self.closed):
+                await self._moved.wait()
+                if self._taken - renewed >= UNREAD_BYTES:
+                    renewed = self._taken
+                    scope.deadline = trio.current_time() + self._unread_s
+        self.stalled = self.stalled or scope.cancelled_caught
 
 
 class Http2(H2Protocol):
     """One connection; hypercorn calls initiate() and handle(), its streams call stream_send()."""
+
+    unread_s = math.inf  # rule 7
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -382,7 +403,7 @@ class Http2(H2Protocol):
             stream_id,
         )
         self.streams[stream_id] = stream
-        outbox = self.outboxes[stream_id] = Outbox()
+        outbox = self.outboxes[stream_id] = Outbox(self.unread_s)
         outbox.input_ended = request.stream_ended is not None
         await stream.handle(
             Request(
@@ -408,17 +429,29 @@ class Http2(H2Protocol):
                 await self._flush()
             elif isinstance(event, Body):
                 await self.has_data.set()
-                await self.outboxes[event.stream_id].push(event.data)
+                outbox = self.outboxes[event.stream_id]
+                await outbox.push(event.data)
+                await self._end_stalled(event.stream_id, outbox)
             elif isinstance(event, EndBody):
                 outbox = self.outboxes[event.stream_id]
                 outbox.complete = True
                 outbox.announced = 0
                 await self.has_data.set()
                 await outbox.drained()
+                await self._end_stalled(event.stream_id, outbox)
             elif isinstance(event, StreamClosed):
                 await self._finish(event.stream_id)
         except (KeyError, h2.exceptions.ProtocolError):
             pass  # the stream or the connection has ended; the app gets a disconnect event
+
+    async def _end_stalled(self, stream_id: int, outbox: Outbox) -> None:
+        """Ends a stream whose client does not read (rule 7)."""
+        if outbox.stalled and not outbox.closed:
+            log.info("an HTTP/2 stream ended: its client does not read")
+            self._forget(stream_id)
+            self.connection.reset_stream(stream_id, ErrorCodes.CANCEL)
+            await self._close_stream(stream_id)
+            await self._flush()
 
     async def _finish(self, stream_id: int) -> None:
         if stream_id in self.outboxes and not self.closed:  # the answer broke off

@@ -18,13 +18,16 @@ from neptrio.transport.hypercorn.http11 import Http11
 class Protocols(ProtocolWrapper):
     """Chooses between hypercorn's HTTP/1.1 and our HTTP/2: by ALPN, or by HTTP/2's preface."""
 
-    def __init__(self, alpn: str, *args: Any) -> None:
+    def __init__(self, alpn: str, unread_s: float, *args: Any) -> None:
+        """`unread_s`: see Http2, rule 7."""
         super().__init__(*args)
+        self._unread_s = unread_s
         self._is_http2 = trio.Event()
         self.protocol: Any = self._http2() if alpn == "h2" else self._make(Http11)
 
     def _http2(self) -> Http2:
         made: Http2 = self._make(Http2)
+        made.unread_s = self._unread_s
         self._is_http2.set()
         return made
 
