@@ -8,7 +8,12 @@ Rules:
  1. A source is a function that says what its owner holds now: bodies that are not complete or not answered, what
     they were inflated to, answers that clients have not read.
  2. A total is good for GOOD_NS; what was let in and answered since is added to it.
- 3. A body that does not fit is refused before it is read. Small requests are not asked for: a few KiB each,
+ 3. Every road has exactly one place that counts: our own HTTP/1.1 connection and the gRPC connection count their own
+    (held_bytes of each), whatever calls the REST app otherwise goes through transport.rest.guards.Bounded. A request is
+    held until it is answered, an answer until its client, or the kernel, has taken it. While more is held than may be,
+    new requests are refused, however small they are, but for probes. A new road gets a line in
+    tests/transport/test_held_bytes.py.
+ 4. A body that does not fit is refused before it is read. Small requests are not asked for: a few KiB each,
     they are bounded by connections, and looking would cost them more than it saves.
 """
 
