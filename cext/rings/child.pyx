@@ -193,6 +193,15 @@ def _array(InputBytes source not None):
     return array
 
 
+cdef struct Sole:
+    # how many references there are, here, to what belongs to an answer and to nobody else
+    Py_ssize_t response
+    Py_ssize_t tensors
+    Py_ssize_t tensor
+    Py_ssize_t array
+    Py_ssize_t base
+
+
 cdef class ChildEnd:
     """See the module's text. `links` sends segments over the socket and knows those that came."""
 
@@ -214,6 +223,8 @@ cdef class ChildEnd:
     cdef int in_vain                # for so many answers it was not asked for, after it had been in vain
     cdef readonly int not_now       # for so many it will not be
     cdef readonly bint read_only
+    cdef bint measuring
+    cdef Sole most
     cdef str model_name
     cdef int64_t model_version
     cdef list output_names
@@ -243,6 +254,7 @@ cdef class ChildEnd:
         self.read_only = read_only
         self.spin_ns = spin_ns
         self.in_vain = self.not_now = 0
+        self.measure()
 
     # ------------------------------------------------------------ taking
 
@@ -549,6 +561,10 @@ cdef class ChildEnd:
         packer.u64(executed)
         packer.u64(packed)
         packer.u32(0)
+        self.pack_answers(packer, answers, refers, failed, given)
+        self.send(RESULT, number, packer, refers or None)
+
+    cdef int pack_answers(self, Packer packer, list answers, list refers, failed, GivenMessage given) except -1:
         packer.u32(<uint32_t>len(answers))
         for answer in answers:
             if answer is OPEN_ANSWER:
@@ -559,7 +575,17 @@ cdef class ChildEnd:
                 pack_error(packer, answer, 1)
             else:
                 self.pack_response(packer, answer[0], answer[1], True, refers, failed, given)
-        self.send(RESULT, number, packer, refers or None)
+        return 0
+
+    cdef int measure(self) except -1:
+        """Counts the references to answers that nobody else has: what is above is shared. How many there are is a matter
+        of the compiler's and the interpreter's version, so it is not written down."""
+        cdef Packer packer = Packer()
+        packer.reset()
+        self.measuring = True
+        self.pack_answers(packer, _specimen(), [], None, None)
+        self.measuring = False
+        return 0
 
     def failure(self, uint64_t number, int64_t began, int64_t made, int64_t executed, int64_t packed, str text):
         """Sends that a whole batch failed."""
@@ -640,15 +666,18 @@ cdef class ChildEnd:
             return 0
         try:
             tensors = response._tensors
-            # the answers' tuple and this function's variable refer to it, and the list that execute() returned
-            sole = sole and Py_REFCNT(response) <= 4 and Py_REFCNT(tensors) <= 2
+            if self.measuring:
+                self.most.response, self.most.tensors = Py_REFCNT(response), Py_REFCNT(tensors)
+            sole = sole and Py_REFCNT(response) <= self.most.response and Py_REFCNT(tensors) <= self.most.tensors
             packer.u32(RESPONSE)
             packer.text(_dumps(parameters) if parameters else "")
             at = packer.used
             packer.u32(0)
             for tensor in tensors:
+                if self.measuring:
+                    self.most.tensor = Py_REFCNT(tensor)
                 if names is None or tensor._name in names:
-                    self.pack_tensor(packer, tensor, sole and Py_REFCNT(tensor) <= 2, refers, given)
+                    self.pack_tensor(packer, tensor, sole and Py_REFCNT(tensor) <= self.most.tensor, refers, given)
                     n += 1
             packer.patch_u32(at, n)
         except Exception as problem:
@@ -667,13 +696,13 @@ cdef class ChildEnd:
         cdef const char* data
         cdef size_t inside
         cdef tuple shape
-        cdef Py_ssize_t refs = 3  # the tensor's, the memoryview's and ours
+        cdef Py_ssize_t refs = self.most.array  # the tensor's, the memoryview's and ours
         array = tensor._array
         if array is None:
             array = tensor.as_numpy()
             sole = True  # it was made for us
             if tensor._array is None:
-                refs = 2
+                refs -= 1
         if type(array) is not _ndarray:
             array = np.asarray(array)
             sole = False
@@ -696,7 +725,11 @@ cdef class ChildEnd:
             data = <const char*>PyMemoryView_GET_BUFFER(view).buf
             size = PyMemoryView_GET_BUFFER(view).len
             inside = data - self.segment.base
-            if size > KEEP_ABOVE and inside < self.segment.size and sole and _exclusive(array, refs, given):
+            if self.measuring:
+                self.most.array = Py_REFCNT(array)
+                _exclusive(array, self.most.array, given, &self.most, True)
+            if size > KEEP_ABOVE and inside < self.segment.size and sole and _exclusive(
+                    array, refs, given, &self.most, False):
                 place = GIVEN if inside < self.outputs_first else LENT
                 refers.append(array)
             else:
@@ -746,7 +779,13 @@ cdef class ChildEnd:
         return {"lent": len(self.lent), "passing": len(self.passing), "used": self.slab.used}
 
 
-cdef bint _exclusive(object array, Py_ssize_t refs, GivenMessage given):
+def _specimen() -> list:
+    """Answers to which nobody but the list refers, as result() gets them."""
+    array = np.zeros(2, np.uint8)[:1]
+    return [(InferenceResponse([Tensor("", array)]), None)]
+
+
+cdef bint _exclusive(object array, Py_ssize_t refs, GivenMessage given, Sole* most, bint measuring):
     """True when nobody shares the array's memory (backends.python.tensors rule 2), and the server can be told where
     it lies: in our own half, or in the batch that is answered."""
     if Py_REFCNT(array) > refs:
@@ -757,7 +796,9 @@ cdef bint _exclusive(object array, Py_ssize_t refs, GivenMessage given):
             return True
         if type(base) is InputBytes:
             return (<InputBytes>base).message is given
-        if type(base) is not _ndarray or Py_REFCNT(base) > 2:  # the array below's `base` and ours
+        if measuring:
+            most.base = Py_REFCNT(base)
+        if type(base) is not _ndarray or Py_REFCNT(base) > most.base:  # the array below's `base` and ours
             return False
         base = base.base
     return False

@@ -118,6 +118,37 @@ def test_a_tensor_that_cannot_be_sent_fails_its_own_request(pair: Pair) -> None:
 # ---------------------------------------------------------------- copies
 
 
+KEPT = {
+    "nothing": lambda response, array: None,
+    "response": lambda response, array: response,
+    "tensors": lambda response, array: response._tensors,
+    "tensor": lambda response, array: response._tensors[0],
+    "array": lambda response, array: array,
+    "view": lambda response, array: array[1:],
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("pair", ["compiled"], indirect=True)  # the other copies every output once
+def test_an_answer_that_the_model_can_still_change_is_copied(pair: Pair, kept: str) -> None:
+    held: list[Any] = []
+
+    def execute(requests: list[utils.InferenceRequest]) -> Any:
+        made = pair.child.empty((BIG,), np.dtype(np.uint8))
+        made[:] = 3
+        response = utils.InferenceResponse([utils.Tensor("OUT", made)])
+        held.append(KEPT[kept](response, made))
+        return [response]
+
+    (tensor,) = pair.outputs(execute, IN=np.zeros(1, np.float32))
+    assert pair.server.in_place == (BIG if kept == "nothing" else 0)
+    if kept == "response":  # the model goes on working on it while it is sent
+        held[0]._tensors[0].as_numpy()[:] = 9
+    assert (to_numpy(tensor) == 3).all()
+    tensor = None
+    held.clear()
+
+
 @pytest.mark.parametrize("pair", ["compiled"], indirect=True)  # the other copies every output once
 def test_copies_of_large_tensors(pair: Pair) -> None:
     """docs/isolation.md counts them; here an address tells a copy from a view."""
