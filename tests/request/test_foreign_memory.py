@@ -79,6 +79,7 @@ def test_a_call_of_a_model_in_the_servers_process_hands_over_copies(pair: Pair) 
     request.model_name, request.inputs = "other", [output(pair)]
     submitted: list[Any] = []
     admission = SimpleNamespace(lookup=lambda name, version: pair.model, submit=submitted.append)
-    Call(SimpleNamespace(admission=admission), request, False, lambda response, final: None, None).submit()
+    services: Any = SimpleNamespace(admission=admission)
+    Call(services, request, False, lambda response, final: None, None).submit()
     assert submitted == [request]
     assert not foreign_memory.is_foreign(request.inputs[0])

@@ -27,8 +27,8 @@ def declare(*kinds: type) -> None:
 def is_foreign(tensor: Tensor) -> bool:
     """Whether another process can write to the tensor's elements."""
     owner: Any = tensor.owner
-    while type(owner) is Tensor or type(owner) is memoryview:
-        owner = owner.owner if type(owner) is Tensor else owner.obj
+    while isinstance(owner, (Tensor, memoryview)):
+        owner = owner.owner if isinstance(owner, Tensor) else owner.obj
     return type(owner) in _owners
 
 

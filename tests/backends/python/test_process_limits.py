@@ -79,7 +79,8 @@ def test_a_frame_beyond_the_first_read_arrives_whole() -> None:
 
 
 def test_questions_take_no_threads_and_have_a_limit() -> None:
-    process, posted = Process(), []
+    process = Process()
+    posted: list[Any] = []
     host = IsolatedHost("m_0", "m", services(posted))
     before = threading.active_count()
     for key in range(isolated_host.MOST_QUESTIONS + 5):
@@ -112,10 +113,11 @@ def test_metrics_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_host, "MOST_CALLS", 1)
-    process, posted = Process(), []
+    process = Process()
+    posted: list[Any] = []
     host = IsolatedHost("m_0", "m", services(posted))
     for key in (1, 2):
-        message = {
+        message: dict[str, Any] = {
             "k": key, "model": "x", "version": -1, "id": "", "sequence": 0, "flags": 0, "timeout": 0, "p": None,
             "in": [], "w": [], "decoupled": False, "blob": bytearray(),
         }  # fmt: skip

@@ -66,7 +66,7 @@ class Followers:
     however many a model makes. It is held weakly: it holds its request, and that its parent, which holds this object.
     """
 
-    def __init__(self, before: Callable[[], None] | None) -> None:
+    def __init__(self, before: Callable[[], object] | None) -> None:
         self._before = before
         self._calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
 
