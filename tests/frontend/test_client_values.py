@@ -24,7 +24,7 @@ from tests.support.server import ServerProcess
 SERVICE = "/inference.GRPCInferenceService/"
 DIMENSIONS = [
     [-1], [1, -4], [-(2**63)], [2**62], [2**62 + 1], [2**63 - 1], [2**63], [2**64], [10**30], [0], [0, -1],
-    [1] * 64, [True], [1.5], [1e30], [None], ["1"], [[1]], None, 1, {},
+    [1] * 64, [1] * 65, [1] * 1000, [True], [1.5], [1e30], [None], ["1"], [[1]], None, 1, {},
 ]  # fmt: skip
 NUMBERS = [
     -1,
