@@ -19,6 +19,8 @@ from neptrio.logs import (
     BURST,
     HELD_BYTES,
     LONGEST,
+    MODEL_BURST,
+    MODEL_PER_SECOND,
     PLACES,
     REFILL_SECONDS,
     FloodFilter,
@@ -142,10 +144,21 @@ def test_what_one_place_says_of_one_subject_is_bounded() -> None:
     assert sum(late) == BURST
 
 
-def test_models_may_say_what_they_want() -> None:
+def test_what_a_model_says_itself_is_bounded_far_above_what_is_read() -> None:
     flood = FloodFilter()
-    own = logging.LogRecord("neptrio.model.chatty", logging.INFO, "m.py", 1, "%s", ("hello",), None)
-    assert all(flood.filter(own) for _ in range(1000))
+
+    def said(second: float, name: str = "chatty") -> logging.LogRecord:
+        made = logging.LogRecord(f"neptrio.model.{name}", logging.INFO, "m.py", 1, "%s", ("hello",), None)
+        made.created = second
+        return made
+
+    burst, each_second = int(MODEL_BURST), int(MODEL_PER_SECOND)
+    assert [flood.filter(said(100)) for _ in range(burst + 5)] == [True] * burst + [False] * 5
+    assert flood.filter(said(100, "another"))
+    later = [said(101) for _ in range(each_second + 1)]
+    assert [flood.filter(one) for one in later] == [True] * each_second + [False]
+    assert LineFormat(False).format(later[0]).endswith("hello (5 records like this were left out before it)")
+    assert LineFormat(False).format(later[1]).endswith("hello")
 
 
 def test_every_model_may_be_spoken_of() -> None:

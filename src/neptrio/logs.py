@@ -12,7 +12,8 @@ were left out are counted in the next one that is not.
 Rules:
  1. Each place and subject may log BURST records, and one more every REFILL_SECONDS. The subject is the record's
     attribute `subject`, or else its first argument if that is text: the model's name.
- 2. Verbose records and what models themselves log or print are never left out: somebody asked for them.
+ 2. Verbose records are never left out: somebody asked for them. What a model itself logs or prints has a much larger
+    allowance, MODEL_BURST records and MODEL_PER_SECOND more each second: a loop that prints fills no disk.
  3. A record longer than LONGEST characters loses its middle.
  4. Only records begin at the beginning of a line: further lines of texts from clients and models are indented, and
     other characters that end lines or control terminals are shown as Python escapes.
@@ -45,6 +46,8 @@ INDENT = "    "
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 BURST = 20.0
 REFILL_SECONDS = 10.0
+MODEL_BURST = 20_000.0
+MODEL_PER_SECOND = 1_000.0
 LONGEST = 16 << 10
 PLACES = 1024  # places remembered at once; the one that has been silent longest is forgotten first
 OF_A_MODEL = "neptrio.model."  # logger names of models' own messages
@@ -116,18 +119,24 @@ class FloodFilter(logging.Filter):
         self._places: dict[tuple[str, int, str, str], tuple[float, float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.INFO or record.name.startswith(OF_A_MODEL):
+        if record.levelno < logging.INFO:
             return True
+        if record.name.startswith(OF_A_MODEL):
+            return self._passes(record, (record.name, 0, "", ""), MODEL_BURST, MODEL_PER_SECOND)
         # Compiled code has no line numbers, so format strings distinguish its places. Text without arguments may
         # contain anything, so it is not used.
         text, subject = "", getattr(record, "subject", "")
         if record.args and isinstance(record.args, tuple):
             text = str(record.msg)
             subject = subject or (record.args[0] if isinstance(record.args[0], str) else "")
-        key = record.name, record.lineno, text, subject
+        return self._passes(record, (record.name, record.lineno, text, subject), BURST, 1 / REFILL_SECONDS)
+
+    def _passes(
+        self, record: logging.LogRecord, key: tuple[str, int, str, str], burst: float, per_second: float
+    ) -> bool:
         with self._lock:
-            budget, then, left_out = self._places.pop(key, (BURST, record.created, 0))
-            budget = min(BURST, budget + max(0.0, record.created - then) / REFILL_SECONDS)
+            budget, then, left_out = self._places.pop(key, (burst, record.created, 0))
+            budget = min(burst, budget + max(0.0, record.created - then) * per_second)
             passes = budget >= 1
             if passes:
                 record.left_out, budget, left_out = left_out, budget - 1, 0
