@@ -169,11 +169,7 @@ cdef int _check_id(InferRequest r) except -1:
     """Refuses an id of a sequence that is neither a text nor 64 bits: callers in this process may give anything."""
     number = r.sequence_id
     if isinstance(number, str):
-        try:
-            number.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"{_prefix(r)}sequence id is not valid Unicode: {error.reason} at {error.start}") from None
-        return 0
+        return 0   # any text, bytes of clients that are none included: models are given what came
     try:
         r.sequence_id = index(number)   # numpy's integers too
     except TypeError:

@@ -64,7 +64,7 @@ def test_a_front_end_that_cannot_be_started_is_tried_again(repository: Path) -> 
 def test_a_stopped_front_end_does_not_hold_loads(repository: Path, tmp_path: Path) -> None:
     env = with_constant(tmp_path, "ANNOUNCE_SECONDS", 1)
     flags = (FRONTS, "--model-control-mode=explicit")
-    with ServerProcess(repository, *flags, env=env) as server, Client(server) as client:
+    with ServerProcess(repository, *flags, env=env, failures="is killed") as server, Client(server) as client:
         client.send("GET", "/v2/health/live")
         assert client.receive()[0] == 200
         mine = front_of(server, client.sock.getsockname())

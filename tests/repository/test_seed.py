@@ -177,9 +177,8 @@ def test_unload_with_and_without_dependents(server: ServerProcess, http: Any, st
     http.load_model("ens")
     for wrong in ("false", "true", 1, None) if kind == "http" else ():
         body = {"parameters": {"unload_dependents": wrong}}
-        assert post(server, "models/ens/unload", body).status == 200
-        assert serving() == {"first", "second"}, "nothing but true is true"
-        http.load_model("ens")
+        assert post(server, "models/ens/unload", body).status == 400
+        assert serving() == {"ens", "first", "second"}, "nothing was done"
     unload("first", None)
     assert serving() == {"second"}, "what is composed of it goes too"
     unload("second", None)

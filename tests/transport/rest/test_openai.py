@@ -409,11 +409,13 @@ def test_each_choice_counts_in_the_limits_of_an_address(repository: Path) -> Non
 
 
 def test_the_bytes_of_a_prompt_are_counted_once(repository: Path) -> None:
-    with ServerProcess(repository, "--max-held-bytes=3000000") as server, Http1(server.http) as http:
+    with ServerProcess(repository, "--max-held-bytes=8000000") as server, Http1(server.http) as http:
         prompt = "x" * 1000000
         made = answer(ask(http, "completions", model="echo", prompt=prompt, n=16, max_tokens=1))
         assert [choice["text"] for choice in made["choices"]] == ["x"] * 16
-        reply = ask(http, "completions", model="echo", prompt=[prompt, "y" * 1000000], max_tokens=1)
+        reply = ask(
+            http, "completions", model="echo", prompt=[letter * 1000000 for letter in "abcd"], max_tokens=1
+        )
         assert reply.status == 503 and "(--max-held-bytes)" in json.loads(reply.body)["error"]["message"]
         assert (
             len(answer(ask(http, "completions", model="echo", prompt=prompt, max_tokens=1))["choices"]) == 1
