@@ -38,7 +38,8 @@ from neptrio.request.infer_request cimport (
 from neptrio.observe.timing cimport tell
 from neptrio.observe.trace cimport Trace
 
-from neptrio.errors import Cancelled, Code, Reason, TritonError
+from neptrio.errors import Cancelled, Code, Reason, TritonError, settled
+from neptrio.foreign import summary
 
 cdef object CANCELED = Reason.CANCELED
 cdef object BACKEND = Reason.BACKEND
@@ -128,7 +129,7 @@ cpdef hand_over(Responder responder, InferRequest request, InferResponse respons
     except Exception as error:
         log.exception("a response of model '%s' could not be sent", response.model_name)
         failure = InferResponse(None, TritonError(
-            f"the response of model '{response.model_name}' could not be sent: {type(error).__name__}: {error}",
+            f"the response of model '{response.model_name}' could not be sent: {summary(error)}",
             Code.INTERNAL, Reason.OTHER))
     failure.model_name, failure.model_version, failure.id = response.model_name, response.model_version, response.id
     try:
@@ -159,7 +160,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
     except Exception as error:  # rule 1: it is answered all the same
         log.exception("a response of model '%s' could not be made", model.name)
         response = InferResponse(None, TritonError(
-            f"the response of model '{model.name}' could not be made: {type(error).__name__}: {error}",
+            f"the response of model '{model.name}' could not be made: {summary(error)}",
             Code.INTERNAL, Reason.OTHER))
         name_response(request, response)
     if request.trace is not None:
@@ -245,7 +246,7 @@ cdef class Batch(WorkItem):
                 fetch_inputs(self.requests)
             self.instance.backend.execute(self)
         except TritonError as error:
-            self.error = error
+            self.error = settled(error)
         except BaseException as error:
             self.error = self.instance.backend.describe_failure(error)
         self.compute_end = now_ns()

@@ -51,6 +51,7 @@ import numpy as np
 
 from neptrio.rings.ring import sealed_memory
 from triton_python_backend_utils._errors import TritonError, TritonModelException
+from triton_python_backend_utils._foreign import text_of
 from triton_python_backend_utils._request import InferenceRequest, InferenceResponse, InferenceTrace
 from triton_python_backend_utils._tensor import Tensor
 from triton_python_backend_utils._types import _NUMPY, join_strings, numpy_dtype, split_strings
@@ -685,7 +686,7 @@ cdef class ChildEnd:
                 self.packer = packer
                 raise
             packer.truncate(used, count, data)
-            pack_error(packer, failed(f"cannot use an output tensor: {problem}"), 1)
+            pack_error(packer, failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
         return 0
 
     cdef int pack_tensor(self, Packer packer, tensor, bint sole, list refers, GivenMessage given) except -1:

@@ -12,6 +12,7 @@ from enum import Enum
 
 from grpclib.const import Status
 
+from neptrio.foreign import text_of, type_name
 from neptrio.limits import LONGEST_ERROR, shown
 
 
@@ -75,6 +76,24 @@ class TritonError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+def settled(error: TritonError) -> TritonError:
+    """The error that code of others has raised, such that its text, code and reason are what the server takes them for: in
+    place where its class is one of ours, else a new one of the class that its code has."""
+    made = error
+    try:
+        message, code, reason = error.message, error.code, error.reason
+    except BaseException:  # the class may say anything
+        message, code, reason = text_of(error), Code.INTERNAL, Reason.OTHER
+    code = code if type(code) is Code else Code.INTERNAL
+    if globals().get(type_name(error)) is not type(error):
+        made = CLASSES.get(code, TritonError)(text_of(error))
+    else:
+        made.message = text_of(message)
+    made.code = code
+    made.reason = reason if type(reason) is Reason else Reason.OTHER
+    return made
 
 
 def raise_it(error: BaseException | None) -> None:

@@ -33,9 +33,11 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
 from neptrio.settings import Settings
 
@@ -69,9 +71,7 @@ class LineFormat(logging.Formatter):
         else:
             micros = int(record.created % 1 * 1e6)
             head = f"{letter}{time.strftime('%m%d %H:%M:%S', when)}.{micros:06d} {where}"
-        text = record.getMessage()
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+        text = _said(record, self.formatException)
         text = f"{head} {_one_record(text)}"
         if len(text) > LONGEST:
             half = LONGEST // 2
@@ -79,6 +79,22 @@ class LineFormat(logging.Formatter):
             text = f"{text[:half].rstrip()}\n{INDENT}... ({left} characters left out) ...\n{INDENT}{text[-half:]}"
         left_out = getattr(record, "left_out", 0)
         return f"{text} ({left_out} records like this were left out before it)" if left_out else text
+
+
+def _said(record: logging.LogRecord, trace: Callable[[Any], str]) -> str:
+    """The record's text and its exception's traceback, where these can be made: the texts of what is logged may be others' code."""
+    try:
+        text = record.getMessage()
+    except BaseException:
+        if not isinstance(record.args, tuple):
+            raise
+        text = str(record.msg) % tuple(map(text_of, record.args))
+    if record.exc_info:
+        try:
+            text += "\n" + trace(record.exc_info)
+        except BaseException as error:
+            text += f"\n{text_of(record.exc_info[1])} (its traceback cannot be shown: {summary(error)})"
+    return text
 
 
 def _one_record(text: str) -> str:

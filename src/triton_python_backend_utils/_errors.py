@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ._foreign import text_of
+
 
 class TritonError:
     """An error of one response: a message and a code that becomes an HTTP or gRPC status."""
@@ -22,7 +24,7 @@ class TritonError:
             raise TritonModelException(
                 f"TritonError code must be one of its constants (0 to 7), got {code!r}"
             )
-        self._message = str(message)
+        self._message = text_of(message)
         self._code = int(code)
 
     def message(self) -> str:

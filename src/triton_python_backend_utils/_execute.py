@@ -8,6 +8,7 @@ from typing import Any
 
 from ._config import ModelConfig
 from ._errors import TritonModelException
+from ._foreign import summary, text_of, type_name, valid
 
 _OWN = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
@@ -26,19 +27,21 @@ def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
 
     `own` are prefixes of the server's files, whose frames are left out.
     """
-    if isinstance(error, AnswerError):
-        return str(error)
+    if issubclass(type(error), AnswerError):
+        return text_of(error)
     own = (*own, *hidden, *_OWN, "<frozen", "<string>")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
-    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-5:]))
-    text = f"{type(error).__name__}: {error}"
-    return f"{text}\n\nAt:\n{at}" if at else text
+    text = summary(error)
+    try:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
+        at = "".join(f"  {f.filename}({f.lineno}): {f.name}\n" for f in reversed(frames[-5:]))
+    except BaseException:  # its class says what its traceback is, and its code what its files are called
+        return text
+    return f"{text}\n\nAt:\n{valid(at)}" if at else text
 
 
 def failure_text(instance: str, error: BaseException, own: tuple[str, ...] = ()) -> str:
     """The error for clients when execute() raised or returned something unusable."""
-    text = str(error) if isinstance(error, AnswerError) else described(error, own)
-    return f"Failed to process the request(s) for model '{instance}', message: {text}"
+    return f"Failed to process the request(s) for model '{instance}', message: {described(error, own)}"
 
 
 def check_count(responses: Any, expected: int) -> list[Any]:
@@ -46,7 +49,7 @@ def check_count(responses: Any, expected: int) -> list[Any]:
     if not isinstance(responses, (list, tuple)):
         raise AnswerError(
             f"execute() must return a list of {expected} InferenceResponse objects, one per request, "
-            f"got {type(responses).__name__}"
+            f"got {type_name(responses)}"
         )
     if len(responses) != expected:
         raise AnswerError(
@@ -68,7 +71,7 @@ def response_of_rescheduled(response: Any) -> str:
     """What is wrong with `response`, which execute() returned for a request that it wants to execute again."""
     return (
         "Expected a None object in the execute function return list for reschduled request, found type "
-        f"'{type(response).__name__}'"
+        f"'{type_name(response)}'"
     )
 
 
@@ -77,7 +80,7 @@ def check_completed(returned: Any, model: str) -> dict[str, Any]:
     if not isinstance(returned, ModelConfig):
         raise AnswerError(
             f"auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object, "
-            f"got {type(returned).__name__}"
+            f"got {type_name(returned)}"
         )
     return returned.as_dict()
 
@@ -85,7 +88,7 @@ def check_completed(returned: Any, model: str) -> dict[str, Any]:
 def said_ready(answer: Any) -> bool:
     """What a model's is_ready() returned. Raises AnswerError if it is not a bool."""
     if not isinstance(answer, bool):
-        raise AnswerError(f"is_ready() must return a bool, got {type(answer).__name__}")
+        raise AnswerError(f"is_ready() must return a bool, got {type_name(answer)}")
     return answer
 
 

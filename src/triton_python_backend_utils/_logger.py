@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from . import _host
+from ._foreign import text_of
 
 _NAMES = ("INFO", "WARNING", "ERROR", "VERBOSE")
 
@@ -46,8 +47,8 @@ class Logger:
 def _write(level: int, message: str) -> None:
     frame = sys._getframe(2)
     file, line = frame.f_code.co_filename, frame.f_lineno
-    host = _host.find()
+    host, text = _host.find(), text_of(message)
     if host is None:
-        print(f"{_NAMES[level]} {file}:{line} {message}", file=sys.stderr)
+        print(f"{_NAMES[level]} {file}:{line} {text}", file=sys.stderr)
     else:
-        host.log(level, str(message), file, line)
+        host.log(level, text, file, line)

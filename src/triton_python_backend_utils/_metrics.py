@@ -13,6 +13,7 @@ from typing import Any
 
 from . import _host
 from ._errors import TritonModelException
+from ._foreign import text_of
 
 _KINDS = ("counter", "gauge", "histogram")
 
@@ -66,7 +67,7 @@ def _call(function: Any, *arguments: Any) -> Any:
     except TritonModelException:
         raise
     except Exception as error:
-        raise TritonModelException(str(error)) from error
+        raise TritonModelException(text_of(error)) from error
 
 
 class _LocalFamily:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Set  # noqa: UP035
 
 from . import _host
 from ._errors import TritonError, TritonModelException
+from ._foreign import text_of
 from ._json import parameters_text
 from ._tensor import Tensor
 
@@ -95,7 +96,7 @@ class InferenceResponse:
                     f"output_tensors must hold Tensor objects, got {type(tensor).__name__}"
                 )
         if error is not None and not isinstance(error, TritonError):
-            error = TritonError(str(error))
+            error = TritonError(text_of(error))
         if parameters:
             _check_parameters(parameters)
         self._tensors = tensors

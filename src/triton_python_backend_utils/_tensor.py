@@ -15,6 +15,7 @@ import numpy as np
 from . import _host
 from ._dlpack import Capsule, array_of, capsule_of
 from ._errors import TritonModelException
+from ._foreign import text_of
 from ._types import BYTES, numpy_to_triton_type
 
 CPU = (1, 0)  # DLPack's device type and number
@@ -153,7 +154,9 @@ class Tensor:
         except (BufferError, RuntimeError, TypeError) as error:
             move = getattr(tensor, "cpu", None)
             if move is None:
-                raise TritonModelException(f"cannot take tensor '{name}' through DLPack: {error}") from error
+                raise TritonModelException(
+                    f"cannot take tensor '{name}' through DLPack: {text_of(error)}"
+                ) from error
             array = array_of(move())
         return Tensor(name, array)
 

@@ -20,6 +20,7 @@ from neptrio.rings.slab cimport Block
 
 from neptrio import limits
 from neptrio.errors import Code, Reason, TritonError
+from neptrio.foreign import valid
 from neptrio.rings.message import Violation
 
 cdef Py_ssize_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
@@ -45,7 +46,7 @@ cdef class AnswerReader(MessageReader):
             made.outputs = self.tensors()
         elif how == ERROR:
             text = read_text(&self.reader)
-            made.error = TritonError(text, code_of(read_u32(&self.reader)), Reason.BACKEND)
+            made.error = TritonError(valid(text), code_of(read_u32(&self.reader)), Reason.BACKEND)
         else:
             raise Violation(f"an answer of kind {how}")
         return made

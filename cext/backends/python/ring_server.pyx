@@ -39,6 +39,7 @@ from neptrio.rings.ring cimport (
 
 from neptrio.backends.python.convert import known
 from neptrio.errors import Internal, Reason
+from neptrio.foreign import valid
 from neptrio.rings.message import Violation
 from triton_python_backend_utils._sender import UNTOLD_BYTES
 
@@ -304,7 +305,7 @@ cdef class ServerEnd(RingSender):
         if read_u32(&message.reader):
             text = read_text(&message.reader)
             message.finish()
-            batch.error = Internal(text, reason=Reason.BACKEND)
+            batch.error = Internal(valid(text), reason=Reason.BACKEND)
         else:
             count = read_u32(&message.reader)
             if count != <uint32_t>len(batch.requests):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from neptrio.codec.outputs import select
 from neptrio.embedded.mail import Mail
 from neptrio.errors import Code, Internal, TritonError
+from neptrio.foreign import text_of
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, monotonic_ns
 
@@ -89,7 +90,7 @@ class Call(Responder):
             except TritonError as refused:
                 error = refused
             except Exception as broken:
-                error = Internal(str(broken))
+                error = Internal(text_of(broken))
         if error is not None and final:
             self.fail(error)
             return
@@ -142,4 +143,4 @@ class Call(Responder):
 
 
 def _as_error(error: Exception) -> TritonError:
-    return error if isinstance(error, TritonError) else Internal(str(error))
+    return error if isinstance(error, TritonError) else Internal(text_of(error))

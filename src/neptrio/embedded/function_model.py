@@ -21,7 +21,8 @@ import triton_python_backend_utils as utils
 from neptrio import datatypes
 from neptrio.embedded.functions import find
 from neptrio.embedded.signature import Context, TensorSpec
-from neptrio.errors import InvalidArgument, TritonError
+from neptrio.errors import InvalidArgument, TritonError, settled
+from neptrio.foreign import summary, type_name
 
 FINAL = utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 log = logging.getLogger("neptrio.python")
@@ -81,7 +82,7 @@ class _Base:
         else:
             raise TypeError(
                 f"expected a result for {len(specs)} outputs ({', '.join(s.name for s in specs)}), "
-                f"got {type(result).__name__}"
+                f"got {type_name(result)}"
             )
         return [(spec, _array(spec, value)) for spec, value in values]
 
@@ -95,11 +96,12 @@ class _Base:
 
     def _error(self, error: Exception) -> Any:
         if isinstance(error, TritonError):
+            error = settled(error)
             return utils.TritonError(
-                str(error), getattr(utils.TritonError, error.code.name, utils.TritonError.INTERNAL)
+                error.message, getattr(utils.TritonError, error.code.name, utils.TritonError.INTERNAL)
             )
         log.error("the function of model '%s' failed", self._model.name, exc_info=error)
-        return utils.TritonError(f"{type(error).__name__}: {error}")
+        return utils.TritonError(summary(error))
 
     def _batches(self, requests: list[Any]) -> Iterator[tuple[list[int], dict[str, np.ndarray], list[int]]]:
         """Requests with the same inputs: their places, the joined inputs, and how many rows each has."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from neptrio import datatypes
 from neptrio.errors import InvalidArgument
+from neptrio.foreign import text_of
 from neptrio.request.infer_request import InferResponse, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
 
@@ -59,7 +60,7 @@ def tensors(inputs: Mapping[str, Any], dtypes: Mapping[str, int]) -> list[Tensor
             array = _array(value, dtypes.get(name, 0))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(
-                f"input '{name}' cannot become an array{_of(dtypes.get(name, 0))}: {error}"
+                f"input '{name}' cannot become an array{_of(dtypes.get(name, 0))}: {text_of(error)}"
             ) from None
         made.append(from_numpy(name, array))
     return made

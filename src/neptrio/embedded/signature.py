@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from neptrio import datatypes
+from neptrio.foreign import text_of
 
 SCALARS: dict[type, str] = {str: "BYTES", bytes: "BYTES", int: "INT64", float: "FP64", bool: "BOOL"}
 ITERATORS = (
@@ -133,7 +134,7 @@ def read(
     try:
         hints = typing.get_type_hints(called, include_extras=True)
     except Exception as error:
-        raise TypeError(f"model '{name}': an annotation cannot be resolved: {error}") from None
+        raise TypeError(f"model '{name}': an annotation cannot be resolved: {text_of(error)}") from None
     parameters = list(inspect.signature(called).parameters.values())
     if inspect.isclass(function):
         parameters = parameters[1:]

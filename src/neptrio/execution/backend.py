@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import summary, valid
 from neptrio.request.infer_request import Tensor
 
 READY_SECONDS = 5.0
@@ -198,9 +199,12 @@ class BackendInstance(ABC):
 
 
 def _failure_text(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-3:]))
-    return f"{type(error).__name__}: {error}\n\nAt:\n{at}"
+    try:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[-3:]))
+    except BaseException:  # its class says what its traceback is
+        return summary(error)
+    return f"{summary(error)}\n\nAt:\n{valid(at)}"
 
 
 class Backend(ABC):

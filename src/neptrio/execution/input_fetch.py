@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import neptrio.request.device_memory as device_memory
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import Batch
+from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import MemoryKind, Tensor, monotonic_ns
 
@@ -54,7 +55,9 @@ class InputFetch(WorkItem):
         except TritonError as error:
             self._error = error
         except Exception as error:  # without an answer the batch would wait for ever
-            self._error = Internal(f"inputs could not be copied to the host: {error}", reason=Reason.BACKEND)
+            self._error = Internal(
+                f"inputs could not be copied to the host: {text_of(error)}", reason=Reason.BACKEND
+            )
         self._instance.mailbox.completions.post(self)
 
     def deliver(self) -> None:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.errors import InvalidArgument, TritonError, Unavailable
+from neptrio.foreign import summary
 from neptrio.repository import override
 
 log = logging.getLogger("neptrio.repository")
@@ -131,7 +132,7 @@ class CloudRepository:
         except TritonError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".replace(self._url, self.url)
+            reason = summary(error).replace(self._url, self.url)
             raise Unavailable(f"repository '{self.url}' cannot be read: {reason}") from None
 
     def refresh(self) -> None:

@@ -29,6 +29,7 @@ from neptrio.config.no_effect import fields_without_effect
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, raise_it
 from neptrio.execution.backend import Abandonment, Backend, LoadContext
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.observe.memory import MemoryProbe
@@ -143,10 +144,10 @@ class Loader:
         except Exception as error:
             _release(folder)
             if isinstance(error, (PollFailure, TritonError, OSError)):
-                failure = PollFailure(self._places.shown(str(error)))
+                failure = PollFailure(self._places.shown(text_of(error)))
             else:
                 log.exception("reading the folder of model '%s' failed", name)
-                failure = PollFailure(f"{type(error).__name__}: {error}")
+                failure = PollFailure(summary(error))
             failure.fingerprint, failure.listed = state, bool(folders)
             raise failure from None
 
@@ -259,7 +260,7 @@ class Loader:
             raise
         except Exception as error:
             log.exception("loading %s version %d failed", name, version)
-            raise Internal(f"{type(error).__name__}: {error}") from error
+            raise Internal(summary(error)) from error
         return model
 
     async def regroup(
@@ -290,7 +291,7 @@ class Loader:
             raise
         except Exception as error:
             log.exception("changing the instances of %s version %s failed", model.name, model.version)
-            raise Internal(f"{type(error).__name__}: {error}") from error
+            raise Internal(summary(error)) from error
         return regrouping
 
     async def _on_thread(self, work: Any, late: Any, abandonment: Abandonment | None = None) -> Any:

@@ -20,6 +20,7 @@ import trio
 
 from neptrio.config import defaults
 from neptrio.errors import Internal, InvalidArgument, TritonError, Unavailable, bare
+from neptrio.foreign import summary
 from neptrio.loop import collector
 from neptrio.repository import change, lifecycle, loader
 from neptrio.repository.catalog import Catalog
@@ -80,7 +81,7 @@ class Loading:
         except Exception as error:
             if operation.stopped_by is None:
                 log.exception("loading model '%s' failed", record.name)
-            operation.error = Internal(f"failed to load '{record.name}': {type(error).__name__}: {error}")
+            operation.error = Internal(f"failed to load '{record.name}': {summary(error)}")
         finally:
             if not loaded:  # who was outdated is told so, also where the load failed at that moment
                 operation.error = operation.stopped_by or operation.error or Unavailable(EXITING)

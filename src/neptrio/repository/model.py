@@ -23,6 +23,7 @@ from neptrio.config.timing import tells_times
 from neptrio.errors import Internal, TritonError
 from neptrio.execution.backend import Backend, BackendInstance, LoadContext
 from neptrio.execution.instance import Instance, InstancePool
+from neptrio.foreign import text_of
 from neptrio.loop import threads
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.slices import Slices
@@ -271,7 +272,7 @@ class Model(ServedModel):
         def ask() -> bool:
             try:
                 return all(backend.is_ready() for backend in asked)
-            except Exception:
+            except BaseException:  # SystemExit, too, is a model's answer
                 log.exception("is_ready of model '%s' failed", self.name)
                 return False
 
@@ -335,7 +336,7 @@ class Model(ServedModel):
     async def _stop_instance(self, instance: Instance) -> None:
         error = await _called(instance.stop)
         if error is not None:
-            log.error("finalize of %s failed: %s", instance.name, error)
+            log.error("finalize of %s failed: %s", instance.name, text_of(error))
 
 
 class TooLong(Internal):

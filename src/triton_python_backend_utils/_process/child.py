@@ -32,6 +32,7 @@ from .._execute import (
     response_of_rescheduled,
     said_ready,
 )
+from .._foreign import summary, text_of, type_name
 from .._request import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
@@ -242,8 +243,8 @@ class Child:
                 ready = said_ready(
                     asyncio.run(_awaited(lambda: answer)) if inspect.isawaitable(answer) else answer
                 )
-        except Exception as error:
-            print(f"is_ready failed: {error!r}", file=sys.stderr)
+        except BaseException as error:  # on the receiving thread, without which nobody would hear of anything
+            print(f"is_ready failed: {summary(error)}", file=sys.stderr)
             ready = False
         finally:
             self._checking.release()
@@ -317,11 +318,10 @@ class Child:
             if inspect.isawaitable(answer):
                 assert self.loop is not None
                 answer = self.loop.run_until_complete(answer)
+            self.send(answer, [])  # which may hold a model's own objects, that cannot be sent
         except BaseException as error:
             self.model = None if message["t"] == "initialize" else self.model
             self.send({"t": "failed", "text": described(error)}, [])
-        else:
-            self.send(answer, [])
 
     def _load(self, path: str) -> Any:
         folder = os.path.dirname(path)
@@ -379,7 +379,7 @@ class Child:
             self._hook_failed(error)
 
     def _hook_failed(self, error: BaseException) -> None:
-        print(f"the sequence end hook of {self.name} failed: {error!r}", file=sys.stderr, flush=True)
+        print(f"the sequence end hook of {self.name} failed: {summary(error)}", file=sys.stderr, flush=True)
 
     def _finalize(self, message: dict[str, Any]) -> Any:
         if hasattr(self.model, "finalize"):
@@ -439,13 +439,13 @@ class Child:
                     answers.append(response_out(response, back.names, rows))
                 except Exception as error:
                     del rows[mark:]
-                    answers.append(self._failed(f"cannot use an output tensor: {error}"))
+                    answers.append(self._failed(f"cannot use an output tensor: {text_of(error)}"))
             elif response is None:
                 answers.append(self._failed("execute() returned None for a request"))
             else:
                 answers.append(
                     self._failed(
-                        f"execute() must return InferenceResponse objects, got {type(response).__name__}"
+                        f"execute() must return InferenceResponse objects, got {type_name(response)}"
                     )
                 )
         return answers, rows

@@ -26,6 +26,7 @@ from collections import deque
 from typing import Any
 
 from .._errors import TritonError
+from .._foreign import text_of
 from .._request import InferenceRequest, InferenceResponse, InferenceTrace
 from .._tensor import Tensor
 from .plain_messages import (
@@ -353,7 +354,7 @@ class PlainEnd:
                     self._pack_response(packer, *answer)
                 except Exception as problem:
                     packer.back_to(before)
-                    packer.error(failed(f"cannot use an output tensor: {problem}"), 1)
+                    packer.error(failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
         self._send(K_RESULT, number, packer)
 
     def failure(self, number: int, began: int, made: int, executed: int, packed: int, text: str) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from .._execute import check_count, check_none, failure_text, response_of_rescheduled
+from .._foreign import type_name
 from .._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
 from .._sender import Channel
 from . import tracing
@@ -460,7 +461,7 @@ class RingChild(Child):
             else:
                 answers.append(
                     self._failed_text(
-                        f"execute() must return InferenceResponse objects, got {type(response).__name__}"
+                        f"execute() must return InferenceResponse objects, got {type_name(response)}"
                     )
                 )
         return answers

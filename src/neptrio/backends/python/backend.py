@@ -25,8 +25,9 @@ from neptrio.config import model_config as model_config
 from neptrio.config import time_limits
 from neptrio.config.describe_config import to_dict
 from neptrio.config.isolation import isolated, parameter, sees_devices
-from neptrio.errors import Internal, InvalidArgument, TritonError
+from neptrio.errors import Internal, InvalidArgument, TritonError, settled
 from neptrio.execution.backend import READY_SECONDS, Backend, BackendInstance, LoadContext
+from neptrio.foreign import text_of
 from neptrio.loop import threads
 from triton_python_backend_utils._execute import check_completed, described
 
@@ -142,9 +143,9 @@ class PythonBackend(Backend):
                 if complete is None
                 else json.dumps(check_completed(complete(utils.ModelConfig(before)), context.name))
             )
-        except TritonError:
-            raise
-        except Exception as error:
+        except TritonError as error:
+            raise settled(error) from None
+        except BaseException as error:  # SystemExit, too, ends the load and not the server
             log.debug("auto_complete_config of %s failed", context.name, exc_info=error)
             raise Internal(described(error, OWN_FILES)) from error
         finally:
@@ -288,7 +289,7 @@ def apply_completed(context: LoadContext, text: str) -> None:
         made = json_format.Parse(text, model_config.new_config())
     except json_format.ParseError as error:
         raise Internal(
-            f"auto_complete_config of model '{context.name}' made an invalid configuration: {error}"
+            f"auto_complete_config of model '{context.name}' made an invalid configuration: {text_of(error)}"
         ) from None
     made.name = made.name or context.name
     context.config.CopyFrom(made)

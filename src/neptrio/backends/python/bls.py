@@ -30,6 +30,7 @@ from neptrio.codec.outputs import select
 from neptrio.errors import Internal, TritonError, Unavailable, Unsupported
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Responder
@@ -204,7 +205,7 @@ class Call(Responder):
             self._hand(made, final)
         except Exception as error:
             log.exception("a response could not be handed to the model that asked for it")
-            self._hand(self.receive(InferResponse(None, Internal(str(error)))), final)
+            self._hand(self.receive(InferResponse(None, Internal(text_of(error)))), final)
 
     def wait_for_room(self, request: InferRequest, callback: Callable[[], None]) -> bool:
         if self._ahead <= AHEAD_BYTES or self._unread:
@@ -360,7 +361,7 @@ class InProcessHost(Host):
             except Exception as caught:
                 error = caught
             finally:
-                answer(None, None if error is None else str(error))
+                answer(None, None if error is None else text_of(error))
 
         self._services.completions.post(OnLoop(lambda: (trio.lowlevel.spawn_system_task(run), None)[1]))
 

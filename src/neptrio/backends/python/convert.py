@@ -13,6 +13,7 @@ from neptrio.backends import device_outputs
 from neptrio.backends.python import device_tensors
 from neptrio.backends.python.tensors import copied, outputs, private, readonly, writable
 from neptrio.errors import Code, Reason, TritonError
+from neptrio.foreign import text_of
 from neptrio.request.infer_request import InferRequest, InferResponse, MemoryKind, Tensor
 
 # no constant of TritonError: what a kernel or ONNX model's own process answers a batch that took too long with
@@ -102,7 +103,7 @@ def response(request: InferRequest, made: utils.InferenceResponse, sole: bool) -
     error = made._error
     if error is not None:
         return InferResponse(
-            None, TritonError(error._message, CODES[error._code], Reason.BACKEND), made._parameters
+            None, TritonError(text_of(error._message), CODES[error._code], Reason.BACKEND), made._parameters
         )
     names: Collection[str] | None = wanted_names(request)
     tensors = outputs(made, request.model.known_outputs if names is None else names, sole)

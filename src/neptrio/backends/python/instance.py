@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as utils
 from neptrio.backends.python.bls import current_batch
 from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
-from neptrio.errors import Internal, Reason, TritonError
+from neptrio.errors import Internal, Reason, TritonError, settled
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.loop import threads
@@ -78,8 +78,8 @@ class InProcessInstance(BackendInstance):
             _host.uninstall(self._runner.host)
             self._runner.forget()
             self._leave_device()
-            if isinstance(error, TritonError):
-                raise
+            if issubclass(type(error), TritonError):
+                raise settled(error) from None  # type: ignore[arg-type]
             raise Internal(described(error, OWN_FILES), reason=Reason.BACKEND) from error
 
     def _leave_device(self) -> None:

@@ -37,6 +37,7 @@ from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import text_of, valid
 from neptrio.loop import threads
 from neptrio.request.infer_request import (
     InferRequest,
@@ -237,7 +238,7 @@ class IsolatedInstance(BackendInstance):
                 self._incarnate()
             except Exception as error:
                 log.error("restart of %s failed: %s", self.name, error)
-                self._cause = f"the model instance '{self.name}' could not be restarted: {error}"
+                self._cause = f"the model instance '{self.name}' could not be restarted: {text_of(error)}"
                 self.reason = self._cause
                 self._not_restarted()
                 continue
@@ -287,7 +288,7 @@ class IsolatedInstance(BackendInstance):
         raise AssertionError("overlapping instances are given batches through begin()")
 
     def describe_failure(self, error: BaseException) -> TritonError:
-        return error if isinstance(error, TritonError) else Internal(str(error), reason=Reason.BACKEND)
+        return error if isinstance(error, TritonError) else Internal(text_of(error), reason=Reason.BACKEND)
 
     def begin(self, batch: Batch) -> None:
         process = self._process
@@ -419,7 +420,7 @@ class IsolatedInstance(BackendInstance):
     ) -> InferResponse:
         if row.get("e") is not None:
             text, code = row["e"]
-            return InferResponse(None, TritonError(text, CODES[code], Reason.BACKEND), row["p"])
+            return InferResponse(None, TritonError(valid(text), CODES[code], Reason.BACKEND), row["p"])
         made = known(request, [received(process, t, blob) for t in row["o"]])
         return InferResponse(made, None, row["p"])
 
@@ -445,7 +446,7 @@ class IsolatedInstance(BackendInstance):
             self._batches.pop(message["batch"], None)
         batch.compute_start, batch.input_end, batch.output_start = times
         if "error" in message:
-            batch.error = Internal(message["error"], reason=Reason.BACKEND)
+            batch.error = Internal(valid(message["error"]), reason=Reason.BACKEND)
             with self._lock:
                 for id in ids:
                     self._requests.pop(id, None)

@@ -24,6 +24,7 @@ from neptrio.backends.python.process import Process
 from neptrio.backends.python.ring_reader import check_tensor
 from neptrio.errors import Unavailable
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import text_of
 from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from neptrio.rings.message import Violation
@@ -138,7 +139,7 @@ class IsolatedHost:
             process.post_message({"t": "reply", "k": key, "value": value, "error": failure})
 
         def refuse(error: Exception) -> None:
-            process.post_message({"t": "reply", "k": key, "value": None, "error": str(error)})
+            process.post_message({"t": "reply", "k": key, "value": None, "error": text_of(error)})
 
         try:
             if message["op"] not in ("load", "unload", "ready"):
@@ -149,7 +150,7 @@ class IsolatedHost:
                 self._questions.add(question)
                 self._ask_repository(process, message, answer)
         except Exception as error:
-            answer(None, str(error))
+            answer(None, text_of(error))
 
     def _ask_repository(self, process: Process, message: dict[str, Any], answer: Answer) -> None:
         op, name = message["op"], message["name"]

@@ -16,9 +16,10 @@ import triton_python_backend_utils as utils
 from neptrio.backends.python import convert
 from neptrio.backends.python.bls import InProcessHost
 from neptrio.backends.python.source import ModelSource
-from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError
+from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError, settled
 from neptrio.execution.batch import Batch, complete
 from neptrio.execution.model_host import ModelHost
+from neptrio.foreign import text_of, type_name
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, monotonic_ns
 from triton_python_backend_utils._execute import (
@@ -251,7 +252,7 @@ class ModelRunner:
             elif not isinstance(response, utils.InferenceResponse):
                 answers.append(
                     self._failed(
-                        f"execute() must return InferenceResponse objects, got {type(response).__name__}"
+                        f"execute() must return InferenceResponse objects, got {type_name(response)}"
                     )
                 )
             elif seen._channel.sent:
@@ -264,7 +265,7 @@ class ModelRunner:
                 try:
                     answers.append(convert.response(request, response, True))
                 except (TritonError, ValueError, TypeError) as error:
-                    answers.append(self._failed(f"cannot use an output tensor: {error}"))
+                    answers.append(self._failed(f"cannot use an output tensor: {text_of(error)}"))
             kept.append(request)
         if len(kept) != len(batch.requests):
             batch.requests = kept
@@ -281,6 +282,6 @@ class ModelRunner:
 
     def failure(self, error: BaseException) -> TritonError:
         """The error of requests whose execute() raised."""
-        if isinstance(error, TritonError):
-            return error
+        if issubclass(type(error), TritonError):
+            return settled(error)  # type: ignore[arg-type]
         return Internal(failure_text(self.name, error, OWN_FILES), reason=Reason.BACKEND)

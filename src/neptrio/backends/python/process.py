@@ -35,6 +35,7 @@ from neptrio.backends.python.environment import variables
 from neptrio.backends.python.limits import launched
 from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
+from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
 from neptrio.loop.process_ends import ends
 from triton_python_backend_utils._process.wire import Wire
@@ -211,10 +212,8 @@ class Process:
                 self._on_message(self, message)
         except Exception as error:
             # a correct process sends no such message; without its end, whoever waits for an answer waits for ever
-            self._log.error("its process sent what cannot be used: %s: %s", type(error).__name__, error)
-            self.killed_for = (
-                self.killed_for or f"it sent what cannot be used: {type(error).__name__}: {error}"
-            )
+            self._log.error("its process sent what cannot be used: %s", summary(error))
+            self.killed_for = self.killed_for or f"it sent what cannot be used: {summary(error)}"
             self.kill()
         try:
             self._child.wait(KILL_SECONDS)
@@ -275,7 +274,7 @@ class Process:
                 raise Internal(f"{what} of '{self.name}' failed: {self.cause}")
             if answer["t"] == "failed":
                 where = f"finalize of '{self.name}' failed: " if what == "finalize" else ""
-                raise Internal(where + answer["text"], reason=Reason.BACKEND)
+                raise Internal(where + text_of(answer["text"]), reason=Reason.BACKEND)
             if answer["t"] == kind:
                 found: dict[str, Any] = answer
                 return found

@@ -30,6 +30,7 @@ import triton_python_backend_utils as utils
 from neptrio.backends.python.children import Birth, Forked, Started
 from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
+from neptrio.foreign import text_of
 from neptrio.loop import threads
 from neptrio.loop.process_ends import HAS_PIDFDS, ends
 
@@ -149,7 +150,7 @@ class Template:
         except (ValueError, AttributeError):
             error = "the template has answered what cannot be"
         if error is not None:
-            raise OSError(str(error))
+            raise OSError(text_of(error))
 
     def _start(self) -> None:
         from neptrio.backends.python.limits import inherited
@@ -300,7 +301,7 @@ class ModelTemplate(Template):
         except (OSError, ValueError, AttributeError) as found:
             error = f"its process has answered what cannot be ({type(found).__name__})"
         if error is not None:
-            raise Internal(f"preload of '{self._name}' failed: {error}", reason=Reason.BACKEND)
+            raise Internal(f"preload of '{self._name}' failed: {text_of(error)}", reason=Reason.BACKEND)
 
     def _output(self, process: Forked) -> None:
         for record, _ in records(process.stdout.fileno(), process.pidfd):
