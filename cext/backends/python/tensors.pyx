@@ -10,7 +10,9 @@ Rules:
     (another request's tensor) the model gets a copy of its own.
  2. An output is taken without a copy when the response, its tensor and its array are referenced
     by nobody but the response list, all the way down to the array that owns the memory, or to
-    an input view. Everything else is copied: the model may write to it again.
+    an input view. Everything else is copied: the model may write to it again. How many references that makes is a
+    matter of the compiler's and the interpreter's version, and of the functions on the way, so it is not written down but
+    measured (measure()).
 """
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -22,6 +24,8 @@ import numpy as np
 
 from neptrio import datatypes
 from neptrio.request.numpy_tensor import join_bytes, to_numpy
+from triton_python_backend_utils._request import InferenceResponse
+from triton_python_backend_utils._tensor import Tensor as PythonTensor
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
@@ -80,15 +84,47 @@ def copied(Tensor tensor not None):
     return to_numpy(tensor) if tensor.dtype == 13 else _view(tensor, True).copy()
 
 
-cdef bint _exclusive(object array, Py_ssize_t refs):
-    """True when `array` has `refs` references and nobody shares the memory below it (rule 2)."""
-    if Py_REFCNT(array) > refs:
+cdef struct Sole:
+    # how many references there are, here, to what belongs to a response and to nobody else
+    Py_ssize_t response
+    Py_ssize_t tensors
+    Py_ssize_t tensor
+    Py_ssize_t array
+    Py_ssize_t base
+
+cdef Sole _most
+cdef bint _measuring = False
+
+
+def measure(object answer not None):
+    """Counts the references to what nobody else has: `answer(execute)` takes what execute() returns the way
+    that models' responses go, to outputs(). Before the first model runs; until then everything is copied."""
+    global _measuring
+    _measuring = True
+    try:
+        answer(_specimen)
+    finally:
+        _measuring = False
+
+
+def _specimen():
+    array = np.zeros(2, np.uint8)[:1]
+    return [InferenceResponse([PythonTensor("", array)])]
+
+
+cdef bint _exclusive(object array):
+    """True when nobody but its tensor has `array`, and nobody shares the memory below it (rule 2)."""
+    if _measuring:
+        _most.array = Py_REFCNT(array)
+    if Py_REFCNT(array) > _most.array:
         return False
     base = array.base
     while base is not None:
         if type(base) is InputView or type(base) is bytes:
             return True
-        if type(base) is not _ndarray or Py_REFCNT(base) > 2:  # the array below's `base` and ours
+        if _measuring:
+            _most.base = Py_REFCNT(base)
+        if type(base) is not _ndarray or Py_REFCNT(base) > _most.base:  # the array below's `base` and ours
             return False
         base = base.base
     return True
@@ -109,7 +145,7 @@ def take(str name, int dtype, object holder, bint sole):
     wanted = _NUMPY[dtype]
     if array.dtype != wanted or not array.flags.c_contiguous:
         array = array.astype(wanted, order="C")
-    elif not sole or not _exclusive(array, 2):  # the holder's and ours
+    elif not sole or not _exclusive(array):
         array = array.copy()
     if array.nbytes == 0:
         return Tensor(name, dtype, shape, b"")
@@ -122,17 +158,22 @@ _UINT8 = np.uint8
 def outputs(object response, names, bint sole):
     """The output tensors of a model's response that are called for (all when `names` is None).
 
-    `sole` says that the caller's one reference is the only one besides that of its list.
+    `sole` says that the caller and those above it have the only references besides that of the list: as many as
+    measure() has found.
     """
     cdef list made = []
     cdef list tensors = response._tensors
-    sole = sole and Py_REFCNT(response) <= 3 and Py_REFCNT(tensors) <= 2
+    if _measuring:
+        _most.response, _most.tensors = Py_REFCNT(response), Py_REFCNT(tensors)
+    sole = sole and Py_REFCNT(response) <= _most.response and Py_REFCNT(tensors) <= _most.tensors
     for tensor in tensors:
+        if _measuring:
+            _most.tensor = Py_REFCNT(tensor)
         if names is None or tensor._name in names:
             if tensor._array is None and not tensor.is_cpu():
                 made.append(tensor._source.renamed(tensor._name))
                 continue
             if tensor._array is None:
                 tensor._array = tensor.as_numpy()
-            made.append(take(tensor._name, tensor._dtype, tensor, sole and Py_REFCNT(tensor) <= 2))
+            made.append(take(tensor._name, tensor._dtype, tensor, sole and Py_REFCNT(tensor) <= _most.tensor))
     return made
