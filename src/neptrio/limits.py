@@ -28,6 +28,7 @@ REFLECTION_BYTES = 16 << 10  # of a message of server reflection, which names on
 LOAD_BYTES = 1 << 30  # of the message of a load call, which can bring a model's files
 MOST_VALUES = 1 << 17  # of a JSON document, other than elements of tensors
 MOST_ENTRIES = 1024  # elements of all lists and maps in a control message together
+MOST_FILES = 1 << 15  # the same in the message of a load call: each file of a model is one
 LONGEST_SHOWN = 128  # characters of a client's text in an error
 LONGEST_ERROR = 64 << 10  # characters of an error's text, whoever made it
 KEPT_PARAMETERS = 64 << 10  # bytes of a request's parameters that its trace keeps
@@ -65,6 +66,7 @@ TABLE = (
     Limit("server reflection", "a message", REFLECTION_BYTES, "bytes", _TOO_LARGE),
     Limit("JSON other than `infer`", "values that are no elements of inputs", MOST_VALUES, "", _REFUSED),
     Limit("control verbs over gRPC", "elements of all lists and maps", MOST_ENTRIES, "", _REFUSED),
+    Limit("load over gRPC", "elements of all lists and maps, files among them", MOST_FILES, "", _REFUSED),
     Limit("control verbs over gRPC", "the value of a setting", LONGEST_VALUE, "bytes", _REFUSED),
     Limit("errors", "what they show of a client's text", LONGEST_SHOWN, "characters", "cut"),
     Limit("errors", "the whole text", LONGEST_ERROR, "characters", "cut"),
@@ -108,6 +110,11 @@ def message_bytes(path: bytes, load: int = LOAD_BYTES) -> int:
     if path.endswith(b"/RepositoryModelLoad"):
         return load
     return REFLECTION_BYTES if path.endswith(b"/ServerReflectionInfo") else CONTROL_BYTES
+
+
+def most_entries(path: bytes) -> int:
+    """Elements that all lists and maps in a message of an rpc other than inference may have together."""
+    return MOST_FILES if path.endswith(b"/RepositoryModelLoad") else MOST_ENTRIES
 
 
 def remember(cache: dict[K, V], key: K, value: V, most: int, size: int = -1) -> None:

@@ -19,6 +19,7 @@ from neptrio.codec.proto_request import decode_request as decode_message
 from neptrio.errors import InvalidArgument, Overloaded, TritonError
 from neptrio.repository.override import parts_of
 from neptrio.request.infer_request import InferRequest
+from neptrio.service.held_bytes import HeldBytes
 from neptrio.transport.header_policy import HeaderForward
 from neptrio.transport.rest import routes
 
@@ -86,21 +87,46 @@ def test_objects_of_json_are_counted_before_they_are_made() -> None:
         load(b"[" + b",".join([b"[]"] * 100_000) + b"]", large=True, reserve=full)
 
 
+SETTINGS = b"/inference.GRPCInferenceService/TraceSetting"
+LOAD = b"/inference.GRPCInferenceService/RepositoryModelLoad"
+
+
 def test_control_messages() -> None:
     made = message_class("inference.TraceSettingRequest")()
     for number in range(limits.MOST_ENTRIES // 2):
         made.settings[str(number)].value.append("x" * limits.LONGEST_VALUE)
-    check_sizes(made)
+    check_sizes(SETTINGS, made)
     made.settings["0"].value.append("x")
     with pytest.raises(InvalidArgument, match="more than 1024 elements"):
-        check_sizes(made)
+        check_sizes(SETTINGS, made)
     for longer in (
         {"model_name": "x" * 1025},
         {"settings": {"x" * 1025: {}}},
         {"settings": {"x": {"value": ["x" * 4097]}}},
     ):
         with pytest.raises(InvalidArgument, match="the most is"):
-            check_sizes(message_class("inference.TraceSettingRequest")(**longer))
+            check_sizes(SETTINGS, message_class("inference.TraceSettingRequest")(**longer))
+
+
+def test_files_of_a_load_call() -> None:
+    """A model may have thousands; each is an entry of the message, and its bytes are not read to count them."""
+    made = message_class("inference.RepositoryModelLoadRequest")()
+    for number in range(limits.MOST_FILES):
+        made.parameters[f"file:1/{number}"].bytes_param = b"x"
+    check_sizes(LOAD, made)
+    with pytest.raises(InvalidArgument, match="more than 1024 elements"):
+        check_sizes(SETTINGS, made)
+    made.parameters["file:1/more"].bytes_param = b"x"
+    with pytest.raises(InvalidArgument, match="more than 32768 elements"):
+        check_sizes(LOAD, made)
+
+
+def test_what_never_fits_is_not_told_to_come_again() -> None:
+    held = HeldBytes(1000)
+    assert "send the request again later" in str(held.problem(600) or held.problem(600))
+    assert str(held.problem(1001)) == (
+        "1001 bytes can never be held: requests and answers may hold 1000 in all (--max-held-bytes)"
+    )
 
 
 def test_errors_are_cut() -> None:

@@ -12,6 +12,14 @@ from typing import Any
 PARAMETERS = ("EXECUTION_ENV_PATH", "ENVIRONMENT", "RUN_AS_UID", "RUN_AS_GID", "compile_options")
 # options of accelerators that have one of these in their names lead to files: plug-ins, engines, caches
 PATHS = ("path", "lib", "dir", "file", "config", "table")
+# and these do not: shapes of a profile, and a switch
+NO_PATHS = ("profile_", "use_native_calibration_table")
+
+
+def leads_to_files(option: str) -> bool:
+    """Whether an option of an accelerator names a file or a folder."""
+    name = option.lower()
+    return not any(part in name for part in NO_PATHS) and any(word in name for word in PATHS)
 
 
 def code_of(config: Any) -> Iterator[tuple[str, str]]:
@@ -24,5 +32,5 @@ def code_of(config: Any) -> Iterator[tuple[str, str]]:
     listed = config.optimization.execution_accelerators
     for accelerator in (*listed.gpu_execution_accelerator, *listed.cpu_execution_accelerator):
         for key, value in accelerator.parameters.items():
-            if any(word in key.lower() for word in PATHS):
+            if leads_to_files(key):
                 yield f"the parameter {key} of accelerator {accelerator.name}", value

@@ -73,6 +73,11 @@ class HeldBytes:
         if now - self._looked_ns > GOOD_NS:
             self.look(now)
         if self._total + size > self.limit:
+            if size > self.limit:
+                return Overloaded(
+                    f"{size} bytes can never be held: requests and answers may hold {self.limit} in all "
+                    "(--max-held-bytes)"
+                )
             another = f"another {size}" if size else "more"
             return Overloaded(
                 f"requests and answers hold {self._total} bytes, of {self.limit} that they may hold in all "

@@ -27,6 +27,7 @@ ALLOWED = frozenset({
     "session.use_ort_model_bytes_directly", "session.use_ort_model_bytes_for_initializers",
     "ep.cuda.fpa_intb_gemm", "ep.cuda.fpa_intb_profile_m", "ep.cuda.gqa_workspace_max_total_sequence_length",
     "ep.dynamic.workload_type",
+    "session.qdqisint8allowed", "session.x64quantprecision", "mlas.qnbit.force_fp32",
     "mlas.disable_kleidiai", "mlas.enable_gemm_fastmath_arm64_bfloat16", "mlas.kleidiai.conv_igemm_max_work",
     "mlas.nchwc_depthwise_sliding", "mlas.nchwc_pointwise_conv_max_input_channel_batch", "mlas.use_lut_gemm",
     "optimization.constant_folding_max_output_size_in_bytes", "optimization.disable_specified_optimizers",

@@ -170,6 +170,8 @@ class OnnxInstance(BackendInstance):
         """The rows of an output that belong to each request, without a copy."""
         if not self._batching:
             return [tensor]
+        if len(requests) == 1 and requests[0].model is not None and requests[0].model.max_batch_size == 1:
+            return [tensor]  # nobody else has rows in it, whatever the model counts there
         rows = sum(r.batch_size for r in requests)
         if not tensor.shape or tensor.shape[0] != rows:
             raise Internal(

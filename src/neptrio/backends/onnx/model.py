@@ -8,11 +8,14 @@ dynamic_batching is added.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from neptrio import datatypes
 from neptrio.errors import InvalidArgument
+
+log = logging.getLogger("neptrio.onnx")
 
 _TYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
@@ -54,6 +57,13 @@ def auto_complete(config: Any, session: Any, settings: dict[str, str]) -> None:
         config.max_batch_size = _default_batch_size(settings)
         if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.SetInParent()
+    elif can_batch and config.max_batch_size == 0 and not (config.input or config.output):
+        log.warning(
+            "model '%s' does not batch: the first dimensions of its inputs and outputs are not one symbol (%s); set "
+            "max_batch_size in its configuration if they are the batch's (docs/onnx.md)",
+            config.name,
+            _first_dimensions(tensors),
+        )
     batching = config.max_batch_size > 0
     controls = {c.name for c in config.sequence_batching.control_input}
     states = config.sequence_batching.state
@@ -79,11 +89,14 @@ def doubtful(config: Any, session: Any) -> str:
     tensors = (*session.get_inputs(), *session.get_outputs())
     if config.max_batch_size == 0 or config.batch_input or config.batch_output or one_symbol(tensors):
         return ""
-    named = ", ".join(f"'{t.name}' {(t.shape[0] if t.shape else None) or '?'}" for t in tensors)
     return (
         f"model '{config.name}' has max_batch_size {config.max_batch_size}, and the first dimensions of its inputs and "
-        f"outputs are not one symbol: {named}; a result with other rows than the batch's fails"
+        f"outputs are not one symbol: {_first_dimensions(tensors)}; a result with other rows than the batch's fails"
     )
+
+
+def _first_dimensions(tensors: Sequence[Any]) -> str:
+    return ", ".join(f"'{t.name}' {(t.shape[0] if t.shape else None) or '?'}" for t in tensors)
 
 
 def _default_batch_size(settings: dict[str, str]) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 from neptrio.backends.onnx import library as onnx_library
 from neptrio.config import accelerators, paths
-from neptrio.config.code_fields import PATHS
+from neptrio.config.code_fields import leads_to_files
 from neptrio.errors import InvalidArgument
 from neptrio.execution.backend import LoadContext
 
@@ -139,19 +139,13 @@ def _kept_inside(context: LoadContext, accelerator: Any, options: dict[str, str]
         if key in FILE_NAMES:
             if "/" in value or "\0" in value:
                 raise InvalidArgument(f"{where} must be a name without folders, got '{value}'")
-        elif value and _leads_to_files(key):
+        elif value and key not in TENSORRT_SWITCHES and leads_to_files(key):
             settings = context.settings.backend_settings("onnxruntime")
             made[key] = ";".join(
                 str(paths.allowed(part, context.model_dir, context.model_dir, settings, where))
                 for part in value.split(";")
             )
     return made
-
-
-def _leads_to_files(key: str) -> bool:
-    if key in TENSORRT_SWITCHES or key.startswith("trt_profile_"):  # a "profile" is no file
-        return False
-    return any(word in key for word in PATHS)
 
 
 def builds_engines(config: Any) -> bool:

@@ -53,6 +53,20 @@ def cache_directory(settings: dict[str, str]) -> Path:
     return Path(base) / "neptrio" / "environments"
 
 
+def _check_passable(cache: Path, user: list[int]) -> None:
+    """Raises InvalidArgument where the user of a model cannot reach what is unpacked into the folder."""
+    for folder in cache.resolve().parents:
+        found = folder.stat()
+        passes = found.st_mode & 0o001
+        passes |= found.st_uid == user[0] and found.st_mode & 0o100
+        passes |= found.st_gid == user[1] and found.st_mode & 0o010
+        if not passes:
+            raise InvalidArgument(
+                f"user {user[0]} (RUN_AS_UID) cannot pass through '{folder}' to environments unpacked into '{cache}': "
+                "name another folder with --backend-config=python,environment-cache-directory=DIR"
+            )
+
+
 def variables(python: str, given: dict[str, str]) -> dict[str, str]:
     """The variables `given`, changed for the interpreter of another environment: without those of the server's own
     environment, and with that environment's programs first in PATH, as its bin/activate does."""
@@ -104,6 +118,7 @@ def _unpacked(archive: Path, cache: Path, environ: dict[str, str], limits: dict[
     if not (folder / COMPLETE).is_file():
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         if user is not None:  # it has to pass through, to what it knows the name of
+            _check_passable(cache, user)
             cache.chmod(cache.stat().st_mode | 0o111)
         with (cache / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -169,4 +169,5 @@ def launched(
     """
     own = {name: value for name, value in (limits or {}).items() if name != "threads"}
     arguments = [sys.executable, "-I", "-S", str(in_process.__file__), json.dumps(own), *program]
-    return arguments, {in_process.PREFIX + name: value for name, value in environ.items()}
+    own_libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return arguments, own_libraries | {in_process.PREFIX + name: value for name, value in environ.items()}

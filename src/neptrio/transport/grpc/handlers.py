@@ -21,7 +21,7 @@ from neptrio.codec.control_sizes import check_sizes
 from neptrio.codec.descriptors import message_class, pool
 from neptrio.codec.protobuf import WireError, well_formed
 from neptrio.errors import Code, InvalidArgument, TritonError
-from neptrio.limits import MOST_ENTRIES, message_bytes
+from neptrio.limits import message_bytes, most_entries
 from neptrio.loop.workers import Workers
 from neptrio.transport.grpc import compression as compression
 from neptrio.transport.grpc.calls import SHUTTING_DOWN, Call
@@ -324,11 +324,11 @@ async def parsed(path: bytes, handler: Any, message: list[bytes], workers: Worke
 
 
 def _parse(path: bytes, handler: Any, message: list[bytes]) -> Any:
-    well_formed(message[0], MOST_ENTRIES + 16)
+    well_formed(message[0], most_entries(path) + 16)
     declared = request_class(path)
     if declared is not None:
         made = declared.FromString(message.pop())
-        check_sizes(made)
+        check_sizes(path, made)
         message.append(as_declared(made))
     return handler.request_type.parse(message.pop())
 
