@@ -142,6 +142,8 @@ def parser(epilog: str = "") -> argparse.ArgumentParser:
         help="requests that one client address may have under way, 0 = no limit; probes are free")  # fmt: skip
     add("--max-load-bytes", type=flags.positive, default=limits.LOAD_BYTES,
         help="bytes of a load call's message over gRPC; over REST --http-max-input-size says it")  # fmt: skip
+    add("--max-output-bytes", type=flags.positive, default=limits.OUTPUT_BYTES,
+        help="bytes that an output or scratch buffer of a kernel model may take, whose size follows from a request")  # fmt: skip
     add("--max-held-bytes", type=flags.not_negative, default=0,
         help="bytes of large requests, what they are inflated to, and unread answers, REST and gRPC together, "
         "0 = half of the container's memory or the machine's")  # fmt: skip

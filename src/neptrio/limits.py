@@ -26,6 +26,7 @@ LONGEST_VALUE = 4096  # bytes of the value of a setting: a file's path can be so
 CONTROL_BYTES = 1 << 20  # of the message or body of a control verb
 REFLECTION_BYTES = 16 << 10  # of a message of server reflection, which names one thing
 LOAD_BYTES = 1 << 30  # of the message of a load call, which can bring a model's files
+OUTPUT_BYTES = 2 << 30  # of an output or scratch buffer of a kernel model: what a gRPC message can carry
 MOST_VALUES = 1 << 17  # of a JSON document, other than elements of tensors
 MOST_ENTRIES = 1024  # elements of all lists and maps in a control message together
 MOST_FILES = 1 << 15  # the same in the message of a load call: each file of a model is one
@@ -53,6 +54,14 @@ TABLE = (
     Limit("inference", "dimensions of a shape", MOST_DIMENSIONS, "", _REFUSED),
     Limit("inference", "inputs, requested outputs, of each", MOST_TENSORS, "", _REFUSED),
     Limit("inference", "parameters", MOST_PARAMETERS, "", _REFUSED),
+    Limit(
+        "inference",
+        "an output or scratch buffer of a kernel model",
+        OUTPUT_BYTES,
+        "bytes",
+        _REFUSED,
+        "--max-output-bytes",
+    ),
     Limit("all verbs", "a name (model, version, tensor, region, parameter)", LONGEST_NAME, "bytes", _REFUSED),
     Limit("control verbs", "a message or body", CONTROL_BYTES, "bytes", _TOO_LARGE),
     Limit(

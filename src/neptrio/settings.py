@@ -8,7 +8,7 @@ from pathlib import Path
 from neptrio.addresses import is_loopback
 from neptrio.errors import Denied
 from neptrio.flags import AdminAddress, Restriction, check_restrictions, compile_pattern
-from neptrio.limits import LOAD_BYTES
+from neptrio.limits import LOAD_BYTES, OUTPUT_BYTES
 from neptrio.observe.trace_options import TraceOptions, start_values
 from neptrio.scheduling.response_cache import parse_config
 
@@ -61,6 +61,7 @@ class Settings:
     max_requests_per_second_per_address: int = 0  # 0 = no limit
     max_concurrent_requests_per_address: int = 0  # 0 = no limit
     max_load_bytes: int = LOAD_BYTES  # of the message of a load call over gRPC
+    max_output_bytes: int = OUTPUT_BYTES  # of an output or scratch buffer of a kernel model
     max_held_bytes: int = 0  # of requests and answers; 0 = half of the machine's memory
 
     cors_allow_origin: tuple[str, ...] = ()  # origins of web pages that may use REST; "*" = all

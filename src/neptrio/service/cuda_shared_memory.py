@@ -146,7 +146,7 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
     def describe(self, region: Any) -> dict[str, Any]:
         return {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
 
-    def _place(self, region: str, offset: int, size: int) -> Any:
+    def _place(self, region: str, offset: int, size: int, empty: bool) -> Any:
         found = self._regions.get(region)
         if found is None:
             raise NotFound(f"Unable to find shared memory region: '{shown(region)}'")
@@ -154,14 +154,14 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
             raise Unavailable(
                 f"shared memory region '{shown(region)}' was lost when GPU {found.device_id} failed"
             )
-        check_part(region, found.byte_size, offset, size)
+        check_part(region, found.byte_size, offset, size, empty)
         return found
 
     def input_tensor(
         self, name: str, dtype: int, shape: tuple[int, ...], region: str, offset: int, size: int
     ) -> Tensor:
         """An input as a view of device memory. Raises NotFound or InvalidArgument."""
-        found = self._place(region, offset, size)
+        found = self._place(region, offset, size, 0 in shape)
         if dtype == datatypes.BYTES:
             raise InvalidArgument(
                 f"input '{shown(name)}': BYTES tensors can't be in a CUDA shared memory region"
@@ -172,7 +172,7 @@ class CudaSharedMemory(SharedMemoryRegions[Any]):
         """(address, owner) of the device memory for an output, None when `region` is not one of these regions."""
         if region not in self._regions:
             return None
-        found = self._place(region, offset, size)
+        found = self._place(region, offset, size, needed == 0)
         check_fits(output, needed, size)
         return found.address + offset, found
 

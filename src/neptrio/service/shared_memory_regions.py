@@ -62,11 +62,12 @@ class SharedMemoryRegions(Generic[Region]):
             self._regions.clear()
 
 
-def check_part(region: str, region_bytes: int, offset: int, byte_size: int) -> None:
-    """Raises InvalidArgument unless a part (in bytes) is not empty and lies inside its region."""
+def check_part(region: str, region_bytes: int, offset: int, byte_size: int, empty: bool = False) -> None:
+    """Raises InvalidArgument unless a part (in bytes) lies inside its region, and has bytes. `empty`: it need not have any,
+    since it is of a tensor without elements."""
     if offset < 0 or offset > region_bytes:
         raise InvalidArgument(f"Invalid offset for shared memory region: '{shown(region)}'")
-    if byte_size <= 0 or offset + byte_size > region_bytes:
+    if byte_size < 0 or (byte_size == 0 and not empty) or offset + byte_size > region_bytes:
         raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{shown(region)}'")
 
 

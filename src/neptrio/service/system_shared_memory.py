@@ -66,9 +66,9 @@ class SystemRegion:
     byte_size: int
     file: _File
 
-    def at(self, offset: int, byte_size: int) -> int:
+    def at(self, offset: int, byte_size: int, empty: bool) -> int:
         """The offset of a part within the object. Raises InvalidArgument when it is not inside the region."""
-        check_part(self.name, self.byte_size, offset, byte_size)
+        check_part(self.name, self.byte_size, offset, byte_size, empty)
         return self.offset + offset
 
     def size(self) -> int:
@@ -165,7 +165,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         """What input_tensor() does, in two parts: this one looks the region up, and any thread may call what it returns.
         Both raise as input_tensor() does."""
         found = self._regions[region]
-        begin = found.at(offset, size)
+        begin = found.at(offset, size, 0 in shape)
 
         def read() -> Tensor:
             held = self.large.held
@@ -196,7 +196,7 @@ class SystemSharedMemory(SharedMemoryRegions[SystemRegion]):
         """What write_output() does, in two parts: this one looks the region up, and any thread may call what it returns.
         Both raise as write_output() does."""
         found = self._regions[region]
-        begin = found.at(offset, size)
+        begin = found.at(offset, size, tensor.nbytes == 0)
         check_fits(tensor.name, tensor.nbytes, size)
         if begin + size > found.size():  # writing beyond the end would make the object larger
             raise found.shorter(begin + size)

@@ -166,3 +166,20 @@ def test_a_kernel_that_writes_to_its_input_has_a_copy(tmp_path: Path) -> None:
         for i in range(4):  # wherever the tensor begins in the request
             answer = client.infer("twice", [tensor], request_id="i" * 4 * i)
             assert answer.as_numpy("Y0").tolist() == answer.as_numpy("Y1").tolist() == [[2, 4]]
+
+
+def test_an_output_has_a_limit(tmp_path: Path) -> None:
+    """Its size follows from a request's shape, which costs a client nothing."""
+    io = tensors("input", ("X", "INT32", "-1")) + tensors("output", ("Y", "INT32", "-1"))
+    shapes = parameter("shapes", "Y = [batch, X.shape[1] * 1000]")
+    config = kernel_config(4, io, parameter("kernels", "run<<<1, 1>>>(X, Y)"), shapes, CPU)
+    write_model(tmp_path, "m", config, {"1/model.cu": HEAD + "y[0] = 1;\n}\n"})
+    with (
+        ServerProcess(tmp_path, "--max-output-bytes=8000") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        assert infer(client, "m", [1, 2]).shape == (1, 2000)
+        with pytest.raises(InferenceServerException) as refused:
+            infer(client, "m", [1, 2, 3], (1, 3))
+        assert refused.value.status() == "400"
+        assert "would take 12000 bytes, expected at most 8000 (--max-output-bytes)" in str(refused.value)

@@ -6,6 +6,7 @@ the instance, differently for each kind. KIND_AUTO was replaced by GPU or CPU be
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,9 @@ class KernelBackend(Backend):
 
     def __init__(self, context: LoadContext) -> None:
         super().__init__(context)
-        self.spec = kernel_config.read(context.config)
+        self.spec = dataclasses.replace(
+            kernel_config.read(context.config), max_output_bytes=context.settings.max_output_bytes
+        )
         self.compile_options = compile_options.checked(
             self.spec.compile_options,
             context.version_dir,

@@ -28,13 +28,13 @@ from neptrio.backends.kernel.expressions import Expression, Number, Scope, Token
 from neptrio.backends.kernel.plan import KernelPlan
 from neptrio.backends.kernel.signature import OF_DATATYPE, Parameter, Signature
 from neptrio.errors import InvalidArgument
+from neptrio.limits import OUTPUT_BYTES
 
 OWN_PARAMETERS = ("kernels", "scratch", "shapes", "zero", "compile_options")
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
 MAX_CLUSTER = 8  # blocks of a thread block cluster that every GPU with clusters can run
-MAX_BYTES = 1 << 46  # bytes of a tensor; more than any device has
 ANY = "xv"  # kinds (signature.py) of declared types that fit every tensor
 
 
@@ -95,6 +95,7 @@ class ModelSpec:
     launches: tuple[Launch, ...]
     zero: frozenset[str]
     compile_options: tuple[str, ...]
+    max_output_bytes: int = OUTPUT_BYTES  # of an output or a scratch buffer
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Inputs, outputs and scratch buffers, in the order in which plans number them."""
@@ -127,9 +128,10 @@ class ModelSpec:
             values[spec.name] = shape
             slots[spec.name] = len(slots)
             nbytes = math.prod(shape) * sizes[spec.name]
-            if nbytes > MAX_BYTES:
+            if nbytes > self.max_output_bytes:
                 raise InvalidArgument(
-                    f"{spec.role} '{spec.name}' of model '{self.model}' would take {nbytes} bytes"
+                    f"{spec.role} '{spec.name}' of model '{self.model}' would take {nbytes} bytes, expected at most "
+                    f"{self.max_output_bytes} (--max-output-bytes)"
                 )
             plan.set_tensor(slots[spec.name], spec.name, spec.dtype, shape, nbytes, spec.name in self.zero)
         for spec, given in zip(self.inputs, shapes, strict=True):
