@@ -163,6 +163,11 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
             f"the response of model '{model.name}' could not be made: {summary(error)}",
             Code.INTERNAL, Reason.OTHER))
         name_response(request, response)
+        if final and request.cache_key is not None:  # those who follow it would wait for ever
+            try:
+                model.scheduler.offer(request, response)
+            except Exception:
+                log.exception("the requests that follow one of model '%s' could not be told", model.name)
     if request.trace is not None:
         trace = <Trace>request.trace
         trace.answering(response, final, now)

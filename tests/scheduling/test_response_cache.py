@@ -264,3 +264,30 @@ def test_followers_count_as_waiting() -> None:
     complete(first, InferResponse(tensors(10, 20)), True)
     assert followers[1][1].values == [{"T0": 10, "T1": 20}]
     assert world.scheduler.statistics().queued == len(world.inner.held)
+
+
+@pytest.mark.parametrize("where", ["storing", "before"])
+def test_followers_do_not_wait_for_an_answer_that_could_not_be_stored(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """No memory for a copy, or an error before the answer comes to the cache: the ones that follow are answered."""
+
+    def no_memory(*_: object) -> bool:
+        raise MemoryError
+
+    world = World(coalesce=True)
+    first, a = world.send(1)
+    second, b = world.send(1)
+    if where == "storing":
+        monkeypatch.setattr(world.scheduler.cache, "insert", no_memory)
+        complete(first, InferResponse(tensors(10, 20)), True)
+        assert a.values == b.values == [{"T0": 10, "T1": 20}]
+    else:
+        world.core.reshape_outputs = no_memory
+        complete(first, InferResponse(tensors(10, 20)), True)
+        assert "could not be made" in a.values[0]
+        world.core.reshape_outputs = None
+        assert world.inner.held == [first, second], "it is executed by itself"
+        complete(second, InferResponse(tensors(1, 2)), True)
+        assert b.values == [{"T0": 1, "T1": 2}]
+    assert world.core.inflight == 0

@@ -231,8 +231,13 @@ cdef class RingSender:
             parcel.packer = packer
             parcel.target = target
             self.packer = Packer()
-            (self.work_line if work_ring else self.control_line).append(parcel)
-            mailbox.submit(parcel)
+            line = self.work_line if work_ring else self.control_line
+            line.append(parcel)
+            try:
+                mailbox.submit(parcel)
+            except BaseException:
+                line.remove(parcel)  # nobody would ever copy it, and what comes behind it waits
+                raise
             return 0
         packer.copy(target)
         packer.reset()  # not only before the next message, which may come late: it holds the tensors

@@ -261,12 +261,14 @@ cdef class Http1FastPath(RequestHead):
     def flush(self):
         """Sends what is ready. Called at the end of the loop pass."""
         cdef list ready
+        cdef Py_ssize_t before
         if self.ready:
             ready = self.ready
             self.ready = []
+            before = self.writer.pending
             self.writer.send(ready)
-            if self.writer.pending > TOLD:
-                self.budget.made(self.writer.pending)
+            if self.writer.pending > TOLD and self.writer.pending > before:
+                self.budget.made(self.writer.pending - before)
         if self.writer.broken or (self.closing and not self.exchanges):
             self.over()
 

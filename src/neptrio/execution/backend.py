@@ -60,6 +60,9 @@ class LoadSettings(Protocol):
     @property
     def pinned_memory_pool_byte_size(self) -> int: ...
 
+    @property
+    def max_output_bytes(self) -> int: ...
+
     def backend_settings(self, backend: str) -> dict[str, str]: ...
 
 

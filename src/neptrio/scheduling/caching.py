@@ -121,7 +121,11 @@ class CachingScheduler(Scheduler):
             outputs = None
         if response.error is None and outputs and not request.cancelled:
             request.stamp(INSERT_START)
-            inserted = self.cache.insert(key, outputs)
+            try:
+                inserted = self.cache.insert(key, outputs)
+            except MemoryError:  # the answer is good all the same, and followers wait for it
+                log.exception("an answer of model '%s' could not be stored", self._model.name)
+                inserted = False
             request.stamp(INSERT_END)
             if inserted:
                 self.cache.spent(0, request.timestamp(INSERT_END) - request.timestamp(INSERT_START))

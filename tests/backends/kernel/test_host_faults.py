@@ -168,11 +168,13 @@ def test_a_kernel_that_writes_to_its_input_has_a_copy(tmp_path: Path) -> None:
             assert answer.as_numpy("Y0").tolist() == answer.as_numpy("Y1").tolist() == [[2, 4]]
 
 
-def test_an_output_has_a_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_an_output_has_a_limit(tmp_path: Path, isolation: str) -> None:
     """Its size follows from a request's shape, which costs a client nothing."""
     io = tensors("input", ("X", "INT32", "-1")) + tensors("output", ("Y", "INT32", "-1"))
     shapes = parameter("shapes", "Y = [batch, X.shape[1] * 1000]")
-    config = kernel_config(4, io, parameter("kernels", "run<<<1, 1>>>(X, Y)"), shapes, CPU)
+    apart = parameter("isolation", isolation)
+    config = kernel_config(4, io, parameter("kernels", "run<<<1, 1>>>(X, Y)"), shapes, CPU, apart)
     write_model(tmp_path, "m", config, {"1/model.cu": HEAD + "y[0] = 1;\n}\n"})
     with (
         ServerProcess(tmp_path, "--max-output-bytes=8000") as server,

@@ -56,6 +56,7 @@ class _Settings:
 
     backend: dict[str, str]
     pinned_memory_pool_byte_size: int
+    max_output_bytes: int
     backend_directory: Path | None = None
     metrics_config: Sequence[str] = ()
 
@@ -108,7 +109,7 @@ def _context(args: dict[str, str]) -> LoadContext:
         Path(args["model_repository"]),
         Path(args["version_directory"]),
         config,
-        _Settings(settings, int(args["pinned_bytes"])),
+        _Settings(settings, int(args["pinned_bytes"]), int(args["max_output_bytes"])),
         None,  # type: ignore[arg-type]  # backends of this kind can do without the server
         Abandonment(),
     )

@@ -54,6 +54,7 @@ def own_process_instance(
             "backend": f"{kind_of.__module__}:{kind_of.__qualname__}",
             "backend_settings": json.dumps(context.settings.backend_settings(context.config.backend)),
             "pinned_bytes": str(context.settings.pinned_memory_pool_byte_size),
+            "max_output_bytes": str(context.settings.max_output_bytes),
         },
         [output.name for output in context.config.output],
         context.host,

@@ -30,7 +30,7 @@ import triton_python_backend_utils as utils
 from neptrio.backends.python.children import Birth, Forked, Started
 from neptrio.backends.python.output import records
 from neptrio.errors import Internal, Reason
-from neptrio.foreign import text_of
+from neptrio.foreign import summary, text_of
 from neptrio.loop import threads
 from neptrio.loop.process_ends import HAS_PIDFDS, ends
 
@@ -74,6 +74,8 @@ class Template:
                 self._timer = None
             try:
                 made = self._ask(title, sock, environ, limits, preload)
+            except _Refused:
+                raise
             except OSError:
                 self._stop()
                 made = self._ask(
@@ -150,7 +152,7 @@ class Template:
         except (ValueError, AttributeError):
             error = "the template has answered what cannot be"
         if error is not None:
-            raise OSError(text_of(error))
+            raise _Refused(text_of(error))
 
     def _start(self) -> None:
         from neptrio.backends.python.limits import inherited
@@ -160,6 +162,7 @@ class Template:
         answer: queue.SimpleQueue[OSError | Started] = queue.SimpleQueue()
 
         def start() -> None:
+            process: Started | None = None
             try:
                 process = Started(
                     [sys.executable, "-u", "-c", BOOTSTRAP, str(theirs.fileno())],
@@ -170,8 +173,13 @@ class Template:
                 )
                 process.begin()
                 ends.watch(process, process.close)  # which reads its status
-            except OSError as error:
-                answer.put(error)
+            except BaseException as error:
+                # this thread must not end, since what it has started would end with it, and nobody may wait for ever
+                if process is not None:
+                    process.kill()
+                    process.wait()
+                    process.close()
+                answer.put(error if isinstance(error, OSError) else OSError(summary(error)))
                 return
             answer.put(process)
 
@@ -198,6 +206,10 @@ class Template:
     def _start_for_ever(self) -> None:
         while True:
             self._starts.get()()
+
+
+class _Refused(OSError):
+    """The template is well and could not fork."""
 
 
 def _hang_up(sock: socket.socket) -> None:
