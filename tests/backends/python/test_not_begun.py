@@ -64,7 +64,7 @@ def test_without_descriptors_a_large_request_fails_and_the_next_is_served(
         assert model.infer({"IN": large})["OUT"][0] == 1 << 19
 
 
-@pytest.mark.parametrize("id", [-1, 1 << 64, 0.5, "\ud800"])
+@pytest.mark.parametrize("id", [-1, 1 << 64, 0.5])
 def test_ids_of_sequences_are_checked_before_a_request_is_accepted(tmp_path: Path, id: object) -> None:
     isolated(tmp_path, "sum", SUM)
     with neptrio.Server(tmp_path).running() as server:
