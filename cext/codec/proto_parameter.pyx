@@ -6,20 +6,21 @@ Source: docs/protocol/features.md A3 and A6; proto/grpc_service.proto, InferPara
 """
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from neptrio.codec.protobuf cimport (
     Cursor,
     Out,
     Slice,
+    begin_out,
     cursor_of,
+    end_out,
     malformed,
     name_text,
     need,
     put_bytes,
-    put_text,
     put_raw,
+    put_text,
     put_varint,
     read_slice,
     read_tag,
@@ -185,9 +186,9 @@ cdef int read_region(Slice entry, Region* region, int64_t* class_count, str wher
 
 cdef bytes encode_parameter(object value):
     cdef Out o
+    cdef char[64] memory
     cdef double real
-    o.data = NULL
-    o.n = o.room = 0
+    begin_out(&o, memory, sizeof(memory))
     try:
         need(&o, 16)
         if isinstance(value, bool):
@@ -208,7 +209,7 @@ cdef bytes encode_parameter(object value):
             put_text(&o, 3, str(value))
         return o.data[: o.n]
     finally:
-        free(o.data)
+        end_out(&o)
 
 
 cdef int put_parameter(Out* o, int field, str key, object value) except -1:

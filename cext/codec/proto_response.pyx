@@ -6,15 +6,16 @@ Source: proto/grpc_service.proto; gRPC over HTTP/2 (length-prefixed messages).
 """
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free
 
 from neptrio.codec.protobuf cimport (
     Out,
     PyUnicode_AsUTF8AndSize,
+    begin_out,
+    end_out,
     need,
     put_bytes,
-    put_text,
     put_raw,
+    put_text,
     put_varint,
     varint_size,
 )
@@ -101,6 +102,8 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
     """
     cdef Tensor t
     cdef Out head, frame
+    cdef char[512] head_memory
+    cdef char[1024] frame_memory
     cdef Py_ssize_t body, inner, size, wrap = 0
     cdef str message = None
     cdef list segments = []
@@ -109,8 +112,8 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
         if response.error is not None:
             message = str(response.error)
             encoded_error = message.encode("utf-8", "replace")
-    head.data = frame.data = NULL
-    head.n = head.room = frame.n = frame.room = 0
+    begin_out(&head, head_memory, sizeof(head_memory))
+    begin_out(&frame, frame_memory, sizeof(frame_memory))
     try:
         try:
             if streamed:
@@ -142,8 +145,7 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
             need(&frame, 16 + head.n)
             put_varint(&frame, 2 << 3 | 2)
             put_varint(&frame, inner)
-        if head.n:      # an empty head has no memory
-            put_raw(&frame, head.data, head.n)
+        put_raw(&frame, head.data, head.n)
         if response.outputs and response.error is None:
             for t in response.outputs:
                 need(&frame, 16)
@@ -161,6 +163,6 @@ def encode_response(InferResponse response not None, bint streamed=False, bint f
         if frame.n:
             segments.append(frame.data[: frame.n])
     finally:
-        free(head.data)
-        free(frame.data)
+        end_out(&head)
+        end_out(&frame)
     return segments

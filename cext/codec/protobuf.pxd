@@ -1,10 +1,12 @@
 # The protobuf wire format: a Cursor reads fields, an Out collects written ones.
 #   A Cursor and its Slices borrow the message: whoever made them keeps it alive.
 #   Reads are checked against the message's end; reading beyond it raises WireError.
-#   An Out must be zeroed at first; its owner frees `data`. Whatever writes into it makes room first.
+#   An Out is begun with begin_out(), with memory of its owner's stack or none, and ended with end_out(). Whatever writes into
+#   it makes room first.
 # Functions that run for every field of every message are inline.
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 cdef extern from "Python.h":
@@ -87,6 +89,17 @@ cdef struct Out:
     char* data
     Py_ssize_t n
     Py_ssize_t room
+    char* lent       # memory that is its owner's; NULL: none
+
+cdef inline void begin_out(Out* o, char* lent, Py_ssize_t room) noexcept nogil:
+    """An empty Out, which begins in the `room` bytes at `lent`: most messages are short, and take no memory of their own."""
+    o.data = o.lent = lent
+    o.n = 0
+    o.room = room
+
+cdef inline void end_out(Out* o) noexcept nogil:
+    if o.data != o.lent:
+        free(o.data)
 
 cdef int grow(Out* o, Py_ssize_t more) except -1
 

@@ -8,6 +8,7 @@ Source: protobuf.dev, "Encoding".
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport realloc
+from libc.string cimport memcpy
 
 from neptrio import limits
 from neptrio.errors import InvalidArgument
@@ -55,9 +56,11 @@ cdef int skip_field(Cursor* c, int wire_type) except -1:
 cdef int grow(Out* o, Py_ssize_t more) except -1:
     """Makes room for at least `more` bytes; doubles the memory."""
     cdef Py_ssize_t room = (o.n + more) * 2
-    cdef char* grown = <char*>realloc(o.data, room)
+    cdef char* grown = <char*>realloc(NULL if o.data == o.lent else o.data, room)
     if grown == NULL:
         raise MemoryError
+    if o.data == o.lent and o.n:
+        memcpy(grown, o.data, o.n)
     o.data = grown
     o.room = room
     return 0

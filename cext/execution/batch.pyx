@@ -162,7 +162,7 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         response = InferResponse(None, TritonError(
             f"the response of model '{model.name}' could not be made: {summary(error)}",
             Code.INTERNAL, Reason.OTHER))
-        name_response(request, response)
+        name_response(request, model, response)
         if final and request.cache_key is not None:  # those who follow it would wait for ever
             try:
                 model.scheduler.offer(request, response)
@@ -184,9 +184,9 @@ cpdef complete(InferRequest request, InferResponse response, bint final):
         leave(request, model)
 
 
-cdef int name_response(InferRequest request, InferResponse response) except -1:
-    response.model_name = request.model.name
-    response.model_version = request.model.version
+cdef inline int name_response(InferRequest request, ModelCore model, InferResponse response) except -1:
+    response.model_name = model.name
+    response.model_version = model.version
     response.id = request.id
     return 0
 
@@ -194,7 +194,7 @@ cdef int name_response(InferRequest request, InferResponse response) except -1:
 cdef int account(InferRequest request, InferResponse response, bint final, int64_t now) except -1:
     """What comes before a response is handed over: its name and shapes, the statistics, the cache, the client's wishes."""
     cdef ModelCore model = request.model
-    name_response(request, response)
+    name_response(request, model, response)
     # what the cache holds, and what followers get, was given clients' shapes before
     if model.reshape_outputs is not None and response.outputs and not request.cache_hit:
         response.outputs = model.reshape_outputs(response.outputs)

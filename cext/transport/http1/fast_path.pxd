@@ -30,6 +30,7 @@ cdef class Http1FastPath(RequestHead):
     cdef readonly LoopPassCore loop_pass
     cdef readonly object services
     cdef object budget               # service.held_bytes.HeldBytes
+    cdef Py_ssize_t told             # bytes of answers that wait, as the budget was last told; 0 for few
     cdef int fd
     cdef Admission admission
     cdef object shared_memory

@@ -261,14 +261,18 @@ cdef class Http1FastPath(RequestHead):
     def flush(self):
         """Sends what is ready. Called at the end of the loop pass."""
         cdef list ready
-        cdef Py_ssize_t before
+        cdef Py_ssize_t pending
         if self.ready:
             ready = self.ready
             self.ready = []
-            before = self.writer.pending
             self.writer.send(ready)
-            if self.writer.pending > TOLD and self.writer.pending > before:
-                self.budget.made(self.writer.pending - before)
+            pending = self.writer.pending
+            if pending > TOLD:
+                if pending > self.told:
+                    self.budget.made(pending - self.told)
+                self.told = pending
+            else:
+                self.told = 0
         if self.writer.broken or (self.closing and not self.exchanges):
             self.over()
 
