@@ -27,6 +27,7 @@ from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.config import accelerators
 from neptrio.errors import InvalidArgument, TritonError
 from neptrio.execution.admission import Admission
+from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.loop import allocator, collector, open_files, threads
@@ -99,6 +100,8 @@ class Server:
         )
         self.completions = CompletionQueue()
         workers = Workers()
+        held = HeldBytes(settings.max_held_bytes)
+        self._foreign_inputs = ForeignInputs(workers, held)
         inflating = InflateBudget(workers)
         self.tracer = Tracer(settings.trace_options(), loop_pass, self.completions)
         self.shared_memory = SharedMemoryService(settings)
@@ -119,7 +122,7 @@ class Server:
             ),
             tokens=self.tokens,
             audit=AuditLog(settings.audit_log) if settings.audit_log else None,
-            held=HeldBytes(settings.max_held_bytes),
+            held=held,
             connections=Connections(
                 settings.max_connections, settings.max_connections_per_address, open_files.limit()
             ),
@@ -130,7 +133,7 @@ class Server:
             cache=cache,
             custom_metrics=self.repository.host.custom_metrics,
         )
-        self.services.held.add(lambda: inflating.held)
+        held.add(lambda: inflating.held)
         self.stopping = trio.Event()
         self.fronts: list[Any] = []
         self.http_listener: socket.socket | None = None
@@ -183,6 +186,7 @@ class Server:
             repository=RepositoryService(self.settings, repository, of_models=True),
             timers=self.loop.timers,
             doorbells=Doorbells(self.loop.poller),
+            foreign_inputs=self._foreign_inputs,
             spans=self.tracer.options,
             device_failed=self._device_failed,
         )

@@ -11,6 +11,7 @@ import pytest
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python.bls import Call
+from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
@@ -31,6 +32,17 @@ def model(*in_process: bool) -> Any:
     return SimpleNamespace(pool=SimpleNamespace(instances=instances), decoupled=False)
 
 
+def handed_over(model: Any, tensors: list[Any]) -> list[Any]:
+    """The inputs with which a request for that model is submitted."""
+    request = InferRequest()
+    request.model_name, request.inputs = "other", tensors
+    submitted: list[Any] = []
+    admission: Any = SimpleNamespace(lookup=lambda name, version: model, submit=submitted.append)
+    ForeignInputs().submit(admission, request, submitted.append)
+    assert submitted == [request]
+    return request.inputs
+
+
 def scribble(pair: Pair) -> None:
     """The process writes over all its memory."""
     layout = pair.layout
@@ -48,7 +60,7 @@ def output(pair: Pair) -> Any:
 def test_a_model_in_the_servers_process_gets_a_copy(pair: Pair) -> None:
     tensor = output(pair).renamed("INDEX")
     assert foreign_memory.is_foreign(tensor)
-    (copy,) = foreign_memory.inputs(model(False, True), [tensor])
+    (copy,) = handed_over(model(False, True), [tensor])
     scribble(pair)
     assert to_numpy(tensor)[5] == 255
     assert (copy.name, copy.shape, to_numpy(copy)[5]) == ("INDEX", (BIG,), 5)
@@ -57,7 +69,7 @@ def test_a_model_in_the_servers_process_gets_a_copy(pair: Pair) -> None:
 
 def test_a_model_with_a_process_of_its_own_gets_what_there_is(pair: Pair) -> None:
     tensors = [output(pair)]
-    assert foreign_memory.inputs(model(False), tensors) is tensors
+    assert handed_over(model(False), tensors) is tensors
     tensors.clear()
 
 
@@ -71,7 +83,7 @@ def test_a_returned_input_is_foreign_too(pair: Pair) -> None:
 
 def test_the_servers_own_memory_is_not_copied() -> None:
     tensors = [from_numpy("IN", np.zeros(BIG, np.uint8)).renamed("X")]
-    assert foreign_memory.inputs(model(True), tensors) is tensors
+    assert handed_over(model(True), tensors) is tensors
 
 
 def test_a_call_of_a_model_in_the_servers_process_hands_over_copies(pair: Pair) -> None:
@@ -79,7 +91,7 @@ def test_a_call_of_a_model_in_the_servers_process_hands_over_copies(pair: Pair) 
     request.model_name, request.inputs = "other", [output(pair)]
     submitted: list[Any] = []
     admission = SimpleNamespace(lookup=lambda name, version: pair.model, submit=submitted.append)
-    services: Any = SimpleNamespace(admission=admission)
+    services: Any = SimpleNamespace(admission=admission, foreign_inputs=ForeignInputs())
     Call(services, request, False, lambda response, final: None, None).submit()
     assert submitted == [request]
     assert not foreign_memory.is_foreign(request.inputs[0])

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from neptrio.codec.shared_memory import SharedMemory
 from neptrio.execution.admission import Admission
+from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.timers import Timers
@@ -35,6 +36,7 @@ class ModelHost:
     repository: ModelControl
     timers: Timers  # deadlines on the trio thread
     doorbells: Doorbells  # how models' processes wake the trio thread
+    foreign_inputs: ForeignInputs  # how requests to other models go to admission
     spans: SpanOptions | None = None  # with trace mode opentelemetry: where models' spans are exported
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
     # a GPU cannot be used any more, with the reason; called once for each, on the trio thread

@@ -7,7 +7,8 @@ Answers to clients are not copied: nobody computes an address from them.
 
 Rules:
  1. Who makes an owner of such memory declares its type here.
- 2. Whatever hands tensors of one model to another asks for inputs() of it: the steps of ensembles and the calls of models.
+ 2. Whatever hands tensors of one model to another, the steps of ensembles and the calls of models, does so through
+    execution.foreign_inputs, which copies them.
 """
 
 from __future__ import annotations
@@ -32,14 +33,12 @@ def is_foreign(tensor: Tensor) -> bool:
     return type(owner) in _owners
 
 
-def inputs(model: Any, tensors: list[Tensor]) -> list[Tensor]:
-    """The inputs for a model: copies of those that another process can write to, where the model's code runs in this one."""
-    if not any([is_foreign(tensor) for tensor in tensors]) or _elsewhere(model):
-        return tensors
-    return [Tensor(t.name, t.dtype, t.shape, t.tobytes()) if is_foreign(t) else t for t in tensors]
+def among(tensors: list[Tensor]) -> bool:
+    """Whether another process can write to any of them."""
+    return any([is_foreign(tensor) for tensor in tensors])
 
 
-def _elsewhere(model: Any) -> bool:
-    """Whether no code of the model runs in this process: its instances have processes, or (ensembles) it has none."""
+def runs_here(model: Any) -> bool:
+    """Whether code of the model runs in this process: not if its instances have processes, or (ensembles) it has none."""
     pool = getattr(model, "pool", None)
-    return pool is not None and not any([i.backend.in_process for i in pool.instances])
+    return pool is None or any([i.backend.in_process for i in pool.instances])

@@ -52,9 +52,9 @@ def _scheduler(model: ServedModel, pool: InstancePool, loop: LoopServices) -> Sc
 
 def make_ensemble(model: ServedModel, loop: LoopServices) -> Scheduler:
     """The scheduler of an ensemble; marks the model as decoupled if one of its steps is. Raises InvalidArgument."""
-    admission = model.context.host.admission
-    graph = ensemble_graph.build(model.config, admission.lookup)
+    host = model.context.host
+    graph = ensemble_graph.build(model.config, host.admission.lookup)
     model.config.model_transaction_policy.decoupled = graph.decoupled
     model.decoupled = graph.decoupled
     limit = model.config.ensemble_scheduling.max_inflight_requests
-    return EnsembleScheduler(graph, admission, loop, limit)
+    return EnsembleScheduler(graph, host.admission, loop, limit, host.foreign_inputs)

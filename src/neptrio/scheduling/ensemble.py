@@ -33,10 +33,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import neptrio.request.device_memory as device_memory
-import neptrio.request.foreign_memory as foreign_memory
 from neptrio.errors import Cancelled, Internal, TritonError
 from neptrio.execution.admission import Admission
 from neptrio.execution.batch import complete
+from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.request.infer_request import (
     InferRequest,
     InferResponse,
@@ -269,12 +269,18 @@ class EnsembleScheduler(Scheduler):
     """Takes the requests of one ensemble through its graph."""
 
     def __init__(
-        self, graph: Graph, admission: Admission, loop: LoopServices, max_inflight_requests: int = 0
+        self,
+        graph: Graph,
+        admission: Admission,
+        loop: LoopServices,
+        max_inflight_requests: int = 0,
+        foreign: ForeignInputs | None = None,
     ) -> None:
         self.graph = graph
         self.admission = admission
         self.walks: set[_Walk] = set()
         self._loop = loop
+        self._foreign = foreign or ForeignInputs()
         self._limit = max_inflight_requests
         self._inflight = [0] * len(graph.steps)
         self._waiting: list[deque[tuple[_Walk, Step, _Frame]]] = [deque() for _ in graph.steps]
@@ -351,18 +357,24 @@ class EnsembleScheduler(Scheduler):
             if request.timeout_us:
                 spent_us = (monotonic_ns() - request.timestamp(QUEUE_START)) // 1000
                 child.timeout_us = max(1, request.timeout_us - spent_us)
-            if any([foreign_memory.is_foreign(tensor) for tensor in tensors]):
-                model = self.admission.lookup(child.model_name, child.model_version)
-                child.inputs = foreign_memory.inputs(model, tensors)
-            self.admission.submit(child)
+            self._foreign.submit(
+                self.admission, child, lambda error: self._not_started(walk, step, frame, child, error)
+            )
         except Exception as error:
-            if not isinstance(error, TritonError):
-                log.exception("a step of ensemble '%s' could not be started", request.model_name)
-                error = Internal(f"step '{step.model_name}' could not be started: {error}")
-            if walk.children.pop(child, None) is not None:
-                frame.running -= 1
-                self.ended(step)
-                walk.fail(_within(request.model_name, error))
+            self._not_started(walk, step, frame, child, error)
+
+    def _not_started(
+        self, walk: _Walk, step: Step, frame: _Frame, child: InferRequest, error: Exception
+    ) -> None:
+        """A step's request was not accepted: that ends the walk."""
+        name = walk.request.model_name
+        if not isinstance(error, TritonError):
+            log.error("a step of ensemble '%s' could not be started", name, exc_info=error)
+            error = Internal(f"step '{step.model_name}' could not be started: {error}")
+        if walk.children.pop(child, None) is not None:
+            frame.running -= 1
+            self.ended(step)
+            walk.fail(_within(name, error))
 
     def _keep_on_device(self, walk: _Walk, step: Step, outputs: list[RequestedOutput]) -> None:
         """Marks the outputs to be left in device memory: those read only by models that take it there (rule 7)."""

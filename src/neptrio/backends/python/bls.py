@@ -32,7 +32,6 @@ from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
-from neptrio.request import foreign_memory
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Responder
 from neptrio.request.numpy_tensor import from_numpy
 from triton_python_backend_utils._host import Host
@@ -127,7 +126,6 @@ class Call(Responder):
                     "responses"
                 )
             request.model = model
-            request.inputs = foreign_memory.inputs(model, request.inputs)
             if self._instance is not None:
                 waits[self._instance] = self
                 instances = request.model.pool.instances
@@ -138,10 +136,17 @@ class Call(Responder):
                         "await async_exec in an async execute()"
                     )
                 self._instance.backend.blocked = True
-            self._services.admission.submit(request)
+            self._services.foreign_inputs.submit(self._services.admission, request, self._refused)
         except TritonError as error:
-            self._resumed()
-            self._hand(self.receive(InferResponse(None, error)), True)
+            self._refused(error)
+
+    def _refused(self, error: Exception) -> None:
+        """The request was not accepted: the error is its response."""
+        if not isinstance(error, TritonError):
+            log.error("a call of model '%s' could not be made", self._request.model_name, exc_info=error)
+            error = Internal(text_of(error))
+        self._resumed()
+        self._hand(self.receive(InferResponse(None, error)), True)
 
     def _hand(self, response: Any, final: bool) -> None:
         """Delivers a response to whoever waits for it. After the last one nothing refers back to this call: neither who

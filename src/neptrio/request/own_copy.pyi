@@ -1,0 +1,9 @@
+# The types of cext/request/own_copy.pyx, which says what everything does.
+
+from neptrio.request.file_part import LargeFiles
+from neptrio.request.infer_request import Tensor
+
+class OwnCopy:
+    def __init__(self, source: Tensor, files: LargeFiles | None = None) -> None: ...
+    def step(self) -> bool: ...
+    def tensor(self) -> Tensor: ...
