@@ -7,30 +7,96 @@ on the other, as a sender does whose window is full.
 
 From every state that can be reached, the threads that are awake are let run: everything must arrive, once and in order,
 whatever lies in the other ring. Only memory that is returned may lie in its ring while there is room.
+
+That the exploration finds mistakes is tested with mistakes: the server's end is made once more from its own text
+(tests/support/ring_text.py), and lines of it are changed. Unchanged it has the very states of the compiled one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from neptrio.rings import child as ring_child
+from tests.support.ring_text import TextEnd
 from tests.support.rings import Pair
 
 ENTRIES = 1
 MOST = ENTRIES + 1  # that were sent on a ring and not taken: one of them waits in line
-LINE = 64
+LINE, RING_HEAD, ENTRY = 64, 256, 32
+MOST_STATES = 5000
 WORK, CONTROL = "work", "control"
-AWAKE, SAID, ASLEEP = "awake", "said that it sleeps", "asleep"
+AWAKE, NOTHING, SAID, ASLEEP = "awake", "found nothing", "said that it sleeps", "asleep"
 EVENTS = ("end", "return", "acknowledge", "timer", "main", "second", "wait")
 REQUEST = 1 << 20
 
+# what is wrong -> lines of the server's end and what they become
+WAKES_WHEN_PUSHED = """                if entry.kind != RETURN:
+                    self.wake(work_ring)
+                return 0
+"""
+MISTAKES = {
+    "a push wakes nobody": ((WAKES_WHEN_PUSHED, "                return 0\n"),),
+    "a full ring wakes nobody": (
+        ("        else:\n            self.wake(work_ring)\n        return done\n", "        return done\n"),
+    ),
+    "what was in line wakes nobody": (
+        ("            if parcel.entry.kind != RETURN:\n                self.wake(work_ring)\n", ""),
+    ),
+    "who sleeps is marked and not woken": (("            ring_wake(ring)\n", ""),),
+    "the other ring's sleeper is woken": (
+        (
+            "ring = &self.work if work_ring else &self.control\n        if ring_must",
+            "ring = &self.control if work_ring else &self.work\n        if ring_must",
+        ),
+    ),
+    "one line for both rings": (
+        ("line = self.work_line if work_ring else self.control_line", "line = self.work_line"),
+        ("        parcel.entry = entry[0]\n", "        parcel.entry, parcel.ring = entry[0], work_ring\n"),
+        ("self.push_now(work_ring, &parcel.entry)", "self.push_now(parcel.ring, &parcel.entry)"),
+        (
+            "                self.wake(work_ring)\n        return 0\n",
+            "                self.wake(parcel.ring)\n        return 0\n",
+        ),
+    ),
+    "taken from the line before it is pushed": (
+        ("            parcel = line[0]\n", "            parcel = line.popleft()\n"),
+        ("            line.popleft()\n", ""),
+    ),
+    "pushed and left in the line": (("            line.popleft()\n", "            return 0\n"),),
+    "pushed past the line": (
+        ("        if not line:\n            done", "        if True:\n            done"),
+    ),
+    "nobody looks again behind a push": (
+        ("            self.host.lag()  # a process that sleeps afterwards says nothing\n", ""),
+    ),
+    "nobody looks again behind a flush": (
+        ("            if not done:\n                self.host.lag()\n", "            if not done:\n"),
+    ),
+    "one line is not flushed": (("        self.flush_line(False)\n", ""),),
+    "an entry too many": (("if used >= ring.entries:", "if used > ring.entries:"),),
+    "the mark of who sleeps stays": (
+        (
+            "SHARED_LOAD32(ring.base + 2 * LINE) != 0 and SHARED_SWAP32(ring.base + 2 * LINE, 0) != 0\n\n\ncdef void ring_wake",
+            "SHARED_LOAD32(ring.base + 2 * LINE) == 0 and SHARED_SWAP32(ring.base + 2 * LINE, 0) != 0\n\n\ncdef void ring_wake",
+        ),
+    ),
+}
+
 
 class Run:
-    """One history of the rings, as far as it matters what follows."""
+    """One history of the rings, as far as it matters what follows.
 
-    def __init__(self) -> None:
+    `make` makes the server's end; `looks_again`: whoever has said that it sleeps looks before it does.
+    """
+
+    def __init__(self, make: Callable[[Pair], Any], looks_again: bool) -> None:
         self.pair = Pair(area=4096, entries=ENTRIES)
+        self.server = make(self.pair)
+        self.looks_again = looks_again
         self.sent: dict[str, list[str]] = {WORK: [], CONTROL: []}
         self.ends = self.heard = 0  # how many were taken
         self.state = {WORK: AWAKE, CONTROL: AWAKE}
@@ -49,11 +115,24 @@ class Run:
         """What was sent on a ring and not taken from it, in order."""
         return self.sent[ring][self.word(ring, 1) :]
 
+    def lying(self, ring: str) -> list[tuple[int, int]]:
+        """What lies in a ring: the kind, and how far behind the last that was taken it was sent."""
+        found = []
+        base, taken = getattr(self.pair.layout, ring) + RING_HEAD, self.word(ring, 1)
+        for number in range(taken, self.word(ring, 0)):
+            entry = self.pair.shared.read(base + number % ENTRIES * ENTRY, ENTRY)
+            kind, _, _, offset, length = struct.unpack("<IIQQQ", entry)
+            if ring == WORK:  # of a sequence's end its number is in the message
+                length = int.from_bytes(self.pair.shared.read(offset + 4, 8), "little")
+            found.append((kind, length - taken if length else 0))
+        return found
+
     @property
     def key(self) -> Any:
         return (
             *(tuple(self.left(ring)) for ring in (WORK, CONTROL)),
             *(self.word(ring, 0) - self.word(ring, 1) for ring in (WORK, CONTROL)),
+            *(tuple(self.lying(ring)) for ring in (WORK, CONTROL)),
             *(self.word(ring, 2, 4) for ring in (WORK, CONTROL)),
             *self.state.values(),
             self.sent[CONTROL][: self.word(CONTROL, 1)].count("acknowledge") - self.heard,
@@ -63,7 +142,7 @@ class Run:
 
     def apply(self, event: str) -> bool:
         """Whether the event can happen."""
-        server = self.pair.server
+        server = self.server
         if event == "end":
             if len(self.left(WORK)) == MOST:
                 return False
@@ -95,20 +174,37 @@ class Run:
     def step(self, ring: str) -> bool:
         """A thread's next step: as wait() and take() of the ends do it."""
         state = self.state[ring]
-        if state != AWAKE and not self.word(ring, 2, 4):  # it was woken, or never fell asleep
+        if state == ASLEEP:
+            if not self.woken(ring):
+                return False
+            self.say_asleep(ring, 0)
             self.state[ring] = AWAKE
-        elif state == ASLEEP:
-            return False
         elif state == SAID:
-            if self.word(ring, 0) == self.word(ring, 1):
-                self.state[ring] = ASLEEP
-            else:
+            if self.looks_again and self.word(ring, 0) != self.word(ring, 1):
                 self.say_asleep(ring, 0)
                 self.state[ring] = AWAKE
-        elif not (self.take_end() if ring == WORK else self.hear()):
+            elif not self.word(ring, 2, 4):  # the kernel compares it before it lets anybody sleep
+                self.state[ring] = AWAKE
+            else:
+                self.state[ring] = ASLEEP
+                self.forget_wakes(ring)
+        elif state == NOTHING:
             self.say_asleep(ring, 1)
             self.state[ring] = SAID
+        elif not (self.take_end() if ring == WORK else self.hear()):
+            self.state[ring] = NOTHING
         return True
+
+    def woken(self, ring: str) -> bool:
+        """Whether somebody has woken who sleeps there; of the compiled end it is known by its mark alone."""
+        if isinstance(self.server, TextEnd):
+            return getattr(self.pair.layout, ring) + 2 * LINE in self.server.woken
+        return not self.word(ring, 2, 4)
+
+    def forget_wakes(self, ring: str) -> None:
+        """What was called before it slept has woken nobody."""
+        if isinstance(self.server, TextEnd):
+            self.server.woken.discard(getattr(self.pair.layout, ring) + 2 * LINE)
 
     def take_end(self) -> bool:
         taken = self.pair.child.take()
@@ -136,21 +232,24 @@ class Run:
     def settle(self) -> None:
         """Lets whoever is awake run until all sleep."""
         before = None
+        rounds = 0
         while (now := self.key) != before:
             before = now
+            rounds += 1
+            assert rounds < 100, "something goes on for ever"
             for event in ("second", "main", "timer"):
                 self.apply(event)
         assert self.heard == self.sent[CONTROL].count("acknowledge"), "an acknowledgement waits for ever"
         assert (
             self.left(CONTROL) == ["return"] * len(self.left(CONTROL)) and len(self.left(CONTROL)) <= ENTRIES
-        )
+        ), "memory that was returned waits for ever"
         if not self.waits:
             assert not self.left(WORK), "the end of a sequence waits for ever"
-            assert self.pair.server.waiting == 0
+            assert self.server.waiting == 0, "something waits in a line for ever"
 
 
-def replay(path: tuple[str, ...]) -> Iterator[Run]:
-    run = Run()
+def replay(path: tuple[str, ...], make: Callable[[Pair], Any], looks_again: bool) -> Iterator[Run]:
+    run = Run(make, looks_again)
     try:
         for event in path:
             assert run.apply(event)
@@ -159,7 +258,8 @@ def replay(path: tuple[str, ...]) -> Iterator[Run]:
         run.pair.close()
 
 
-def test_everything_arrives_from_every_state() -> None:
+def explore(make: Callable[[Pair], Any], looks_again: bool = True) -> tuple[set[Any], int]:
+    """The states that can be reached, and in how many of them something waits in line. Raises AssertionError."""
     seen: set[Any] = set()
     frontier: list[tuple[str, ...]] = [()]
     full = 0
@@ -167,13 +267,31 @@ def test_everything_arrives_from_every_state() -> None:
         following = []
         for path in frontier:
             for event in EVENTS:
-                for run in replay(path):
+                for run in replay(path, make, looks_again):
                     if not run.apply(event) or run.key in seen:
                         continue
                     seen.add(run.key)
+                    assert len(seen) < MOST_STATES, "something goes on for ever"
                     following.append((*path, event))
-                    full += run.pair.server.waiting > 0
+                    full += run.server.waiting > 0
                     assert not run.pair.violations
                     run.settle()
         frontier = following
+    return seen, full
+
+
+def test_everything_arrives_from_every_state() -> None:
+    seen, full = explore(lambda pair: pair.server)
     assert full > 50 and len(seen) > 500  # lines were reached, and not only the first few states
+    assert explore(TextEnd) == (seen, full), "the end that is made from the text is another"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str) -> None:
+    with pytest.raises(AssertionError, match=r"late or never|for ever"):
+        explore(lambda pair: TextEnd(pair, MISTAKES[mistake]))
+
+
+def test_who_sleeps_without_looking_again_is_found() -> None:
+    with pytest.raises(AssertionError, match="waits for ever"):
+        explore(lambda pair: pair.server, looks_again=False)
