@@ -30,6 +30,7 @@ from neptrio.frontend.frames import Frames, Kind
 from neptrio.frontend.front import AREA, LATE_NS, LATEST_NS
 from neptrio.frontend.verbs import GrpcCall, HttpCall
 from neptrio.loop.loop_lag import BOUNDS_NS
+from neptrio.loop.process_ends import ends
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.message import Violation
@@ -217,8 +218,7 @@ class Life:
                     self.kill()
                     with trio.move_on_after(KILL_SECONDS):
                         await trio.lowlevel.wait_readable(self._process.pidfd)
-                    self._process.poll()
-                    self._process.close()
+                    ends.reap(self._process)
 
     def _gone(self) -> None:
         """It has ended: cancels what it has asked for."""

@@ -26,7 +26,7 @@ import trio
 
 from neptrio.backends.python.children import Birth, Forked
 from neptrio.settings import Settings
-from triton_python_backend_utils._process.template import PR_SET_PDEATHSIG, clone, entitle
+from triton_python_backend_utils._process.template import PR_SET_PDEATHSIG, announce, clone, entitle
 
 BOOTSTRAP = "import sys; from neptrio.frontend.template import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # rule 1
@@ -144,12 +144,7 @@ def main(descriptor: int, engine: int) -> None:
         else:
             if pid == 0:
                 sock.close()
-                begun = descriptors.pop()
-                try:
-                    os.write(begun, b"b")
-                except OSError:  # the engine has given up
-                    os._exit(1)
-                os.close(begun)
+                announce(descriptors.pop())
                 die_with(asked["engine"])
                 # Ctrl-C in the terminal is for the engine only; in its session, so that both are one group for Linux's
                 # scheduler (autogroup, sched(7)). A terminal may stop who writes to it from another process group.

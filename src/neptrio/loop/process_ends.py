@@ -8,6 +8,8 @@ Rules:
  2. Nothing is opened for a child whose end was noticed, so a lack of descriptors hides no end.
  3. Where the system has no pidfds, children are asked every ASK_SECONDS.
  4. What is called at an end does not block: it is called with the lock held, so that forget() returns after it.
+ 5. A child that nobody waits for is handed over with reap(). If it cannot be watched now, it is looked at before the next is
+    started.
 """
 
 from __future__ import annotations
@@ -35,6 +37,13 @@ class Child(Protocol):
 
     def poll(self) -> int | None:
         """The exit status, None while it runs. Reads the status of a child that has ended."""
+
+
+class Closable(Child, Protocol):
+    """A child that can be let go of."""
+
+    def close(self) -> None:
+        """Closes the pidfd of a child that has ended."""
 
 
 def _has_pidfds() -> bool:
@@ -75,11 +84,19 @@ class ProcessEnds:
         self._lock = threading.Lock()
         self._watched: dict[Child, Callable[[], None]] = {}
         self._by_pidfd: dict[int, Child] = {}
+        self._unwatched: list[Closable] = []  # to be reaped
         self._epoll: select.epoll | None = None
         self._thread: threading.Thread | None = None
 
     def prepare(self) -> None:
         """To be called before a child is started. Raises OSError, or NoThread."""
+        with self._lock:
+            unwatched, self._unwatched = self._unwatched, []
+        for child in unwatched:
+            self.reap(child)
+        self._begin()
+
+    def _begin(self) -> None:
         with self._lock:
             if self._thread is not None:
                 return
@@ -91,14 +108,25 @@ class ProcessEnds:
         """Calls `on_end()` once the child has ended, unless forget() is called before. Raises OSError."""
         with self._lock:
             self._watched[child] = on_end
-            if child.pidfd >= 0:
-                assert self._epoll is not None
+            if child.pidfd >= 0 and self._epoll is not None:
                 self._by_pidfd[child.pidfd] = child
                 try:
                     self._epoll.register(child.pidfd, select.EPOLLIN)
                 except OSError:
                     self._drop(child)
                     raise
+
+    def reap(self, child: Closable) -> None:
+        """Reads the status of a child that nobody waits for, now or when it ends, and closes it."""
+        if child.poll() is not None:
+            child.close()
+            return
+        try:
+            self._begin()
+            self.watch(child, child.close)
+        except (OSError, threads.NoThread):
+            with self._lock:
+                self._unwatched.append(child)
 
     def forget(self, child: Child) -> None:
         """Watches it no more. To be called before its pidfd is closed."""
@@ -107,9 +135,8 @@ class ProcessEnds:
 
     def _drop(self, child: Child) -> Callable[[], None] | None:
         on_end = self._watched.pop(child, None)
-        if on_end is not None and child.pidfd >= 0:
+        if on_end is not None and child.pidfd >= 0 and self._epoll is not None:
             del self._by_pidfd[child.pidfd]
-            assert self._epoll is not None
             try:
                 self._epoll.unregister(child.pidfd)
             except OSError:

@@ -15,7 +15,7 @@ Rules:
  3. A template of one model has imported the model's file and called its preload(), and the model's instances are forked
     from it. It is itself forked from the general template, and answers the same requests.
  4. The server does not believe a template. A process says that it is there itself, with a byte to which the kernel adds
-    its number; if nobody waits for it any more, it ends.
+    its number, and does nothing until it is told to go on; if nobody waits for it any more, it is killed instead.
 """
 
 from __future__ import annotations
@@ -59,15 +59,22 @@ def entitle(name: str) -> None:
     _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def announce(birth: int) -> None:
+    """Says that this process is there and waits for the word to go on, on a socket that is closed then (rule 4)."""
+    try:
+        os.write(birth, b"b")
+        if not os.read(birth, 1):
+            os._exit(1)
+    except OSError:
+        os._exit(1)
+    os.close(birth)
+
+
 def _become(asked: dict[str, Any], descriptors: list[int], template: socket.socket) -> None:
     """Runs in the forked process: sets up what a newly started process would have had from its start."""
     template.close()
     sock, output, birth = descriptors
-    try:
-        os.write(birth, b"b")
-    except OSError:  # the server has given up
-        os._exit(1)
-    os.close(birth)
+    announce(birth)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != asked["server"]:
         os._exit(1)  # the server has already ended

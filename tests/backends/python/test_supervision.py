@@ -3,21 +3,25 @@ about which process it is."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tritonclient.http as httpclient
 
-from neptrio.backends.python.children import Birth
+from neptrio.backends.python.children import Birth, Started
+from neptrio.loop.process_ends import ProcessEnds
 from tests.backends.python.models import isolated, python_model
 from tests.backends.python.test_isolated_process import ONE, alive, call, ready_again
 from tests.support.no_descriptors import no_descriptors
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
+from triton_python_backend_utils._process.template import announce
 
 # answers with its process's id; with IN = 1 it first starts another process, which keeps all that it was given
 FORKS = """
@@ -126,17 +130,86 @@ def test_a_process_that_ends_before_it_says_so_is_refused() -> None:
     birth.close()
 
 
-def test_a_process_nobody_waits_for_is_killed_or_cannot_begin() -> None:
+def gone(process: subprocess.Popen[bytes]) -> bool:
+    """Whether its status was read."""
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def test_a_process_nobody_waits_for_is_killed_and_reaped() -> None:
     """Otherwise it would take messages that are sent to the next."""
     birth = Birth(60)
     with started(birth, "printf b; exec sleep 1000") as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "it has said so")
         birth.give_up()
-        with pytest.raises(ChildProcessError):  # its status was read
-            os.waitpid(process.pid, os.WNOHANG)
+        until(lambda: gone(process), "it is killed, and its status read")
+    birth.close()
+
+
+def test_a_process_that_comes_after_nobody_waits_is_killed_and_reaped() -> None:
+    birth = Birth(60)
+    with started(birth, "read line; printf b; exec sleep 1000") as process:
+        birth.give_up()
+        birth.close()
+        assert not gone(process)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until(lambda: gone(process), "it is killed, and its status read")
+
+
+def test_a_process_waits_for_the_word_to_go_on() -> None:
+    birth = Birth(60)
+    ours = os.fork()
+    if ours == 0:
+        announce(birth.theirs.fileno())
+        os._exit(7)
+    birth.sent()
+    assert birth.child() == ours
+    assert os.waitstatus_to_exitcode(os.waitpid(ours, 0)[1]) == 7
     birth.close()
     birth = Birth(60)
-    with started(birth, "read line; printf b; exit 0") as process:
-        birth.give_up()
+    ours = os.fork()
+    if ours == 0:
+        birth._ours.close()
+        announce(birth.theirs.fileno())
+        os._exit(7)
+    birth.sent()
     birth.close()
-    assert process.returncode == -signal.SIGPIPE
+    assert os.waitstatus_to_exitcode(os.waitpid(ours, 0)[1]) == 1
+
+
+def test_who_cannot_be_watched_is_reaped_before_the_next_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = ProcessEnds()
+    process = Started(["cat"], stdin=subprocess.PIPE)
+    process.begin()
+
+    def refused(child: Any, on_end: Any) -> None:
+        raise OSError(errno.ENOSPC, "no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ends, "watch", refused)
+        ends.reap(process)
+    assert process.pidfd >= 0
+    process.kill()
+    process.wait()
+    ends.prepare()
+    assert process.pidfd < 0
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def test_who_is_reaped_later_is_closed_then() -> None:
+    """As front ends are that do not end within the time that is given to them."""
+    ends = ProcessEnds()
+    process = Started(["cat"], stdin=subprocess.PIPE)
+    process.begin()
+    ends.reap(process)
+    assert process.pidfd >= 0 and process.returncode is None
+    assert process.stdin is not None
+    process.stdin.close()
+    until(lambda: process.pidfd < 0, "it has ended")
+    assert process.returncode == 0 and gone(process)

@@ -3,8 +3,10 @@
 Rules:
  1. A pidfd is opened once, when the child begins, and closed by close(): nothing that happens later needs another.
  2. Which process a template has forked is said by the kernel, not by the template: the process sends a byte, and the
-    kernel adds who has sent it (Birth). It is then known to be a child of the server, and none that had ended.
+    kernel adds who has sent it (Birth). It is then known to be a child of the server, and none that had ended. It does
+    nothing before it is told to go on.
  3. A child that cannot be watched is killed before anybody learns of it.
+ 4. The status of every child is read: of those that nobody waits for by loop.process_ends.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 from typing import Any
 
 from neptrio.loop import process_ends
+from neptrio.loop.process_ends import ends
 
 CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 
@@ -125,35 +128,67 @@ class Birth:
 
     def child(self) -> int:
         """Waits for the process; returns its id. Raises OSError if it has ended, or is no child of the server."""
-        pid = self._sender()
+        pid = _sender(self._ours)
         if pid is None:
             raise ConnectionResetError("the forked process has ended at once")
         if not _is_child(pid):
             raise ConnectionResetError(f"process {pid}, which the template gave, is no child of the server")
+        self._ours.send(b"g", socket.MSG_NOSIGNAL)
         return pid
 
     def give_up(self) -> None:
-        """Nobody will wait for the process: kills it if there is one, or will be. To be called after an error."""
-        try:
-            self._ours.shutdown(socket.SHUT_RDWR)  # one that was forked later cannot say so, and ends
-            pid = self._sender()
-        except OSError:
-            return
-        if pid is not None and _is_child(pid):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-    def _sender(self) -> int | None:
-        data, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
-        for level, kind, value in ancillary:
-            if data and (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                return int(CREDENTIALS.unpack_from(value)[0])
-        return None
+        """Nobody will wait for the process: it is killed now, or when it says that it is there, and its status is read. To
+        be called after an error."""
+        ends.reap(_Unwanted(self._ours))
 
     def close(self) -> None:
         """Closes both ends."""
         self._ours.close()
         self.theirs.close()
+
+
+class _Unwanted:
+    """A process whose birth was given up, as process_ends watches it: by the socket on which it says that it is there, which
+    the kernel closes when it has ended."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes the socket over."""
+        sock.setblocking(False)
+        self._sock = socket.socket(fileno=sock.detach())
+        self.pidfd = self._sock.fileno()
+        self._pid = 0
+
+    def poll(self) -> int | None:
+        """Kills it once it is known; its status, None until that was read. 0 if there is no such process."""
+        if not self._pid:
+            try:
+                pid = _sender(self._sock)
+            except BlockingIOError:
+                return None
+            except OSError:
+                pid = None
+            if pid is None or not _is_child(pid):
+                return 0
+            os.kill(pid, signal.SIGKILL)
+            self._pid = pid
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:  # other code has waited for it
+            return 0
+        return status if pid else None
+
+    def close(self) -> None:
+        """Lets go of the socket."""
+        self._sock.close()
+
+
+def _sender(sock: socket.socket) -> int | None:
+    """Who has sent a byte; None if nobody will. Raises OSError."""
+    data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+    for level, kind, value in ancillary:
+        if data and (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return int(CREDENTIALS.unpack_from(value)[0])
+    return None
 
 
 def _is_child(pid: int) -> bool:
