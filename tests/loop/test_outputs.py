@@ -153,6 +153,28 @@ def test_what_is_left_is_given_to_tasks(desk: Desk) -> None:
     assert not desk.outputs.full and not desk.outputs.ready and desk.events() == []
 
 
+def test_what_the_kernel_does_not_take_is_given_to_a_task(desk: Desk) -> None:
+    closed = socket.socketpair()
+    fd = closed[0].fileno()
+    for end in closed:
+        end.close()
+    refused = Said("refused", desk.log)
+    refused.full = True
+    desk.outputs.add(fd, refused)
+    assert desk.taken() == "refused by task" and not desk.outputs.full and not desk.outputs.ready
+
+
+def test_a_socket_that_was_closed_too_soon_ends_alone(desk: Desk) -> None:
+    full = Said("full", desk.log, False)
+    full.full = True
+    fd = desk.near.fileno()
+    desk.outputs.add(fd, full)
+    desk.near.close()
+    desk.outputs.drop(fd, full)
+    desk.outputs.write()
+    assert desk.taken() == "full" and not desk.outputs.full and not desk.outputs.ready
+
+
 # ------------------------------------------------------------ with a poller
 
 

@@ -329,3 +329,96 @@ def test_gives_way_to_control_work_for_a_while(monkeypatch: pytest.MonkeyPatch) 
             assert await exchange() == 0
 
     trio.run(main)
+
+
+def test_what_cannot_be_registered_leaves_nothing_behind(mode: str) -> None:
+    async def main() -> None:
+        async with running() as loop:
+            await trio.testing.wait_all_tasks_blocked()
+            before = dict(loop.poller._watches)
+            with open(os.devnull, "rb") as file:  # which no epoll takes
+                with pytest.raises(PermissionError):
+                    await loop.poller.read(file.fileno(), lambda: True)
+                with pytest.raises(PermissionError):
+                    loop.poller.listen(file.fileno(), lambda: True, late=True)
+            with pytest.raises(FileExistsError):
+                await loop.poller.read(loop.near, lambda: True)
+            with pytest.raises(FileExistsError):
+                loop.poller.listen(loop.near.fileno(), lambda: True)
+            assert loop.poller._watches == before and loop.poller._late == -1
+            loop.far.send(b"x")
+            await loop.hear()
+            assert loop.got == [b"x"], "who was there first still reads"
+
+    trio.run(main)
+
+
+def test_a_reader_whose_socket_was_closed_hears_of_it_when_its_number_is_used_again(mode: str) -> None:
+    async def main() -> None:
+        async with running(read=False) as loop:
+            number = loop.near.fileno()
+            ended: list[OSError] = []
+
+            async def read() -> None:
+                with pytest.raises(OSError, match="closed while it was read") as caught:
+                    await loop.poller.read(number, loop.receive)
+                ended.append(caught.value)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                again, far = socket.socketpair()
+                loop.near.close()
+                os.dup2(again.fileno(), number)
+                again.close()
+                loop.near = socket.socket(fileno=number)
+                loop.near.setblocking(False)
+                nursery.start_soon(loop.poller.read, number, loop.receive)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(ended) == 1
+                far.send(b"x")
+                await loop.hear()
+                assert loop.got == [b"x"]
+                far.close()
+
+    trio.run(main)
+
+
+def test_a_receiver_that_closes_its_socket_ends_alone(mode: str) -> None:
+    """Bells tell once: what a failure left out of a round would never be heard."""
+
+    async def main() -> None:
+        async with running(read=False) as loop:
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            rung = trio.Event()
+
+            def ring() -> bool:
+                rung.set()
+                return True
+
+            def closes() -> bool:
+                loop.near.close()
+                return False
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(loop.poller.read, loop.near, closes)
+                await trio.testing.wait_all_tasks_blocked()
+                loop.poller.listen(bell, ring)
+                loop.far.send(b"x")
+                os.eventfd_write(bell, 1)
+                await rung.wait()
+            loop.poller.unlisten(bell)
+            os.close(bell)
+
+    trio.run(main)
+
+
+def test_a_poller_that_has_ended_holds_nobody() -> None:
+    async def main() -> Loop:
+        async with running() as loop:
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            loop.poller.listen(bell, lambda: True)
+        os.close(bell)
+        return loop
+
+    assert not trio.run(main).poller._watches

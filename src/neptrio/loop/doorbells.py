@@ -39,7 +39,11 @@ class Doorbells:
     def register(self, bell: int, callback: Callable[[], bool]) -> None:
         """Has `callback()` called whenever the eventfd `bell` is written to."""
         self._bells[bell] = callback
-        self._poller.listen(bell, functools.partial(self.ring, bell))
+        try:
+            self._poller.listen(bell, functools.partial(self.ring, bell))
+        except BaseException:
+            self._bells.pop(bell, None)
+            raise
 
     def unregister(self, bell: int) -> None:
         """Undoes register(). Must be called before the descriptor is closed."""

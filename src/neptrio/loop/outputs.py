@@ -10,7 +10,8 @@ Rules:
  2. The epoll is asked for room only where there was none: an epoll that always has something to tell could not tell whether
     somebody waits.
  3. A socket may be read and written at the same time, but it is registered with the epoll once.
- 4. Whoever closes a socket calls drop() first. What is dropped is called once more, to end what waits for it.
+ 4. What the epoll does not take is sent by a task: no output is left without somebody who sends it.
+ 5. Whoever closes a socket calls drop() first. What is dropped is called once more, to end what waits for it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,15 @@ class Outputs:
     def add(self, fd: int, output: Output) -> None:
         """Has `output.write()` called until it returns False, but not again before its socket `fd` has room."""
         if output.full:
+            try:
+                if fd in self._read:
+                    self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+                else:
+                    self._epoll.register(fd, select.EPOLLOUT)
+            except OSError:  # the kernel takes no further socket: it waits with trio's epoll, or ends there
+                _by_task(output)
+                return
             self.full[fd] = output
-            if fd in self._read:
-                self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
-            else:
-                self._epoll.register(fd, select.EPOLLOUT)
         else:
             self.ready.append((fd, output))
 
@@ -73,10 +78,13 @@ class Outputs:
     def has_room(self, fd: int) -> None:
         """The epoll has told that the socket has room, or is broken."""
         output = self.full.pop(fd)
-        if fd in self._read:
-            self._epoll.modify(fd, select.EPOLLIN)
-        else:
-            self._epoll.unregister(fd)
+        try:
+            if fd in self._read:
+                self._epoll.modify(fd, select.EPOLLIN)
+            else:
+                self._epoll.unregister(fd)
+        except OSError:
+            pass  # it is closed already, which write() notices
         self.ready.append((fd, output))
 
     def write(self) -> None:
@@ -100,7 +108,11 @@ class Outputs:
         for fd in list(self.full):
             self.has_room(fd)
         while self.ready:
-            try:
-                self.ready.popleft()[1].write_by_task()
-            except RuntimeError:  # its connection's nursery has ended
-                continue
+            _by_task(self.ready.popleft()[1])
+
+
+def _by_task(output: Output) -> None:
+    try:
+        output.write_by_task()
+    except RuntimeError:
+        pass  # its connection's nursery has ended

@@ -20,7 +20,8 @@ cancelled and where it closes.
 Rules:
  1. receive() runs on the trio thread and in no task. It takes what is there without blocking and returns
     whether to go on: after False read() returns, and what receive() raises is raised by read().
- 2. A socket is registered exactly while its read() runs, so it must not be closed during that time.
+ 2. A socket is registered exactly while its read() runs, so it must not be closed during that time. If it is, and its
+    number is used again, its read() ends with an error. What could not be registered leaves nothing behind.
  3. Sockets and tasks alternate: one round over the ready sockets before each pass of trio's loop, and a pass of
     trio's loop as soon as a task can run, a deadline is near or trio's descriptors are ready.
  4. After our wait returns, trio still waits for as long as it was going to. So we return only when one of its
@@ -35,6 +36,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -139,11 +141,15 @@ class Poller(trio.abc.Instrument):
                     return
         watch = _Watch(receive)
         fd = sock if isinstance(sock, int) else sock.fileno()
-        self._watches[fd] = watch
         if fd in self._full:
             self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
         else:
             self._epoll.register(fd, select.EPOLLIN)
+        before = self._watches.get(fd)
+        self._watches[fd] = watch
+        if before is not None:  # its socket was closed under it, or the kernel would not have taken this one
+            before.error = OSError(errno.EBADF, "the socket was closed while it was read")
+            before.done.set()
         try:
             await watch.done.wait()
         finally:
@@ -162,11 +168,19 @@ class Poller(trio.abc.Instrument):
         turn is behind all others (rule 7); there is one such bell at most."""
         if self._epoll is None:
             raise RuntimeError("bells are heard by an epoll only")
+        before = self._watches.get(bell)
+        self._watches[bell] = _Watch(callback)  # first: it may ring at once
+        if not self._epoll.closed:
+            try:
+                self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+            except BaseException:
+                if before is None:
+                    del self._watches[bell]
+                else:
+                    self._watches[bell] = before
+                raise
         if late:
             self._late = bell
-        self._watches[bell] = _Watch(callback)
-        if not self._epoll.closed:
-            self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
 
     def unlisten(self, bell: int) -> None:
         """Undoes listen(). On any thread, before the descriptor is closed."""
@@ -197,10 +211,13 @@ class Poller(trio.abc.Instrument):
         if fd == self._late:
             self._late = -1
         if self._epoll is not None and not self._epoll.closed:
-            if fd in self._full:
-                self._epoll.modify(fd, select.EPOLLOUT)
-            else:
-                self._epoll.unregister(fd)
+            try:
+                if fd in self._full:
+                    self._epoll.modify(fd, select.EPOLLOUT)
+                else:
+                    self._epoll.unregister(fd)
+            except OSError:
+                pass  # it is closed already, and the kernel has forgotten it
 
     def _take(self, ready: list[tuple[int, int]]) -> bool:
         """Calls receive() of each ready socket once; returns True when trio's own descriptor was among them."""
@@ -226,9 +243,9 @@ class Poller(trio.abc.Instrument):
                     continue
             except BaseException as error:
                 watch.error = error
+            watch.done.set()
             if watches.get(fd) is watch:
                 self._forget(fd)
-            watch.done.set()
         self._loop_pass.end()
         if late is not None:
             late.receive()
@@ -343,6 +360,7 @@ class Poller(trio.abc.Instrument):
             waiting.reset(before)
             waiting_fd.reset(fd_before)
             self._epoll.close()
+            self._watches.clear()  # whose owners refer back to it
 
     async def _read_for_all(self, epoll: select.epoll) -> None:
         while True:
