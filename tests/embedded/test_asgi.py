@@ -356,3 +356,47 @@ def test_a_suggested_setting_holds_where_the_server_has_none() -> None:
     given.suggest(allow_file_override=False, read_only=True)
     assert given._once().file_overrides and given._settings["read_only"]
     given._clean()
+
+
+def test_requests_that_wait_fill_the_budget() -> None:
+    """As over the roads of tests/transport/test_held_bytes.py: those without room are refused, small ones too beyond it."""
+    size = 100_000  # numbers, 400,000 bytes
+    numbers = {"name": "x", "shape": [size], "datatype": "FP32", "parameters": {"binary_data_size": 4 * size}}
+    head = json.dumps({"inputs": [numbers]}).encode()
+    headers = [(b"Host", b"somewhere"), (b"Inference-Header-Content-Length", b"%d" % len(head))]
+
+    def large(engine: Engine) -> Client:
+        length = (b"Content-Length", b"%d" % (len(head) + 4 * size))
+        client = Client(engine, "/v2/models/hold/infer", LATER, headers=[*headers, length])
+        client.put(head + bytes(4 * size), False)
+        return client
+
+    async def main(server: neptrio.Server, engine: Engine) -> None:
+        held = engine.core.services.held
+        held.limit = 1_000_000
+
+        async def look() -> None:
+            """Has it counted now: for some milliseconds it adds what was let in to what it has counted."""
+            await asyncio.to_thread(trio.from_thread.run_sync, held.look, trio_token=engine.token)
+
+        waiting = []
+        for number in (1, 2):
+            await look()
+            waiting.append(large(engine))
+            await until_live(server, "executing", number)
+        await look()
+        status, body = await large(engine).whole()
+        assert status == 503 and b"--max-held-bytes" in body
+        held.limit = 500_000  # it is more than full now, which is told to small ones too
+        await look()
+        status, body = await Client(engine, "/v2/models/double/infer", doubled(1)).whole()
+        assert status == 503 and b"no room for more" in body
+        assert (await Client(engine, "/v2/health/live").whole())[0] == 200
+        models.gate.set()
+        for client in waiting:
+            assert (await client.whole())[0] == 200
+        held.limit = 1_000_000
+        await look()
+        assert (await large(engine).whole())[0] == 200
+
+    run(main)
