@@ -10,8 +10,9 @@ from typing import Any
 
 import trio
 
+from neptrio.codec.json_reader import too_long
 from neptrio.errors import InvalidArgument, NotFound, TritonError, Unavailable
-from neptrio.limits import shown
+from neptrio.limits import LONGEST_NAME, shown
 from neptrio.repository import lifecycle, scan
 from neptrio.repository.bell import Bell
 from neptrio.repository.model import Model
@@ -29,7 +30,7 @@ def version_number(version: str) -> int:
     except ValueError:
         pass
     raise InvalidArgument(
-        f"failed to get model version from specified version string '{version}' (details: stol), version "
+        f"failed to get model version from specified version string '{shown(version)}' (details: stol), version "
         "should be an integral value > 0"
     )
 
@@ -39,6 +40,13 @@ def not_above_zero(version: str) -> InvalidArgument:
     return InvalidArgument(
         f"invalid model version specified '{version}' , version should be an integral value > 0"
     )
+
+
+def _unknown(name: str) -> TritonError:
+    """The error for a model that there is not; a name that none can have is refused as such."""
+    if len(name) > LONGEST_NAME:
+        return too_long("model", name)
+    return NotFound(f"Request for unknown model: '{shown(name)}' is not found")
 
 
 class Catalog:
@@ -67,13 +75,16 @@ class Catalog:
                 return model
             if self._rows(name) or self._versionless(name):
                 raise NotFound(f"Request for unknown model: '{shown(name)}' has no available versions")
-            raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
+            raise _unknown(name)
+        for what, text in (("model", name), ("version", version)):
+            if len(text) > LONGEST_NAME:
+                raise too_long(what, text)
         number = version_number(version)
         if number <= 0:
             raise not_above_zero(version)
         versions = self._rows(name)
         if not versions and not self._versionless(name):
-            raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
+            raise _unknown(name)
         row = versions.get(number)
         if row is None:
             raise NotFound(f"Request for unknown model: '{shown(name)}' version {number} is not found")
