@@ -8,6 +8,7 @@ from neptrio.loop.socket_writer_core cimport SocketWriterCore
 from neptrio.request.file_part cimport LargeFiles
 from neptrio.request.infer_request cimport InferRequest, Owner, Responder
 from neptrio.loop.loop_pass_core cimport LoopPassCore
+from neptrio.service.held_core cimport HeldCore
 
 cdef class ExchangeCore(Responder):
     cdef public Http1FastPath connection
@@ -29,7 +30,7 @@ cdef class Http1FastPath(RequestHead):
     cdef readonly SocketWriterCore writer
     cdef readonly LoopPassCore loop_pass
     cdef readonly object services
-    cdef object budget               # service.held_bytes.HeldBytes
+    cdef HeldCore budget             # in fact a service.held_bytes.HeldBytes
     cdef Py_ssize_t told             # bytes of answers that wait, as the budget was last told; 0 for few
     cdef int fd
     cdef Admission admission

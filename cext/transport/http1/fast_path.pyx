@@ -269,7 +269,7 @@ cdef class Http1FastPath(RequestHead):
             pending = self.writer.pending
             if pending > TOLD:
                 if pending > self.told:
-                    self.budget.made(pending - self.told)
+                    (<object>self.budget).made(pending - self.told)
                 self.told = pending
             else:
                 self.told = 0

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from neptrio.errors import Overloaded, raise_it
 from neptrio.observe import memory_limit
 from neptrio.request.infer_request import monotonic_ns
+from neptrio.service.held_core import HeldCore
 
 GOOD_NS = 10_000_000
 LEAST = 1 << 30
@@ -34,13 +35,12 @@ def default_limit() -> int:
     return memory_limit.share(2, at_least=LEAST)
 
 
-class HeldBytes:
+class HeldBytes(HeldCore):
     """The budget. Trio thread only."""
 
     def __init__(self, limit: int = 0) -> None:
         """`limit` 0: default_limit()."""
         self.limit = limit or default_limit()
-        self.full = False  # as of the last look
         self.asked = 0  # how often there was to be room for a large body
         self._kept = 0
         self._sources: list[Callable[[], int]] = [lambda: self._kept]
