@@ -166,10 +166,32 @@ def test_folders_of_headers_lie_in_the_models_folder(tmp_path: Path) -> None:
     assert checked(f"-I{tmp_path}/shared", allowed_directory=f"{tmp_path}/shared") == (
         f"-I{tmp_path}/shared",
     )
+    two = os.pathsep.join((f"{tmp_path}/other", "", f"{tmp_path}/shared"))
+    for place in ("other", "shared/below"):
+        assert checked(f"-I{tmp_path}/{place}", allowed_directory=two) == (f"-I{tmp_path}/{place}",)
+    with pytest.raises(InvalidArgument, match="--backend-config=kernel,allowed-directory=FOLDER names"):
+        checked(f"-I{tmp_path}/third", allowed_directory=two)
     for outside in ("-I/etc", "-I../..", "-I../out", f"--include-path={tmp_path}/m2"):
         with pytest.raises(
             InvalidArgument, match=r"compile_options of model 'm': .* must lie in the model's folder"
         ):
+            checked(outside)
+
+
+def test_the_headers_of_cuda_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the compiler is given anyway; what lies beside them may not."""
+    include = tmp_path / "cuda" / "include"
+    (include / "cooperative_groups").mkdir(parents=True)
+    (include / "cuda_fp16.h").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+
+    def checked(folder: Path) -> tuple[str, ...]:
+        return compile_options.checked((f"-I{folder}",), tmp_path / "m" / "1", tmp_path / "m", {}, "m")
+
+    assert checked(include) == (f"-I{include}",)
+    assert checked(include / "cooperative_groups") == (f"-I{include}/cooperative_groups",)
+    for outside in (tmp_path / "cuda", include / "..", tmp_path):
+        with pytest.raises(InvalidArgument, match="must lie in the model's folder"):
             checked(outside)
 
 

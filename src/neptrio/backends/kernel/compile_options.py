@@ -1,7 +1,8 @@
 """The options that a configuration may give to the compilers of kernels.
 
 A compiler writes files and reads any (--time=FILE, --pre-include=FILE), so options are a list of allowed ones. Folders of
-headers lie inside the model's folder (config/paths.py); relative ones begin at the version's.
+headers lie inside the model's folder (config/paths.py); relative ones begin at the version's. CUDA's own headers, which the
+compiler is given anyway, may be named too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def checked(
                 continue
             letter, value = _divided(option)
         if letter == "I":
-            made.append(f"-I{paths.allowed(value, version_dir, model_dir, settings, what)}")
+            folder = _of_toolkit(value)
+            if folder is None:
+                folder = paths.allowed(value, version_dir, model_dir, settings, what, "kernel")
+            made.append(f"-I{folder}")
         elif letter and _MACRO.fullmatch(value):
             made.append(f"-{letter}{value}")
         elif not letter and _ALLOWED.fullmatch(option):
@@ -58,6 +62,15 @@ def checked(
     if waiting:
         raise InvalidArgument(f"{what}: a value is missing behind the last option")
     return tuple(made)
+
+
+def _of_toolkit(name: str) -> Path | None:
+    """The folder of CUDA's headers, or inside of it, that an absolute path means; None for others."""
+    if not name.startswith("/"):
+        return None
+    from neptrio.backends.kernel.nvrtc import include_folders  # which looks for CUDA
+
+    return next((path for f in include_folders() if (path := paths.within(Path(f), name)) is not None), None)
 
 
 def _divided(option: str) -> tuple[str, str]:

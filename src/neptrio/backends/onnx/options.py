@@ -144,7 +144,7 @@ def _options(context: LoadContext) -> Options:
 def _custom_operators(context: LoadContext) -> tuple[Path, ...]:
     what = f"model_operations of model '{context.name}'"
     return tuple(
-        paths.allowed(library, context.model_dir, context.model_dir, _of_server(context), what)
+        paths.allowed(library, context.model_dir, context.model_dir, _of_server(context), what, "onnxruntime")
         for library in context.config.model_operations.op_library_filename
     )
 

@@ -142,7 +142,7 @@ def _kept_inside(context: LoadContext, accelerator: Any, options: dict[str, str]
         elif value and key not in TENSORRT_SWITCHES and leads_to_files(key):
             settings = context.settings.backend_settings("onnxruntime")
             made[key] = ";".join(
-                str(paths.allowed(part, context.model_dir, context.model_dir, settings, where))
+                str(paths.allowed(part, context.model_dir, context.model_dir, settings, where, "onnxruntime"))
                 for part in value.split(";")
             )
     return made
