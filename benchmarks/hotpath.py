@@ -74,7 +74,8 @@ def ends(server: Server) -> tuple[Any, Any]:
     from neptrio.frontend.channel import Layout
     from neptrio.frontend.engine_end import EngineEnd
     from neptrio.frontend.front_end import FrontEnd
-    from neptrio.rings.ring import Segment, sealed_memory
+    from neptrio.rings.ring import Segment
+    from triton_python_backend_utils._process.reserved import sealed_memory
 
     layout = Layout(1 << 26)
     memory = sealed_memory("hotpath", layout.size)

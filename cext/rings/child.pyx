@@ -49,8 +49,9 @@ from collections import deque
 
 import numpy as np
 
-from neptrio.rings.ring import sealed_memory
+from triton_python_backend_utils._process.reserved import sealed_memory
 from triton_python_backend_utils._errors import TritonError, TritonModelException
+from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from triton_python_backend_utils._foreign import text_of
 from triton_python_backend_utils._request import InferenceRequest, InferenceResponse, InferenceTrace
 from triton_python_backend_utils._tensor import Tensor
@@ -75,8 +76,6 @@ cdef object _loads = json.loads
 cdef dict _DTYPES = _NUMPY
 cdef tuple _HOST = (1, 0)
 
-OPEN_ANSWER = object()
-RESCHEDULED_ANSWER = object()
 K_BATCH = BATCH
 K_ANSWER = ANSWER
 K_SEQUENCE_END = SEQUENCE_END

@@ -36,7 +36,6 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from triton_python_backend_utils._process.reserved import reserve
 
 cdef extern from "words.h":
     uint64_t SHARED_LOAD64(void*) nogil
@@ -143,19 +142,6 @@ cdef bint ring_take_blocked(RingEnd* ring) noexcept nogil:
     return SHARED_LOAD32(ring.base + 3 * LINE) != 0 and SHARED_SWAP32(ring.base + 3 * LINE, 0) != 0
 
 
-def sealed_memory(str name, size_t size) -> int:
-    """A descriptor of `size` bytes of anonymous memory whose size can never change. Raises OSError."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        reserve(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def is_sealed(int fd, size_t size) -> bool:
     """True when a descriptor that another process made has at least `size` bytes and keeps them."""
     try:
@@ -164,7 +150,6 @@ def is_sealed(int fd, size_t size) -> bool:
         return False
 
 
-SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
 SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "eventfd")
 
 

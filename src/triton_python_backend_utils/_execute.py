@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from ._config import ModelConfig
 from ._errors import TritonModelException
 from ._foreign import summary, text_of, type_name, valid
+from ._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceResponse
 
 _OWN = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     # these run async models, so they are in each traceback above the model's own frames
     *(os.path.join(os.path.dirname(os.__file__), name, "") for name in ("asyncio", "concurrent")),
 )
+_log = logging.getLogger("neptrio.python")  # where nobody listens, Python prints its warnings
 hidden: list[str] = []  # prefixes of more files that are left out of tracebacks
 
 
@@ -41,38 +45,76 @@ def described(error: BaseException, own: tuple[str, ...] = ()) -> str:
 
 def failure_text(instance: str, error: BaseException, own: tuple[str, ...] = ()) -> str:
     """The error for clients when execute() raised or returned something unusable."""
-    return f"Failed to process the request(s) for model '{instance}', message: {described(error, own)}"
+    return failed_text(instance, described(error, own))
 
 
-def check_count(responses: Any, expected: int) -> list[Any]:
-    """What execute() returned, as a list. Raises AnswerError if it is not a list of `expected` responses."""
+def failed_text(instance: str, reason: str) -> str:
+    """The error for clients when an answer of a model cannot be used."""
+    return f"Failed to process the request(s) for model '{instance}', message: {reason}"
+
+
+OPEN_ANSWER, RESCHEDULED_ANSWER = object(), object()
+
+
+def listed(responses: Any, given: list[Any], instance: str, decoupled: bool) -> list[Any]:
+    """What execute() has returned for each request in `given`. Raises AnswerError where all of it is unusable.
+
+    It is a list of our own, even where a list was returned: one that the model keeps refers to its responses, too, and whoever
+    counts references sees that once the caller has let go of it.
+    """
+    if decoupled:
+        if responses is not None:
+            raise AnswerError(
+                f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
+            )
+        return [None] * len(given)
+    if responses is None and all(request._channel.taken for request in given):
+        return [None] * len(given)
     if not isinstance(responses, (list, tuple)):
         raise AnswerError(
-            f"execute() must return a list of {expected} InferenceResponse objects, one per request, "
+            f"execute() must return a list of {len(given)} InferenceResponse objects, one per request, "
             f"got {type_name(responses)}"
         )
-    if len(responses) != expected:
+    if len(responses) != len(given):
         raise AnswerError(
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            f"InferenceRequest(s) size is:{expected}, and InferenceResponse(s) size is:{len(responses)}\n"
+            f"InferenceRequest(s) size is:{len(given)}, and InferenceResponse(s) size is:{len(responses)}\n"
         )
-    return list(responses) if isinstance(responses, tuple) else responses
+    return list(responses)
 
 
-def check_none(responses: Any, instance: str) -> None:
-    """Raises AnswerError if execute() of a decoupled model returned anything but None."""
-    if responses is not None:
-        raise AnswerError(
-            f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
-        )
-
-
-def response_of_rescheduled(response: Any) -> str:
-    """What is wrong with `response`, which execute() returned for a request that it wants to execute again."""
-    return (
-        "Expected a None object in the execute function return list for reschduled request, found type "
-        f"'{type_name(response)}'"
-    )
+def answers(
+    given: list[Any], responses: list[Any], instance: str, decoupled: bool, made: Callable[[int, Any], Any]
+) -> list[Any]:
+    """What becomes of each request, from what listed() says: what `made(place, response)` makes of its response; the text of
+    an error; OPEN_ANSWER where a sender answers it, or has; RESCHEDULED_ANSWER where it is to be executed again. Closes the
+    senders of those that are answered otherwise."""
+    found: list[Any] = []
+    for i, request in enumerate(given):
+        back, response = request._channel, responses[i]
+        if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            back.close()
+            if response is None:
+                found.append(RESCHEDULED_ANSWER)
+            else:
+                reason = "Expected a None object in the execute function return list for reschduled request, found type "
+                found.append(failed_text(instance, f"{reason}'{type_name(response)}'"))
+        elif decoupled or (response is None and back.taken):
+            found.append(OPEN_ANSWER)
+        elif response is None:
+            found.append(failed_text(instance, "execute() returned None for a request"))
+        elif not isinstance(response, InferenceResponse):
+            reason = f"execute() must return InferenceResponse objects, got {type_name(response)}"
+            found.append(failed_text(instance, reason))
+        elif back.sent:
+            _log.warning(
+                "%s: a response was both sent and returned for a request; the sent one counts", instance
+            )
+            found.append(OPEN_ANSWER)
+        else:
+            back.close()
+            found.append(made(i, response))
+    return found
 
 
 def check_completed(returned: Any, model: str) -> dict[str, Any]:

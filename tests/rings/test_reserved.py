@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from neptrio.rings import ring
-from triton_python_backend_utils._process import reserved, wire
-
-MAKERS: list[Callable[[int], int]] = [lambda size: ring.sealed_memory("test", size), wire.sealed_memory]
+from triton_python_backend_utils._process import reserved
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=["ring", "wire"])
 @pytest.mark.parametrize(("mode", "taken"), [("0", False), ("1", False), ("2", True), ("", False)])
 def test_pages_are_taken_where_the_system_is_strict(
-    make: Callable[[int], int], mode: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = tmp_path / "overcommit"
     if mode:
         said.write_text(f"{mode}\n")
     monkeypatch.setattr(reserved, "OVERCOMMIT", str(said))
-    fd = make(1 << 20)
+    fd = reserved.sealed_memory("test", 1 << 20)
     try:
         assert (os.fstat(fd).st_blocks * 512 >= 1 << 20) == taken
     finally:

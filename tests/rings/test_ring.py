@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from neptrio.rings.ring import Broken, Ring, Segment, is_sealed, sealed_memory
+from neptrio.rings.ring import Broken, Ring, Segment, is_sealed
+from triton_python_backend_utils._process.reserved import sealed_memory
 
 ENTRIES = 8
 SIZE = 8192

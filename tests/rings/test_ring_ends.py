@@ -21,6 +21,7 @@ from neptrio.request.numpy_tensor import from_numpy, to_numpy
 from neptrio.rings import child as ring_child
 from tests.support.rings import AREA, Pair
 from tests.support.waiting import until
+from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from triton_python_backend_utils._process import plain_messages
 from triton_python_backend_utils._sender import UNTOLD_BYTES
 
@@ -364,7 +365,7 @@ def test_nothing_is_kept_of_senders_that_cannot_go_on(how: str) -> None:
         if how == "failed":
             pair.child.failure(number, 1, 2, 3, 4, "raised")
         else:
-            answer = ring_child.OPEN_ANSWER if how == "open" else ring_child.RESCHEDULED_ANSWER
+            answer = OPEN_ANSWER if how == "open" else RESCHEDULED_ANSWER
             pair.child.result(number, 1, 2, 3, 4, [answer], lambda text: text, message)
         pair.server.drain()
         assert pair.server.statistics()["untold"] == (how == "open")

@@ -24,7 +24,8 @@ from neptrio.request.infer_request import (
     ModelCore,
     Responder,
 )
-from neptrio.rings.ring import Segment, sealed_memory
+from neptrio.rings.ring import Segment
+from triton_python_backend_utils._process.reserved import sealed_memory
 
 AREA = 1 << 20
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import triton_python_backend_utils as utils
-from neptrio.backends.python.ring_instance import PLAIN_LIBRARY
+from neptrio.backends.python.life import PLAIN_LIBRARY
 from neptrio.backends.python.ring_sender import Layout
 from neptrio.backends.python.ring_server import ServerEnd
 from neptrio.errors import Internal, Reason
@@ -17,9 +17,10 @@ from neptrio.execution.batch import Batch
 from neptrio.observe.counters import ModelCounters
 from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore, Responder
 from neptrio.rings import child as ring_child
-from neptrio.rings.ring import Segment, sealed_memory
+from neptrio.rings.ring import Segment
 from tests.support.requests import request_of
 from triton_python_backend_utils._process import plain_end
+from triton_python_backend_utils._process.reserved import sealed_memory
 
 AREA = 1 << 20
 

@@ -18,12 +18,9 @@ from neptrio.rings.packet cimport Reader, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport Segment
 from neptrio.rings.slab cimport Block
 
-from neptrio import limits
 from neptrio.errors import Code, Reason, TritonError
 from neptrio.foreign import valid
 from neptrio.rings.message import Violation
-
-cdef Py_ssize_t MOST_DIMENSIONS = limits.MOST_DIMENSIONS
 
 
 cdef class AnswerReader(MessageReader):
@@ -133,26 +130,6 @@ cdef class GivenBlock:
 
     cdef Segment segment
     cdef Block block
-
-
-def check_tensor(Tensor tensor not None):
-    """Raises Violation where a tensor that came over the socket does not have the bytes that its datatype and shape
-    say. Strings must lie in memory that the process cannot write to."""
-    cdef uint64_t elements = 1, n
-    cdef uint64_t nbytes = <uint64_t>tensor.nbytes
-    if tensor.dtype <= 0 or tensor.dtype > 14:
-        raise Violation(f"a tensor of datatype {tensor.dtype}")
-    if len(tensor.shape) > MOST_DIMENSIONS:
-        raise Violation(f"a tensor of {len(tensor.shape)} dimensions")
-    for dimension in tensor.shape:
-        if type(dimension) is not int or dimension < 0:
-            raise Violation("a tensor of a shape that cannot be")
-        n = min(dimension, 1 << 62)
-        elements = times_checked(elements, n)
-    if tensor.dtype == DT_BYTES:
-        check_strings(tensor.ptr, nbytes, elements)
-    elif nbytes != elements * <uint64_t>element_size(tensor.dtype):
-        raise Violation(f"a tensor of {elements} elements of datatype {tensor.dtype} in {nbytes} bytes")
 
 
 cdef uint64_t times_checked(uint64_t elements, uint64_t n) except? 0xFFFFFFFFFFFFFFFF:

@@ -28,7 +28,7 @@ from neptrio.rings.slab cimport Block, Slab, block_of
 from collections import deque
 import json
 
-from neptrio.rings.ring import sealed_memory
+from triton_python_backend_utils._process.reserved import sealed_memory
 
 cdef enum:
     WORK_ENTRIES = 256

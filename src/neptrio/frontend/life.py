@@ -34,8 +34,9 @@ from neptrio.loop.process_ends import ends
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, monotonic_ns
 from neptrio.rings.message import Violation
-from neptrio.rings.ring import Segment, sealed_memory
+from neptrio.rings.ring import Segment
 from neptrio.service.auth_config import INFER
+from triton_python_backend_utils._process.reserved import sealed_memory
 
 if TYPE_CHECKING:
     from neptrio.frontend.engine import FrontEnds

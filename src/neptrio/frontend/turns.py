@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import mmap
 
-from neptrio.rings.ring import sealed_memory
+from triton_python_backend_utils._process.reserved import sealed_memory
 
 ABSENT = 0xFFFFFFFF  # in the place of a front end that does not accept
 SLACK = 2

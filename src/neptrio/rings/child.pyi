@@ -12,8 +12,6 @@ K_DROPPED: int
 K_LOOK: int
 K_SEQUENCE_END: int
 K_TOOK: int
-OPEN_ANSWER: object
-RESCHEDULED_ANSWER: object
 
 class Heard: ...
 class GivenMessage: ...

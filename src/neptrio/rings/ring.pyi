@@ -1,6 +1,5 @@
 # The types of cext/rings/ring.pyx, which says what everything does.
 
-SEALS: int
 SUPPORTED: bool
 
 class Segment:
@@ -24,7 +23,6 @@ class Ring:
     @property
     def asleep(self) -> bool: ...
 
-def sealed_memory(name: str, size: int) -> int: ...
 def is_sealed(fd: int, size: int) -> bool: ...
 
 class Broken(Exception): ...

@@ -1,82 +1,102 @@
-"""What the model of a child may ask of the server, sent over the wire."""
+"""What the model of a process may ask of the server: inferences over the rings, the rest over the socket."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _host
-from .tensors import tensor_out
-from .wire import tensor_row
+from .reserved import sealed_memory
 
 if TYPE_CHECKING:
-    from .child import Child
+    from .ring_child import RingChild
 
 
 class _Handle:
     """A call to another model under way."""
 
-    def __init__(self, child: Child, id: int) -> None:
+    def __init__(self, child: RingChild, key: int) -> None:
         self._child = child
-        self._id = id
+        self._key = key
 
     def took(self, response: Any) -> None:
-        self._child.send({"t": "took", "k": self._id}, [])
+        self._child.took(self._key)
 
     def cancel(self) -> None:
-        self._child.send({"t": "call_cancel", "k": self._id, "dropped": False}, [])
+        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key)
 
     def drop(self) -> None:
-        self._child.send({"t": "call_cancel", "k": self._id, "dropped": True}, [])
+        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key, 1)
 
 
 class ChildHost(_host.Host):
-    """What the model may ask of the server, over the wire."""
+    """See the module's text."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: RingChild) -> None:
         self._child = child
 
-    def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> _Handle:
+    def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
         child = self._child
-        id = next(child.numbers)
-        rows: list[dict[str, Any]] = []
+        key = next(child.numbers)
         trace = request._trace
-        message = {
-            "t": "call",
-            "k": id,
-            "model": request._model_name,
-            "version": request._model_version,
-            "id": str(request._request_id),
-            "sequence": request._correlation_id,
-            "flags": request._flags,
-            "timeout": int(request._timeout),
-            "p": request._parameters,
-            "w": list(request._requested_output_names),
-            "in": [tensor_out(t, rows) for t in request._inputs],
-            "decoupled": decoupled,
-            "parent": trace._key if trace is not None else None,
-            "batch": child.batch if threading.current_thread() is threading.main_thread() else None,
-            "blocking": blocking,
-        }
-        child.calls[id] = deliver
-        child.send(message, rows)
-        return _Handle(child, id)
+        main = threading.get_ident() == child.main
+        waits = blocking and main and child.loop is None
+        if decoupled:
+            child.decoupled_calls.add(key)
+        child.calls[key] = deliver
+        try:
+            child.end.call(
+                key,
+                request,
+                decoupled,
+                waits,
+                trace._key if trace is not None else None,
+                child.batch if main and child.batch else 0,
+            )
+        except BaseException:
+            child.calls.pop(key, None)
+            child.decoupled_calls.discard(key)
+            raise
+        return _Handle(child, key)
+
+    def infer_here(self, request: Any) -> Any:
+        child = self._child
+        if child.loop is not None or threading.get_ident() != child.main:
+            return NotImplemented
+        key = next(child.numbers)
+        trace = request._trace
+        child.end.call(key, request, False, True, None if trace is None else trace._key, child.batch or 0)
+        return child.answer(key)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        made = self._child.end.empty(shape, dtype)
+        return np.empty(shape, dtype) if made is None else made
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
-        self._child.send({"t": "log", "level": level, "text": message, "file": file, "line": line}, [])
+        self._child.send({"t": "log", "level": level, "text": message, "file": file, "line": line})
 
     def holds_memory(self, rows: list[tuple[str, int, int]]) -> None:
-        self._child.send({"t": "memory", "rows": rows}, [])
+        self._child.send({"t": "memory", "rows": rows})
 
     def load_model(self, name: str, files: dict[str, bytes], config: str) -> None:
-        rows: list[dict[str, Any]] = []
-        sent = [
-            tensor_row(key, 2, [len(data)], np.frombuffer(data, np.uint8), rows)
-            for key, data in files.items()
-        ]
-        self._child.ask({"op": "load", "name": name, "config": config, "files": sent}, rows)
+        asked: dict[str, Any] = {"op": "load", "name": name, "config": config}
+        asked["files"] = [[key, len(data)] for key, data in files.items()]
+        size = sum(map(len, files.values()))
+        if not size:
+            self._child.ask(asked)
+            return
+        memory = sealed_memory("model-files", size)
+        try:
+            with mmap.mmap(memory, size) as mapped:
+                for data in files.values():
+                    mapped.write(data)
+            self._child.ask(asked, [memory])
+        finally:
+            os.close(memory)
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
         self._child.ask({"op": "unload", "name": name, "dependents": unload_dependents})
@@ -91,7 +111,7 @@ class ChildHost(_host.Host):
 class _Metric:
     """A family or metric that lives in the server."""
 
-    def __init__(self, child: Child, id: int) -> None:
+    def __init__(self, child: RingChild, id: int) -> None:
         self._child = child
         self._id = id
 

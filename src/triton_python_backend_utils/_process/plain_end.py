@@ -26,6 +26,7 @@ from collections import deque
 from typing import Any
 
 from .._errors import TritonError
+from .._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from .._foreign import text_of
 from .._request import InferenceRequest, InferenceResponse, InferenceTrace
 from .._tensor import Tensor
@@ -50,14 +51,12 @@ from .plain_messages import (
     NAMES,
     NULL_RESPONSE,
     OPEN,
-    OPEN_ANSWER,
     PARAMETERS,
     PARENT,
     PLACE,
     REQUEST,
     REQUEST_BITS,
     RESCHEDULED,
-    RESCHEDULED_ANSWER,
     RESPONSE,
     START,
     TEXT_ID,
@@ -74,7 +73,7 @@ from .plain_messages import (
     RingEnd,
     input_array,
 )
-from .wire import sealed_memory
+from .reserved import sealed_memory
 
 
 class PlainEnd:
@@ -304,7 +303,7 @@ class PlainEnd:
                 self._number += 1
                 number = self._number
         if offset < 0:
-            fd = sealed_memory(total)
+            fd = sealed_memory("model-message", total)
             try:
                 packer.copy(Memory(fd, total).array)
                 self.links.send_segment(fd, number, total)

@@ -22,36 +22,57 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any
 
-import numpy as np
-
-from .._execute import check_count, check_none, failure_text, response_of_rescheduled
-from .._foreign import type_name
-from .._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
+from .._execute import answers, failed_text, failure_text, listed
+from .._request import InferenceRequest, InferenceResponse
 from .._sender import Channel
-from . import tracing
-from .child import Back, Child, contexts
+from . import threads, tracing
+from .child import Child
 from .host import ChildHost
 from .time_slice import ModelSlice
 
 HEAR = 0  # in `finished`, beside the ids of requests (above) and of metrics (below)
 
 
-class _Back(Back):
-    """The way back over the ring."""
+def contexts(requests: list[InferenceRequest]) -> list[Any]:
+    """The trace contexts of requests, None where there is none."""
+    return [None if request._trace is None else request._trace.get_context() for request in requests]
 
-    __slots__ = ("child",)
+
+class Back:
+    """What a received request needs from the server: whether it is cancelled, and a sender (see _sender.Channel), which is
+    made when the model first asks for one."""
+
+    __slots__ = ("__weakref__", "cancelled", "channel", "child", "id", "names")
 
     def __init__(self, child: RingChild, id: int, names: Any) -> None:
         self.id = id
-        self.names = names
+        self.names = names  # of the outputs that the client wants
         self.child = child
         self.cancelled = False
-        self.channel = None
+        self.channel: Channel | None = None
         if child.decoupled:
             self.channel = self._make()
+
+    def sender(self, request: Any) -> Any:
+        if self.channel is None:
+            self.channel = self._make()
+        return self.channel.sender(request)
+
+    @property
+    def taken(self) -> bool:
+        return self.channel is not None and self.channel.taken
+
+    @property
+    def sent(self) -> bool:
+        return self.channel is not None and self.channel.sent
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
 
     def is_cancelled(self) -> bool:
         child = self.child
@@ -93,69 +114,7 @@ class _Back(Back):
 
 def make_back(child: RingChild) -> Any:
     """The function by which an end of the rings makes the way back of a request that it has received."""
-    return lambda id, names: _Back(child, id, names)
-
-
-class _Handle:
-    """A call to another model under way."""
-
-    def __init__(self, child: RingChild, key: int) -> None:
-        self._child = child
-        self._key = key
-
-    def took(self, response: Any) -> None:
-        self._child.took(self._key)
-
-    def cancel(self) -> None:
-        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key)
-
-    def drop(self) -> None:
-        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key, 1)
-
-
-class RingHost(ChildHost):
-    """What the model may ask of the server: inferences over the ring, the rest over the socket."""
-
-    def __init__(self, child: RingChild) -> None:
-        super().__init__(child)
-        self._ring = child
-
-    def infer(self, request: Any, decoupled: bool, deliver: Any, blocking: bool) -> Any:
-        child = self._ring
-        key = next(child.numbers)
-        trace = request._trace
-        main = threading.get_ident() == child.main
-        waits = blocking and main and child.loop is None
-        if decoupled:
-            child.decoupled_calls.add(key)
-        child.calls[key] = deliver
-        try:
-            child.end.call(
-                key,
-                request,
-                decoupled,
-                waits,
-                trace._key if trace is not None else None,
-                child.batch if main and child.batch else 0,
-            )
-        except BaseException:
-            child.calls.pop(key, None)
-            child.decoupled_calls.discard(key)
-            raise
-        return _Handle(child, key)
-
-    def infer_here(self, request: Any) -> Any:
-        child = self._ring
-        if child.loop is not None or threading.get_ident() != child.main:
-            return NotImplemented
-        key = next(child.numbers)
-        trace = request._trace
-        child.end.call(key, request, False, True, None if trace is None else trace._key, child.batch or 0)
-        return child.answer(key)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        made = self._ring.end.empty(shape, dtype)
-        return np.empty(shape, dtype) if made is None else made
+    return lambda id, names: Back(child, id, names)
 
 
 class RingChild(Child):
@@ -169,17 +128,19 @@ class RingChild(Child):
         raise NotImplementedError
 
     def host(self) -> ChildHost:
-        return RingHost(self)
-
-    def pass_on(self, message: dict[str, Any]) -> None:
-        self.inbox.put(message)  # until K_LOOK comes on the ring
+        return ChildHost(self)
 
     def prepare(self, message: dict[str, Any]) -> None:
         rings = message["rings"]
         memory, bell = message["descriptors"]
         self.main = threading.get_ident()
+        self.batch: int | None = None  # that the main thread executes
+        self.channels: weakref.WeakValueDictionary[int, Channel] = weakref.WeakValueDictionary()
+        self.cancelled: set[int] = set()
+        self.still_read: set[int] = set()  # those of the cancelled requests whose responses are still read
+        self.calls: dict[int, Any] = {}
         self.aside: deque[Any] = deque()  # batches that came while the main thread waited for a call's answer
-        self.under_way: dict[int, list[_Back]] = {}
+        self.under_way: dict[int, list[Back]] = {}
         self.taken = 0  # the number of the last batch that was taken; they come in order
         self.open_ids: set[int] = set()
         self.decoupled_calls: set[int] = set()
@@ -206,7 +167,7 @@ class RingChild(Child):
 
     def send_segment(self, descriptor: int, number: int, size: int) -> None:
         """Sends the server the descriptor of a segment that this process made."""
-        self.wire.send_descriptors({"t": "message_segment", "k": number, "size": size}, [descriptor])
+        self.wire.send({"t": "message_segment", "k": number, "size": size}, [descriptor])
 
     def catch_up(self) -> None:
         """Takes back memory that the server has returned. The caller may hold a channel's lock, so other messages are
@@ -278,7 +239,7 @@ class RingChild(Child):
             if id == HEAR:
                 self.hear()
             elif id < 0:
-                self.send({"t": "forget", "id": -id}, [])
+                self.send({"t": "forget", "id": -id})
             elif self.end is not None:
                 self.end.post(self.ends.K_DROPPED, id)
 
@@ -300,10 +261,13 @@ class RingChild(Child):
                 if final or response is not None:
                     return response
 
-    def serve(self) -> None:
-        threading.Thread(target=self.hear_for_ever, daemon=True).start()
+    def begin(self) -> None:
+        threads.start(self.hear_for_ever)
         if self.loop is not None:
-            threading.Thread(target=self._feed, daemon=True).start()
+            threads.start(self._feed)
+
+    def serve(self) -> None:
+        if self.loop is not None:
             self.loop.run_forever()
             return
         end, ends = self.end, self.ends
@@ -339,7 +303,7 @@ class RingChild(Child):
                 if taken is None:
                     break
                 if taken[0] == look:
-                    loop.call_soon_threadsafe(self._dispatch, self.inbox.get())
+                    loop.call_soon_threadsafe(self.dispatch, self.inbox.get())
                 else:
                     loop.call_soon_threadsafe(self._spawn, taken)
                 taken = None
@@ -354,7 +318,7 @@ class RingChild(Child):
             task.add_done_callback(self.tasks.discard)
         elif kind == ends.K_SEQUENCE_END:
             id, reason = self.end.sequence_end(message)
-            self._dispatch({"t": "sequence_end", "c": id, "reason": reason})
+            self.dispatch({"t": "sequence_end", "c": id, "reason": reason})
 
     def _taken(self, number: int, message: Any) -> list[InferenceRequest]:
         given: list[InferenceRequest] = self.end.requests(number, message)
@@ -383,11 +347,11 @@ class RingChild(Child):
             finally:
                 tracing.leave(span)
             executed = time.monotonic_ns()
-            answers = self._ring_answers(given, responses)
+            found = self._answers(given, responses)
             responses = None
             self._left(number)
             self.end.result(
-                number, began, made, executed, time.monotonic_ns(), answers, self._failed_text, message
+                number, began, made, executed, time.monotonic_ns(), found, self._failed_text, message
             )
         except BaseException as error:
             self._ring_failed(number, given, error, began, made, executed)
@@ -406,11 +370,11 @@ class RingChild(Child):
             responses = await self.model.execute(given)
             executed = time.monotonic_ns()
             began, made, executed = getattr(responses, "times", (began, made, executed))  # hosted_model.py
-            answers = self._ring_answers(given, responses)
+            found = self._answers(given, responses)
             responses = None
             self._left(number)
             self.end.result(
-                number, began, made, executed, time.monotonic_ns(), answers, self._failed_text, message
+                number, began, made, executed, time.monotonic_ns(), found, self._failed_text, message
             )
         except BaseException as error:
             self._ring_failed(number, given, error, began, made, executed)
@@ -430,38 +394,13 @@ class RingChild(Child):
         self.end.failure(number, began, made, executed, time.monotonic_ns(), failure_text(self.name, error))
 
     def _failed_text(self, reason: str) -> str:
-        return f"Failed to process the request(s) for model '{self.name}', message: {reason}"
+        return failed_text(self.name, reason)
 
-    def _ring_answers(self, given: list[InferenceRequest], responses: Any) -> list[Any]:
+    def _answers(self, given: list[InferenceRequest], responses: Any) -> list[Any]:
         """The answers of a batch, in the form that the ring's end sends."""
-        if self.decoupled:
-            check_none(responses, self.name)
-            responses = [None] * len(given)
-        elif responses is None and all(r._channel.taken for r in given):
-            responses = [None] * len(given)
-        else:
-            responses = check_count(responses, len(given))
-        answers: list[Any] = []
-        for request, response in zip(given, responses):  # noqa: B905  # as in child.py
-            back = request._channel
-            if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-                back.close()
-                answers.append(
-                    self.ends.RESCHEDULED_ANSWER
-                    if response is None
-                    else self._failed_text(response_of_rescheduled(response))
-                )
-            elif self.decoupled or (response is None and back.taken):
-                answers.append(self.ends.OPEN_ANSWER)
-            elif isinstance(response, InferenceResponse):
-                back.close()
-                answers.append((response, back.names))
-            elif response is None:
-                answers.append(self._failed_text("execute() returned None for a request"))
-            else:
-                answers.append(
-                    self._failed_text(
-                        f"execute() must return InferenceResponse objects, got {type_name(response)}"
-                    )
-                )
-        return answers
+        returned = listed(responses, given, self.name, self.decoupled)
+
+        def made(place: int, response: InferenceResponse) -> Any:
+            return response, given[place]._channel.names
+
+        return answers(given, returned, self.name, self.decoupled, made)

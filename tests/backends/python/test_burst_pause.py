@@ -12,7 +12,7 @@ import pytest
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python.burst_pause import ENOUGH_PROCESSORS, OTHERS_NS, REST_NS, BurstPause
-from neptrio.backends.python.ring_instance import Life
+from neptrio.backends.python.life import Life
 from neptrio.backends.python.ring_server import PORTION_BYTES
 from neptrio.rings import child as ring_child
 from tests.support.rings import Back, Pair

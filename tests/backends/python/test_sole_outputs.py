@@ -48,7 +48,7 @@ def test_an_answer_that_the_model_can_still_change_is_copied(kept: str, count: i
         return answers
 
     runner: Any = ModelRunner.__new__(ModelRunner)
-    runner.decoupled = False
+    runner.name, runner.decoupled = "m", False
     channel = SimpleNamespace(taken=False, sent=False, close=lambda: None)
     request = SimpleNamespace(outputs=None, model=SimpleNamespace(known_outputs={"OUT"}))
     batch: Any = SimpleNamespace(requests=[request] * count, mark_output_start=lambda: None)

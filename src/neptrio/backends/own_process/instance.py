@@ -22,7 +22,6 @@ from google.protobuf import json_format
 from neptrio.backends.python import template
 from neptrio.backends.python.backend import initialize_seconds, resources
 from neptrio.backends.python.isolated import IsolatedInstance
-from neptrio.backends.python.ring_instance import SUPPORTED, RingInstance
 from neptrio.execution.backend import Backend
 
 HOSTED_MODEL = Path(__file__).with_name("hosted_model.py")
@@ -38,7 +37,7 @@ def own_process_instance(
     """
     context = backend.context
     kind_of = type(backend)
-    common = (
+    made = IsolatedInstance(
         name,
         None,
         HOSTED_MODEL,
@@ -62,11 +61,9 @@ def own_process_instance(
         initialize_seconds(context, context.config.backend),
         *resources(context, context.config.backend),
         execute_seconds,
+        version=context.version,
+        read_only=True,
+        origin=template.template,
     )
-    made: IsolatedInstance
-    if SUPPORTED:
-        made = RingInstance(*common, version=context.version, read_only=True, origin=template.template)
-    else:
-        made = IsolatedInstance(*common)
     made.in_order, made.most_under_way, made.deep = True, most_under_way, False
     return made

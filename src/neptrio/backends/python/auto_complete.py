@@ -8,7 +8,6 @@ from typing import Any
 
 from neptrio.backends.python.process import Process
 from neptrio.execution.backend import Abandonment
-from neptrio.rings.ring import SUPPORTED
 
 
 def complete_config(
@@ -26,13 +25,12 @@ def complete_config(
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     process = Process(
         *(name, python, lambda _, m: answers.put(m), lambda _: answers.put(None)),
-        rings=python is None and SUPPORTED,
         environ=environ,
         limits=limits,
     )
     abandonment.add(process.kill)
     try:
-        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config}, [])
+        process.send({"t": "auto_complete", "name": name, "path": str(path), "config": config})
         answer = process.awaited(answers, "completed", limit, "auto_complete_config")
         found: dict[str, Any] | None = answer["config"]
         return found

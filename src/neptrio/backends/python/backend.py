@@ -18,7 +18,6 @@ from neptrio.backends.python.environment import cache_directory, environment_pyt
 from neptrio.backends.python.instance import InProcessInstance
 from neptrio.backends.python.isolated import IsolatedInstance
 from neptrio.backends.python.model_runner import OWN_FILES, ModelRunner
-from neptrio.backends.python.ring_instance import PLAIN_LIBRARY, SUPPORTED, RingInstance
 from neptrio.backends.python.source import ModelSource
 from neptrio.backends.python.template import ModelTemplate, Template
 from neptrio.config import model_config as model_config
@@ -210,7 +209,7 @@ class PythonBackend(Backend):
         config = context.config
         if apart(context):
             python = self._python
-            common = (
+            return IsolatedInstance(
                 name,
                 python,
                 self.model_file(context),
@@ -221,14 +220,8 @@ class PythonBackend(Backend):
                 initialize_seconds(context),
                 *self._resources,
                 execute_seconds(context),
-            )
-            if not SUPPORTED or (python is not None and not PLAIN_LIBRARY):
-                return IsolatedInstance(*common)
-            read_only = parameter(config, "READ_ONLY_INPUTS").lower() == "true"
-            return RingInstance(
-                *common,
                 version=context.version,
-                read_only=read_only,
+                read_only=parameter(config, "READ_ONLY_INPUTS").lower() == "true",
                 origin=self._origin() if python is None else template.template,
             )
         runner = ModelRunner(

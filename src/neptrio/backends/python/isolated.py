@@ -1,23 +1,26 @@
 """A Python model in a process of its own.
 
 The problem: a model that crashes, leaks, blocks the GIL or needs other packages must not take the
-server with it. The choice: one child process per instance, supervised from here; requests and
-responses cross as described in triton_python_backend_utils._process.wire.
+server with it. The choice: one child process per instance, supervised from here. Batches, responses and calls to other
+models cross on rings in shared memory (life.py), what is rare on a socket (isolated_host.py). docs/isolation.md describes
+all of it.
 
 Rules:
  1. When the child ends, everything that it was executing fails with the cause, the model is not ready at once, and a
     new child is started after a pause, which doubles each time up to MAX_PAUSE seconds.
- 2. Batches and requests that were sent are kept in a table. Only the code that removes one from the table answers it,
-    so each is answered once. When the child ends, all are removed.
- 3. The trio thread never writes to the socket: begin() and acknowledgements are posted to the writer thread.
- 4. A model's initialize() has a time limit, after which the child is killed.
+ 2. The reader thread notices that a process has ended, but the trio thread handles it: answers that the process wrote
+    to its ring before it ended are still used.
+ 3. Batches that a process had not begun when it ended, and those that come after that, wait for the next process. If
+    that does not start, they fail. Requests of a sequence fail at once, because its state ended with the process; so do
+    those that were received into the memory that it could write to.
+ 4. The trio thread never writes to the socket: what it has to say there is posted to the writer thread.
+ 5. A model's initialize() has a time limit, after which the child is killed.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -27,24 +30,22 @@ from pathlib import Path
 from typing import Any
 
 from neptrio.backends.python.bls import OnLoop
-from neptrio.backends.python.convert import CODES, known, wanted_names
 from neptrio.backends.python.execute_timeout import ExecuteTimeout
 from neptrio.backends.python.instance import ASYNC_CAPACITY
-from neptrio.backends.python.isolated_host import IsolatedHost, received, row_of
-from neptrio.backends.python.model_runner import Post, Reschedule, dropped
+from neptrio.backends.python.isolated_host import IsolatedHost
+from neptrio.backends.python.life import PLAIN_LIBRARY, Life
+from neptrio.backends.python.model_runner import Post
 from neptrio.backends.python.process import Process
-from neptrio.errors import Internal, Reason, TritonError
+from neptrio.backends.python.template import Template
+from neptrio.errors import Internal, Reason, TritonError, Unsupported
 from neptrio.execution.backend import BackendInstance
 from neptrio.execution.batch import Batch
 from neptrio.execution.model_host import ModelHost
-from neptrio.foreign import text_of, valid
+from neptrio.foreign import text_of
 from neptrio.loop import threads
-from neptrio.request.infer_request import (
-    InferRequest,
-    InferResponse,
-    monotonic_ns,
-)
+from neptrio.request.infer_request import InferResponse, Tensor, monotonic_ns
 from neptrio.rings.message import Violation
+from neptrio.rings.ring import SUPPORTED
 
 log = logging.getLogger("neptrio.python")
 
@@ -58,9 +59,10 @@ MOST_MEMORY_ROWS = 64
 
 
 class IsolatedInstance(BackendInstance):
-    """A backend instance whose model runs in a child process; requests cross on a socket."""
+    """A backend instance whose model runs in a child process."""
 
     overlapping = True
+    deep = True
     in_process = False
     in_order = (
         False  # it executes batches in the order in which they were sent, however many may be under way
@@ -77,11 +79,23 @@ class IsolatedInstance(BackendInstance):
         services: ModelHost,
         decoupled: bool,
         initialize_seconds: float,
-        environ: dict[str, str] | None = None,
-        limits: dict[str, Any] | None = None,
-        execute_seconds: float | None = None,
+        environ: dict[str, str],
+        limits: dict[str, Any],
+        execute_seconds: float | None,
+        *,
+        version: int,
+        read_only: bool,
+        origin: Template,
     ) -> None:
+        if not SUPPORTED or (python is not None and not PLAIN_LIBRARY):
+            raise Unsupported(
+                f"'{name}' cannot have a process of its own: this system has no memory files that can be sealed, or no event "
+                "descriptors. Where the model's parameter isolation is 'none', it runs in the server's process"
+            )
         self.name = name
+        self._version = version
+        self._read_only = read_only
+        self._origin = origin
         self._timeout = ExecuteTimeout(name, execute_seconds, self._first, services.timers)
         self._environ = environ
         self._resources = limits
@@ -102,8 +116,6 @@ class IsolatedInstance(BackendInstance):
         self._starting: Process | None = None
         self._cause = "its process has not started"
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._batches: dict[int, tuple[Batch, list[int]]] = {}
-        self._requests: dict[int, InferRequest] = {}
         self._asked: dict[int, Callable[[bool], None]] = {}
         # what the process holds besides ordinary memory: (type, id, bytes)
         self.memory_rows: list[tuple[str, int, int]] = []
@@ -112,6 +124,10 @@ class IsolatedInstance(BackendInstance):
         self._started_at = 0.0
         self._restarts = 0
         self._pause = FIRST_PAUSE
+        self._life: Life | None = None  # the process that serves; trio thread
+        self._latest: Life | None = None  # the last process that was started
+        self._between = False  # a process has ended and the next is starting
+        self._waiting: list[Batch] = []  # batches for the next process, in order
 
     # ------------------------------------------------------------ life
 
@@ -121,13 +137,16 @@ class IsolatedInstance(BackendInstance):
     def _incarnate(self) -> None:
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._answers = answers
-        process = self._spawn()
+        process = Process(
+            *(self.name, self._python, self._message, self._ended, self._environ, self._resources),
+            origin=self._origin,
+        )
         self._starting = process
         try:
             if self._stopping.is_set():  # abort() was called
                 raise Internal(f"the start of '{self.name}' was given up")
-            self._send_initialize(
-                process,
+            life = self._latest = Life(self, process, self._services, self._decoupled)
+            process.send(
                 {
                     "t": "initialize",
                     "name": self.name,
@@ -135,7 +154,15 @@ class IsolatedInstance(BackendInstance):
                     "args": self._args,
                     "decoupled": self._decoupled,
                     "spans": self._spans,
+                    "rings": {
+                        **life.rings,
+                        "model": self._args["model_name"],
+                        "version": self._version,
+                        "outputs": self._output_names,
+                        "read_only": self._read_only,
+                    },
                 },
+                [life.memory, life.bell],
             )
             answer = process.awaited(answers, "initialized", self._limit, "initialize")
         except BaseException:
@@ -147,7 +174,7 @@ class IsolatedInstance(BackendInstance):
         with self._lock:
             self._process = process
             self._started_at = time.monotonic()
-        self._started(process)
+        self._completions.post(OnLoop(lambda: self._begins(life)))
         self.capacity = ASYNC_CAPACITY if answer["async"] and not self.in_order else self.most_under_way
         self.wants_sequence_end = answer["sequence_end"]
         self.healthy = not process.ended.is_set()
@@ -155,34 +182,12 @@ class IsolatedInstance(BackendInstance):
         if not self.healthy:  # it died between its answer and here
             self._ended(process)
 
-    # ring_instance.py overrides these methods
-
-    def _spawn(self) -> Process:
-        return Process(
-            *(self.name, self._python, self._message, self._ended),
-            environ=self._environ,
-            limits=self._resources,
-        )
-
-    def _send_initialize(self, process: Process, message: dict[str, Any]) -> None:
-        process.send(message, [])
-
-    def _started(self, process: Process) -> None:
-        """Called when the model's initialize() has returned, before batches come."""
-
-    def _not_restarted(self) -> None:
-        """Called when a restart failed; it may be tried again later."""
-
-    def _send_finalize(self, process: Process) -> None:
-        process.post_message({"t": "finalize"})
-
     def process(self) -> tuple[int, int, int, int, int] | None:
-        process = self._process
-        return None if process is None else (process.pid, self._restarts, self.ahead, *self._bytes())
-
-    def _bytes(self) -> tuple[int, int]:
-        """Bytes of tensors that were copied between the server and the process, and that were not."""
-        return 0, 0
+        process, life = self._process, self._life
+        if process is None:
+            return None
+        copied, in_place = (0, 0) if life is None else (life.end.copied, life.end.in_place)
+        return process.pid, self._restarts, self.ahead, copied, in_place
 
     def abort(self) -> None:
         self._stopping.set()
@@ -192,43 +197,35 @@ class IsolatedInstance(BackendInstance):
 
     def _ended(self, process: Process) -> None:
         """Called when the child has ended (rule 1). Reader thread."""
+        life = self._latest
         self._answers.put(None)
         with self._lock:
-            if self._process is not process:
-                return
-            self._process = None
-            self._cause = f"the model instance '{self.name}' failed: {process.cause}"
-            batches, self._batches = self._batches, {}
-            requests, self._requests = self._requests, {}
-            calls = self._host.take()
-            asked, self._asked = self._asked, {}
-        self.healthy = False
-        self.reason = self._cause
-        if self.memory_rows:
-            self.memory_rows = []
-            self._completions.post(OnLoop(self.on_memory))
-        if not self._stopping.is_set():
-            self._completions.post(OnLoop(self.on_health))
-            log.error("%s", self._cause)
-        error = Internal(self._cause, reason=Reason.BACKEND)
-        for batch, ids in batches.values():
-            for id in ids:
-                requests.pop(id, None)
-            late = batch is self._timeout.late
-            self._fail(batch, self._timeout.error() if late else error)
-            if late:
-                self._timeout.late = None
-        for request in requests.values():
-            self._completions.post(Post(request, InferResponse(None, error), True, None))
-        for call in calls:
-            call.drop()
-        for answer in asked.values():
-            answer(False)
-        if not self._stopping.is_set():
-            if time.monotonic() - self._started_at > STEADY_SECONDS:
-                self._pause = FIRST_PAUSE
-            # only now: finalize() may wait for it at once
-            self._supervisor = threads.start_surely(self._restart, process, name=f"{self.name}-supervisor")
+            serving = self._process is process
+            if serving:
+                self._process = None
+                self._cause = f"the model instance '{self.name}' failed: {process.cause}"
+                self._host.forget()
+                asked, self._asked = self._asked, {}
+        if serving:
+            self.healthy = False
+            self.reason = self._cause
+            if self.memory_rows:
+                self.memory_rows = []
+                self._completions.post(OnLoop(self.on_memory))
+            if not self._stopping.is_set():
+                self._completions.post(OnLoop(self.on_health))
+                log.error("%s", self._cause)
+            for answer in asked.values():
+                answer(False)
+            if not self._stopping.is_set():
+                if time.monotonic() - self._started_at > STEADY_SECONDS:
+                    self._pause = FIRST_PAUSE
+                # only now: finalize() may wait for it at once
+                self._supervisor = threads.start_surely(
+                    self._restart, process, name=f"{self.name}-supervisor"
+                )
+        if life is not None and life.process is process:
+            self._completions.post(OnLoop(lambda: self._life_over(life)))
 
     def _restart(self, old: Process) -> None:
         old.close()
@@ -240,13 +237,13 @@ class IsolatedInstance(BackendInstance):
                 log.error("restart of %s failed: %s", self.name, error)
                 self._cause = f"the model instance '{self.name}' could not be restarted: {text_of(error)}"
                 self.reason = self._cause
-                self._not_restarted()
+                self._completions.post(OnLoop(self._give_up))
                 continue
             self._restarts += 1
             log.warning("%s runs again", self.name)
             self._completions.post(OnLoop(self.on_health))
             return
-        self._not_restarted()
+        self._completions.post(OnLoop(self._give_up))
 
     def finalize(self) -> None:
         self.abort()  # ends a restart, too
@@ -257,7 +254,10 @@ class IsolatedInstance(BackendInstance):
             process = self._process
             if process is None:
                 return
-        self._send_finalize(process)
+        process.post_message({"t": "finalize"})
+        life = self._latest
+        if life is not None:
+            self._completions.post(OnLoop(life.end.look))
         try:
             process.awaited(self._answers, "finalized", FINALIZE_SECONDS, "finalize")
         except TritonError as error:
@@ -268,6 +268,9 @@ class IsolatedInstance(BackendInstance):
     def let_go(self) -> None:
         super().let_go()
         self._timeout.stop()
+        life = self._latest
+        if life is not None and life.over:  # that of a process which has just ended by itself may not be yet
+            self._latest = None
 
     def is_ready(self) -> bool:
         process = self._process
@@ -279,7 +282,7 @@ class IsolatedInstance(BackendInstance):
             if self._process is not process:  # it has ended, so no answer would come
                 return False
             self._asked[id] = answer.put
-        process.send({"t": "is_ready", "k": id}, [])
+        process.send({"t": "is_ready", "k": id})
         return answer.get()  # the process's answer, or False from its end
 
     # ------------------------------------------------------------ execution
@@ -291,27 +294,42 @@ class IsolatedInstance(BackendInstance):
         return error if isinstance(error, TritonError) else Internal(text_of(error), reason=Reason.BACKEND)
 
     def begin(self, batch: Batch) -> None:
-        process = self._process
-        if process is None:
+        life = self._life
+        if (life is None or life.end.closed) and self._between:
+            self._waiting.append(batch)
+        elif life is None or life.end.closed:
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
         else:
-            process.post(lambda: self._send_batch(process, batch))
-
-    def _watch(self) -> None:
-        self._timeout.watch(1 if self.in_order else self.capacity)
+            life.end.begin(batch)
+            self._timeout.watch(1 if self.in_order else self.capacity)
 
     def _first(self) -> tuple[Batch, int, Process] | None:
-        """The running batch that began first, when it began (monotonic ns), and its process; None if none runs."""
-        with self._lock:
-            process = self._process
-            for batch, _ in self._batches.values():
-                return None if process is None else (batch, batch.compute_start, process)
-        return None
+        life = self._life
+        found = None if life is None else life.end.oldest
+        return None if found is None or life is None else (*found, life.process)
+
+    @property
+    def ahead(self) -> int:
+        life = self._life
+        return 0 if life is None else int(life.end.occupancy)
+
+    def body_memory(self, size: int) -> Any:
+        life = self._life
+        return None if life is None else life.end.body_memory(size)
+
+    @property
+    def body_bytes(self) -> int:
+        life = self._life
+        return 0 if life is None else life.end.body_bytes
+
+    def holds_body(self, tensor: Tensor) -> bool:
+        life = self._life
+        return life is not None and life.end.holds_body(tensor)
 
     def sequence_ended(self, sequence_id: int | str, reason: str) -> None:
-        process = self._process
-        if process is not None:  # the state of a child that has ended is gone anyway
-            process.post_message({"t": "sequence_end", "c": sequence_id, "reason": reason})
+        life = self._life
+        if life is not None:
+            life.end.sequence_ended(sequence_id, reason)
 
     def _fail(self, batch: Batch, error: TritonError) -> None:
         batch.error = error
@@ -319,78 +337,59 @@ class IsolatedInstance(BackendInstance):
         batch.compute_end = monotonic_ns()
         self._completions.post(batch)
 
-    def _send_batch(self, process: Process, batch: Batch) -> None:
-        batch.compute_start = monotonic_ns()
-        rows: list[dict[str, Any]] = []
-        ids: list[int] = []
-        sent = []
-        for request in batch.requests:
-            id = next(self._numbers)
-            ids.append(id)
-            sent.append(self._request_row(id, request, rows))
-        number = next(self._numbers)
-        with self._lock:
-            alive = self._process is process
-            if alive:
-                self._batches[number] = (batch, ids)
-                self._requests.update(zip(ids, batch.requests, strict=True))
-        if not alive:
-            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
+    # ------------------------------------------------------------ the rings of its processes; trio thread
+
+    def _begins(self, life: Life) -> None:
+        """Lets a started process serve, beginning with the batches that wait for it. Trio thread."""
+        if life.over:  # it has ended already
             return
-        if self._timeout.limited:
-            self._completions.post(OnLoop(self._watch))
-        cancelled = []
-        for id, request in zip(ids, batch.requests, strict=True):
-            on_cancel = self._on_cancel(process, id, request)
-            request.on_cancel = on_cancel
-            if request.cancelled:
-                cancelled.append(on_cancel)
-        process.send(
-            {
-                "t": "execute",
-                "batch": number,
-                "model": self._args["model_name"],
-                "version": int(self._args["model_version"]),
-                "requests": sent,
-            },
-            rows,
-        )
-        for on_cancel in cancelled:
-            on_cancel()
+        life.register()
+        self._life = life
+        self._between = False
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self.begin(batch)
 
-    def _on_cancel(self, process: Process, id: int, request: InferRequest) -> Callable[[], None]:
-        return lambda: process.post_message({"t": "cancel", "r": id, "read": request.still_read})
+    def _give_up(self) -> None:
+        self._between = False
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
 
-    def _request_row(self, id: int, request: InferRequest, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        wanted = wanted_names(request)
-        return {
-            "r": id,
-            "id": request.id,
-            "c": request.sequence_id,
-            "f": (1 if request.sequence_start else 0) | (2 if request.sequence_end else 0),
-            "timeout": request.timeout_us,
-            "p": request.parameters,
-            "w": wanted,
-            "o": self._output_names if request.outputs is None else [o.name for o in request.outputs],
-            "trace": request.trace is not None,
-            "context": None if request.trace is None else request.trace.context(),
-            "in": [row_of(tensor, rows) for tensor in request.inputs],
-        }
+    def _life_over(self, life: Life) -> None:
+        """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 4). Trio thread."""
+        life.drain_all()
+        if self._life is life:
+            self._life = None
+            self._between = not self._stopping.is_set()
+        untouched = life.end.untouched(self.capacity == 1) if self._between else []
+        batches, requests = life.end.end()
+        life.close()
+        error = Internal(self._cause, reason=Reason.BACKEND)
+        late, self._timeout.late = self._timeout.late, None
+        for batch in batches:
+            if batch in untouched and not self._bound_to(life, batch):
+                self._waiting.append(batch)
+            else:
+                self._fail(batch, self._timeout.error() if batch is late else error)
+        for request in requests:
+            self._completions.post(Post(request, InferResponse(None, error), True, None))
+        for call in list(life.calls.values()):
+            call.drop()
+
+    def _bound_to(self, life: Life, batch: Batch) -> bool:
+        """Whether a batch cannot be given to the next process: the state of its sequence is gone, or its bytes lie
+        where the process that has ended, who knows why, may have written."""
+        return any(request.sequence_id for request in batch.requests) or life.end.received_here(batch)
 
     # ------------------------------------------------------------ messages of the child
 
     def _message(self, process: Process, message: dict[str, Any]) -> None:
         kind = message["t"]
-        if kind == "result":
-            self._result(process, message)
-        elif kind == "send":
-            self._sent(process, message)
-        elif kind == "call":
-            self._call(process, message)
-        elif kind == "dropped":
-            request = self._requests.pop(message["r"], None)
-            if request is not None:
-                self._completions.post(Post(request, InferResponse(None, dropped(request)), True, None))
+        if kind == "message_segment":
+            life = self._latest
+            if life is not None and life.process is process:
+                life.segment_came(message)
         elif kind == "is_ready":
             answer = self._asked.pop(message["k"], None)
             if answer is not None:
@@ -398,8 +397,6 @@ class IsolatedInstance(BackendInstance):
         elif kind == "memory":
             self._memory_told(process, message["rows"])
         elif not self._host.message(process, message):
-            for descriptor in message.pop("descriptors", ()):  # no expected answer has any
-                os.close(descriptor)
             if self._answers.qsize() >= MOST_ANSWERS:
                 raise Violation("answers to what nobody asked")
             self._answers.put(message)
@@ -414,90 +411,3 @@ class IsolatedInstance(BackendInstance):
             raise Violation("memory that there is not")
         self.memory_rows = told
         self._completions.post(OnLoop(self.on_memory))
-
-    def _response(
-        self, process: Process, request: InferRequest, row: dict[str, Any], blob: bytearray
-    ) -> InferResponse:
-        if row.get("e") is not None:
-            text, code = row["e"]
-            return InferResponse(None, TritonError(valid(text), CODES[code], Reason.BACKEND), row["p"])
-        made = known(request, [received(process, t, blob) for t in row["o"]])
-        return InferResponse(made, None, row["p"])
-
-    def _result(self, process: Process, message: dict[str, Any]) -> None:
-        """Takes the answers of a batch. Reads all before it uses any, so that a malformed one fails the whole batch."""
-        with self._lock:
-            batch, ids = self._batches.get(message["batch"], (None, []))
-        if batch is None:
-            return
-        read: list[InferResponse | str] = []
-        if "error" not in message:
-            for request, answer in zip(batch.requests, message["answers"], strict=True):
-                if answer in ("open", "reschedule"):
-                    read.append(answer)
-                else:
-                    read.append(self._response(process, request, answer, message["blob"]))
-        elif not isinstance(message["error"], str):
-            raise Violation("an error that is no text")
-        began, made, executed = message["times"][:3]
-        floor, now = 0, monotonic_ns()
-        times = [floor := min(max(int(time_ns), floor), now) for time_ns in (began, made, executed)]
-        with self._lock:
-            self._batches.pop(message["batch"], None)
-        batch.compute_start, batch.input_end, batch.output_start = times
-        if "error" in message:
-            batch.error = Internal(valid(message["error"]), reason=Reason.BACKEND)
-            with self._lock:
-                for id in ids:
-                    self._requests.pop(id, None)
-        else:
-            self._answered(batch, ids, read)
-        batch.compute_end = monotonic_ns()
-        self._completions.post(batch)
-
-    def _answered(self, batch: Batch, ids: list[int], read: list[InferResponse | str]) -> None:
-        requests: list[InferRequest] = []
-        responses: list[InferResponse | None] = []
-        for id, request, answer in zip(ids, batch.requests, read, strict=True):
-            response: InferResponse | None = None
-            if answer == "open":
-                if not self._decoupled:
-                    continue
-            else:
-                self._requests.pop(id, None)
-                if isinstance(answer, str):
-                    self._completions.post(Reschedule(request))
-                    continue
-                response = answer
-            requests.append(request)
-            responses.append(response)
-        if len(requests) != len(batch.requests):
-            batch.requests = requests
-        batch.responses = responses
-
-    def _sent(self, process: Process, message: dict[str, Any]) -> None:
-        id, final, size = message["r"], message["final"], message["size"]
-        request = self._requests.get(id)
-        if request is None:
-            process.post_message({"t": "ack", "r": id, "size": size})
-            return
-        if message["a"] is None:
-            made = InferResponse()
-            made.null = True
-        else:
-            made = self._response(process, request, message["a"], message["blob"])
-        if final:
-            self._requests.pop(id, None)
-        made.produced_ns = monotonic_ns()
-        ack = {"t": "ack", "r": id, "size": size}
-        self._completions.post(Post(request, made, bool(final), lambda: process.post_message(ack)))
-
-    def _call(self, process: Process, message: dict[str, Any]) -> None:
-        batch = self._batches.get(message["batch"], (None, []))[0]
-        parent = None
-        if message["parent"] is not None:
-            parent = self._requests.get(message["parent"])
-        elif batch is not None and len(batch.requests) == 1:
-            parent = batch.requests[0]
-        waits = message["blocking"] and batch is not None and self.capacity == 1
-        self._host.call(process, message, parent, batch.instance if waits and batch else None)

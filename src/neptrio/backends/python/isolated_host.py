@@ -1,50 +1,34 @@
-"""What an isolated model may ask of the server: inferences, loads and unloads, metrics, its log.
+"""What an isolated model asks of the server over its socket: loads and unloads, metrics, its log.
 
-The child asks over its socket and gets the answer there. For a model in the server's process,
-neptrio.backends.python.bls does the same.
+The child asks and gets the answer there; its calls of other models cross on rings (life.py). For a model in the server's
+process, neptrio.backends.python.bls does the same.
 
 Rules:
- 1. A call is kept in a table until its last response. When the child ends, all calls in the table are cancelled.
- 2. Questions that must wait for the trio thread (load, unload, readiness) are answered from there. So the reader thread
+ 1. Questions that must wait for the trio thread (load, unload, readiness) are answered from there. So the reader thread
     never waits, and no question takes a thread.
- 3. What a child can have the server keep is counted: open calls, unanswered questions, metrics. Beyond the limit a call or
-    question is answered with an error.
+ 2. What a child can have the server keep is counted: unanswered questions, metrics. Beyond the limit a question is
+    answered with an error.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from neptrio.backends.python.bls import Answer, Call, InProcessHost, OnLoop
-from neptrio.backends.python.convert import NUMBERS
+from neptrio.backends.python.bls import Answer, InProcessHost
 from neptrio.backends.python.process import Process
-from neptrio.backends.python.ring_reader import check_tensor
 from neptrio.errors import Unavailable
 from neptrio.execution.model_host import ModelHost
 from neptrio.foreign import text_of
-from neptrio.request import foreign_memory
-from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Tensor, tensor_at
 from neptrio.rings.message import Violation
-from triton_python_backend_utils._process.wire import Lease, tensor_row
-from triton_python_backend_utils._types import BYTES
+from neptrio.rings.ring import is_sealed
 
-foreign_memory.declare(Lease)
-
-# what a model may do with a metric of its own
-MOST_CALLS = 16_384  # of other models, at once
 MOST_QUESTIONS = 1_000  # to the repository, at once
 MOST_METRICS = 10_000  # families and metrics, which stay until the child lets go of them
+# what a model may do with a metric of its own
 CHANGES = ("increment", "set", "observe", "value")
-
-
-class IsolatedCall(Call):
-    """A call of an isolated model, whose responses are sent over its socket without conversion."""
-
-    def receive(self, response: InferResponse) -> Any:
-        return response
 
 
 class IsolatedHost:
@@ -54,7 +38,6 @@ class IsolatedHost:
         self._services = services
         self._host = InProcessHost(name, model_name, services)
         self._numbers = itertools.count(1)
-        self._calls: dict[int, Call] = {}
         self._metrics: dict[int, Any] = {}
         self._questions: set[tuple[Process, int]] = set()  # that the trio thread has not answered
 
@@ -63,16 +46,6 @@ class IsolatedHost:
         kind = message["t"]
         if kind == "log":
             self._host.log(message["level"], message["text"], message["file"], message["line"])
-        elif kind == "took":
-            if message["k"] in self._calls:
-                self._calls[message["k"]].took(None)
-        elif kind == "call_cancel":
-            call = self._calls.get(message["k"])
-            if call is not None:
-                if message["dropped"]:
-                    call.drop()
-                else:
-                    call.cancel()
         elif kind == "ask":
             self._ask(process, message)
         elif kind == "forget":
@@ -81,54 +54,9 @@ class IsolatedHost:
             return False
         return True
 
-    def take(self) -> list[Call]:
-        """Removes and returns the open calls of a child that has ended, and forgets its metrics."""
-        calls, self._calls = self._calls, {}
+    def forget(self) -> None:
+        """Forgets the metrics of a child that has ended."""
         self._metrics.clear()
-        return list(calls.values())
-
-    def call(
-        self, process: Process, message: dict[str, Any], parent: InferRequest | None, waiting: Any
-    ) -> None:
-        """Starts an inference on another model. `parent` is the request for which it is made, and `waiting` the instance
-        that is blocked until it is answered; each is None if unknown."""
-        made = InferRequest()
-        made.model_name = message["model"]
-        made.model_version = "" if message["version"] < 0 else str(message["version"])
-        made.id = message["id"]
-        made.sequence_id = message["sequence"]
-        made.sequence_start = bool(message["flags"] & 1)
-        made.sequence_end = bool(message["flags"] & 2)
-        made.timeout_us = message["timeout"]
-        made.parameters = message["p"] or None
-        made.inputs = [received(process, t, message["blob"]) for t in message["in"]]
-        if message["w"]:
-            made.outputs = [RequestedOutput(name) for name in dict.fromkeys(message["w"])]
-        made.parent = parent
-        made.owner = None if parent is None else parent.owner
-        id = message["k"]
-
-        def deliver(response: InferResponse | None, final: bool) -> None:
-            if final:
-                self._calls.pop(id, None)
-            process.post(lambda: self._send_response(process, id, response, final))
-
-        call = IsolatedCall(self._services, made, message["decoupled"], deliver, waiting)
-        if len(self._calls) >= MOST_CALLS:
-            deliver(InferResponse(None, too_many_calls()), True)
-            return
-        self._calls[id] = call
-        self._services.completions.post(OnLoop(call.submit))
-
-    def _send_response(self, process: Process, id: int, response: InferResponse | None, final: bool) -> None:
-        rows: list[dict[str, Any]] = []
-        answer: dict[str, Any] | None = None
-        if response is not None and response.error is not None:
-            error = response.error
-            answer = {"e": [str(error), NUMBERS.get(error.code, 0)], "p": response.parameters}
-        elif response is not None:
-            answer = {"o": [row_of(t, rows) for t in response.outputs or ()], "p": response.parameters}
-        process.send({"t": "call_response", "k": id, "a": answer, "final": final}, rows)
 
     def _ask(self, process: Process, message: dict[str, Any]) -> None:
         key = message["k"]
@@ -149,14 +77,15 @@ class IsolatedHost:
             else:
                 self._questions.add(question)
                 self._ask_repository(process, message, answer)
+        except Violation:
+            raise
         except Exception as error:
             answer(None, text_of(error))
 
     def _ask_repository(self, process: Process, message: dict[str, Any], answer: Answer) -> None:
         op, name = message["op"], message["name"]
         if op == "load":
-            blob = message["blob"]
-            files = {row["n"]: received(process, row, blob).tobytes() for row in message["files"]}
+            files = model_files(message["files"], message.get("descriptors", ()))
             self._host.ask_load(name, files, message["config"], answer)
         elif op == "unload":
             self._host.ask_unload(name, message["dependents"], answer)
@@ -180,30 +109,18 @@ class IsolatedHost:
         return id
 
 
-def too_many_calls() -> Unavailable:
-    """The error of a call beyond the limit."""
-    return Unavailable(f"a process has at most {MOST_CALLS} calls of other models under way")
+def model_files(rows: Any, descriptors: Sequence[int]) -> dict[str, bytes]:
+    """The files of a model, whose (name, size) are `rows`: they lie one behind the other in memory that came along.
 
-
-def row_of(tensor: Tensor, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The description of a tensor that is sent; adds its bytes to `rows` (see wire.tensor_row)."""
-    data = np.frombuffer(tensor, dtype=np.uint8) if tensor.nbytes else b""  # type: ignore[call-overload]  # it is a buffer
-    return tensor_row(tensor.name, tensor.dtype, tensor.shape, data, rows)
-
-
-def received(process: Process, row: dict[str, Any], blob: bytearray) -> Tensor:
-    """A tensor that was received; it keeps its memory, which is `blob` or a lease of the child's.
-
-    Raises Violation for one that cannot be. Strings have a structure, so they are copied before it is looked at.
+    Raises Violation, or what rows that are none make Python raise.
     """
-    memory = process.wire.memory(row, blob)
-    name, dtype, shape = row["n"], row["d"], tuple(row["s"])
-    made: Tensor
-    if isinstance(memory, Lease):
-        made = tensor_at(name, dtype, shape, memory.address, memory.nbytes, memory)
-        if dtype == BYTES:
-            made = Tensor(name, dtype, shape, made.tobytes())
-    else:
-        made = Tensor(name, dtype, shape, memory, True)
-    check_tensor(made)
-    return made
+    sizes = [(name, size) for name, size in rows if type(name) is str and type(size) is int and size >= 0]
+    total = sum(size for _, size in sizes)
+    if len(sizes) != len(rows) or len(descriptors) != bool(total):
+        raise Violation("files that cannot be")
+    if not total:
+        return {name: b"" for name, _ in sizes}
+    if not is_sealed(descriptors[0], total):
+        raise Violation("files in memory that is not sealed or too small")
+    with mmap.mmap(descriptors[0], total, prot=mmap.PROT_READ) as mapped:
+        return {name: mapped.read(size) for name, size in sizes}

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton_python_backend_utils as utils
 from neptrio.backends.python import convert
@@ -21,26 +21,24 @@ from neptrio.backends.python.tensors import measure
 from neptrio.errors import Cancelled, Internal, InvalidArgument, Reason, TritonError, settled
 from neptrio.execution.batch import Batch, complete
 from neptrio.execution.model_host import ModelHost
-from neptrio.foreign import text_of, type_name
+from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestState, monotonic_ns
 from triton_python_backend_utils._execute import (
+    OPEN_ANSWER,
+    RESCHEDULED_ANSWER,
+    answers,
     check_class,
-    check_count,
-    check_none,
+    failed_text,
     failure_text,
-    response_of_rescheduled,
+    listed,
 )
 from triton_python_backend_utils._sender import Channel
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("neptrio.python")
 
 OWN_FILES = ("cext/", str(Path(__file__).parents[2]))  # left out of tracebacks for a model's author
 DONE = int(RequestState.DONE)
-RESCHEDULE = utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
 def dropped(request: InferRequest) -> TritonError:
@@ -229,59 +227,38 @@ class ModelRunner:
     def answer(self, batch: Batch, given: list[utils.InferenceRequest], responses: Any) -> None:
         """Checks what execute() returned and fills in the batch's responses."""
         batch.mark_output_start()
-        if self.decoupled:
-            check_none(responses, self.name)
-        elif responses is None and all(r._channel.taken for r in given):
-            responses = [None] * len(given)
-        else:
-            # a list of our own: a model that keeps its list has responses that others refer to, too
-            responses = list(check_count(responses, len(given)))
+        requests = batch.requests
         kept: list[InferRequest] = []
-        answers: list[InferResponse | None] = []
-        for i, request in enumerate(batch.requests):
-            seen, response = given[i], None if responses is None else responses[i]
-            if seen._release_flags == RESCHEDULE:
-                seen._channel.close()
-                if response is None:
-                    self.completions.post(Reschedule(request))
-                    continue
-                answers.append(self._failed(response_of_rescheduled(response)))
-            elif self.decoupled:
-                answers.append(None)
-            elif response is None:
-                if seen._channel.taken:
-                    continue  # the sender answers it, or has already
-                answers.append(self._failed("execute() returned None for a request"))
-            elif not isinstance(response, utils.InferenceResponse):
-                answers.append(
-                    self._failed(
-                        f"execute() must return InferenceResponse objects, got {type_name(response)}"
-                    )
-                )
-            elif seen._channel.sent:
-                log.warning(
-                    "%s: a response was both sent and returned for a request; the sent one counts", self.name
-                )
+        responses_of: list[InferResponse | None] = []
+
+        def made(place: int, response: utils.InferenceResponse) -> InferResponse | str:
+            try:
+                return convert.response(requests[place], response, True)
+            except (TritonError, ValueError, TypeError) as error:
+                return failed_text(self.name, f"cannot use an output tensor: {text_of(error)}")
+
+        responses = listed(responses, given, self.name, self.decoupled)  # lets go of what the model returned
+        found = answers(given, responses, self.name, self.decoupled, made)
+        for request, answer in zip(requests, found, strict=True):
+            if answer is RESCHEDULED_ANSWER:
+                self.completions.post(Reschedule(request))
                 continue
-            else:
-                seen._channel.close()
-                try:
-                    answers.append(convert.response(request, response, True))
-                except (TritonError, ValueError, TypeError) as error:
-                    answers.append(self._failed(f"cannot use an output tensor: {text_of(error)}"))
+            if answer is OPEN_ANSWER:
+                if not self.decoupled:
+                    continue  # the sender answers it, or has already
+                answer = None
+            elif type(answer) is str:
+                answer = InferResponse(None, Internal(answer, reason=Reason.BACKEND))
             kept.append(request)
-        if len(kept) != len(batch.requests):
+            responses_of.append(answer)
+        if len(kept) != len(requests):
             batch.requests = kept
-        batch.responses = answers
+        batch.responses = responses_of
 
     def close(self, given: list[utils.InferenceRequest]) -> None:
         """Closes the senders of a failed batch's requests."""
         for request in given:
             request._channel.close()
-
-    def _failed(self, reason: str) -> InferResponse:
-        text = f"Failed to process the request(s) for model '{self.name}', message: {reason}"
-        return InferResponse(None, Internal(text, reason=Reason.BACKEND))
 
     def failure(self, error: BaseException) -> TritonError:
         """The error of requests whose execute() raised."""
@@ -293,7 +270,7 @@ class ModelRunner:
 def _answer_one(execute: Callable[[], Any]) -> None:
     """Has a runner answer a request, as instances do, of which nothing else is needed."""
     runner: Any = ModelRunner.__new__(ModelRunner)
-    runner.decoupled = False
+    runner.name, runner.decoupled = "", False
     request = SimpleNamespace(outputs=None, model=SimpleNamespace(known_outputs=("",)))
     channel = SimpleNamespace(taken=False, sent=False, close=lambda: None)
     batch = SimpleNamespace(requests=[request], mark_output_start=lambda: None)

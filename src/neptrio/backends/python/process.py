@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,10 @@ s = u.spec_from_file_location("triton_python_backend_utils", sys.argv[1] + "/__i
 m = u.module_from_spec(s)
 sys.modules[s.name] = m
 s.loader.exec_module(m)
-if sys.argv[3] == "rings":
+if sys.argv[3] == "compiled":
     from triton_python_backend_utils._process.compiled_ring import main
-elif sys.argv[3] == "plain rings":
-    from triton_python_backend_utils._process.plain_ring import main
 else:
-    from triton_python_backend_utils._process.child import main
+    from triton_python_backend_utils._process.plain_ring import main
 from triton_python_backend_utils._process.limits import apply
 import json
 apply(json.loads(sys.argv[4]))
@@ -72,13 +70,6 @@ def kill_all() -> None:
         process.kill()
 
 
-def _way(rings: bool, python: str | None) -> str:
-    """Which main() a new interpreter runs."""
-    if not rings:
-        return "socket"
-    return "rings" if python is None else "plain rings"
-
-
 class Process:
     """A running child."""
 
@@ -88,14 +79,13 @@ class Process:
         python: str | None,
         on_message: Callable[[Process, dict[str, Any]], None],
         on_end: Callable[[Process], None],
-        rings: bool = False,
         environ: dict[str, str] | None = None,
         limits: dict[str, Any] | None = None,
         origin: template.Template = template.template,
     ) -> None:
         """`python` is the path of the interpreter, None for the server's. `environ` and `limits` are made by
         neptrio.backends.python.limits. `origin` is the template that the process is forked from, if forking is
-        possible. `rings` says that requests cross in shared memory."""
+        possible."""
         self.name = name
         self.ended = threading.Event()
         self.killed_for = ""  # why the server has killed it, "" if it has not
@@ -122,7 +112,7 @@ class Process:
             ends.prepare()
             for role, target in (("output", self._output), ("writer", self._write), ("reader", self._read)):
                 self._threads.append(threads.start(self._when_begun, target, name=f"{name}-{role}"))
-            if rings and python is None and template.SUPPORTED:
+            if python is None and template.SUPPORTED:
                 try:
                     self._child = origin.fork(f"py:{name}", theirs.fileno(), given, limits or {})
                     self._template = True
@@ -131,7 +121,7 @@ class Process:
             if self._child is None:
                 threads_only = json.dumps({"threads": (limits or {}).get("threads")})
                 program = [python or sys.executable, "-u", "-c", BOOTSTRAP, str(PACKAGE)]
-                program += [str(theirs.fileno()), _way(rings, python), threads_only]
+                program += [str(theirs.fileno()), "compiled" if python is None else "plain", threads_only]
                 arguments, environ_of_it = launched(
                     program, given if python is None else variables(python, given), limits
                 )
@@ -166,7 +156,7 @@ class Process:
             theirs.close()
         self.pid = self._child.pid
         _alive.add(self)
-        self.wire = Wire(ours)
+        self._wire = Wire(ours)
         self._begun.set()
 
     def _when_begun(self, target: Callable[[], None]) -> None:
@@ -181,10 +171,10 @@ class Process:
         except OSError:
             pass  # it is closed
 
-    def send(self, message: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Sends a message now. If the child has ended, does nothing: the reader notices that."""
         try:
-            self.wire.send(message, rows)
+            self._wire.send(message, descriptors)
         except OSError:
             pass
 
@@ -193,8 +183,8 @@ class Process:
         self._work.put(function)
 
     def post_message(self, message: dict[str, Any]) -> None:
-        """send() of a message without tensors, on the writer thread."""
-        self.post(lambda: self.send(message, []))
+        """send() of a message without descriptors, on the writer thread."""
+        self.post(lambda: self.send(message))
 
     def _write(self) -> None:
         while True:
@@ -208,8 +198,12 @@ class Process:
 
     def _read(self) -> None:
         try:
-            while (message := self.wire.receive()) is not None:
-                self._on_message(self, message)
+            while (message := self._wire.receive()) is not None:
+                try:
+                    self._on_message(self, message)
+                finally:
+                    for descriptor in message.get("descriptors", ()):  # that nobody has taken out
+                        os.close(descriptor)
         except Exception as error:
             # a correct process sends no such message; without its end, whoever waits for an answer waits for ever
             self._log.error("its process sent what cannot be used: %s", summary(error))
@@ -294,7 +288,7 @@ class Process:
         if threading.current_thread() is not self._threads[1]:
             self._threads[1].join()
         ends.forget(self._child)
-        self.wire.close()
+        self._wire.close()
         self._threads[0].join(OUTPUT_SECONDS)
         if not self._threads[0].is_alive():
             self._child.close()

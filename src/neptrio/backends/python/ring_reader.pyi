@@ -1,6 +1,5 @@
 # The types of cext/backends/python/ring_reader.pyx, which says what everything does.
 
-from neptrio.request.infer_request import Tensor
 from neptrio.rings.message import MessageReader
 from neptrio.rings.ring import Segment
 
@@ -8,5 +7,3 @@ class AnswerReader(MessageReader):
     def __init__(self, segment: Segment, outputs: int, outputs_end: int) -> None: ...
 
 class GivenBlock: ...
-
-def check_tensor(tensor: Tensor) -> None: ...
