@@ -50,7 +50,6 @@ ALLOWED = {
     "cext/codec/json_writer.pyx": {"_ESCAPE": A_TABLE},
     "cext/codec/number_text.pyx": {"exact_power": A_TABLE, "rounded_up": A_TABLE, "truncated": A_TABLE},
     "cext/codec/proto_request.pyx": {"_known_heads": A_CACHE},
-    "cext/loop/sliced_look.pyx": dict.fromkeys(("_bookmark", "_frozen", "_last"), OF_THE_INTERPRETER),
     "cext/loop/socket_writer_core.pyx": {
         "_threads": "each thread has its own; received bytes are copied before the next receive()"
     },
@@ -77,11 +76,7 @@ ALLOWED = {
     "src/neptrio/compat/tritonserver/metrics.py": {"_registries": "metrics of that interface name no server"},
     "src/neptrio/embedded/functions.py": {"_functions": "by number, which no two functions share"},
     "src/neptrio/loop/allocator.py": {"_keeps": OF_THE_INTERPRETER},
-    "src/neptrio/loop/collector.py": dict.fromkeys(
-        ("_began", "_blocks", "_freezes", "_in_slices", "_looking", "_looks", "_ours", "_survivors"),
-        OF_THE_INTERPRETER,
-    ),
-    "src/neptrio/loop/ended_code.py": {"_still_there": OF_THE_INTERPRETER},
+    "src/neptrio/loop/collector.py": {"_ours": OF_THE_INTERPRETER},
     "src/neptrio/loop/process_ends.py": {
         "ends": "one thread of the process watches all children; each is told to whoever started it"
     },

@@ -223,7 +223,6 @@ class Server:
                 collector.collect,
                 lambda: self.loop.lag.count,
                 lambda: len(self.repository.serving()),
-                lambda: any(model.backend.runs_code_here for model in self.repository.serving()),
             )
             if self.tokens is not None:
                 core.start_soon(self._watch_tokens, self.tokens)

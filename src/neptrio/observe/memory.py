@@ -26,7 +26,7 @@ def give_back(with_cycles: bool) -> None:
     what is left of them is collected first. Of other models reference counts have freed all.
     """
     if with_cycles:
-        collector.unloaded()
+        collector.look_at_all()
     allocator.give_back()
 
 

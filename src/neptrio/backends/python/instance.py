@@ -145,7 +145,7 @@ class InProcessInstance(BackendInstance):
                 self._runner.finalize()
         finally:
             _host.uninstall(self._runner.host)
-            self._runner.end()
+            self._runner.forget()
             self._leave_device()
 
     # ------------------------------------------------------------ async def execute

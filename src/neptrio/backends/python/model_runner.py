@@ -199,17 +199,10 @@ class ModelRunner:
         return self.model.finalize() if hasattr(self.model, "finalize") else None
 
     def forget(self) -> None:
-        """Drops the model and its modules: its load has failed, whose objects are new (loop.collector, rule 3)."""
-        self.model = None
-        if self._source is not None:
-            self._source.unload()
-
-    def end(self) -> None:
-        """Drops the model, which has served, and its modules, and frees what nobody else holds of them."""
-        if self._source is not None:
-            code = self._source.end(self.model)
-            self.model = self._source = None
-            code.collect()
+        """Drops the model and its modules."""
+        source, self.model, self._source = self._source, None, None
+        if source is not None:
+            source.unload()
 
     @property
     def wants_sequence_end(self) -> bool:

@@ -26,8 +26,6 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from neptrio.loop.ended_code import EndedCode
-
 _numbers = itertools.count(1)
 
 
@@ -68,19 +66,12 @@ class ModelSource:
             self.unload()
             raise
 
-    def unload(self) -> list[types.ModuleType]:
-        """Removes the model's modules from sys.modules, and returns them."""
+    def unload(self) -> None:
+        """Removes the model's modules from sys.modules. They refer to themselves: the collector frees them."""
         prefix = self.package + "."
-        names = [n for n in list(sys.modules) if n == self.package or n.startswith(prefix)]
-        found = [sys.modules.pop(name) for name in names]
-        return [module for module in found if issubclass(type(module), types.ModuleType)]
-
-    def end(self, model: Any) -> EndedCode:
-        """Removes the modules. When the caller has let go of `model`, its object, and of this source, what is left of
-        all of them is to be collected, by EndedCode.collect()."""
-        modules = self.unload()
-        loaders = [module.__dict__.get("__loader__") for module in modules]
-        return EndedCode([self, model, *modules, *loaders], self.package)
+        for name in list(sys.modules):
+            if name == self.package or name.startswith(prefix):
+                sys.modules.pop(name, None)
 
     def _load(self, fullname: str, path: Path, package_folder: Path | None) -> types.ModuleType:
         loader = _Loader(fullname, str(path), self)
