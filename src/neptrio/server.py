@@ -30,7 +30,7 @@ from neptrio.execution.admission import Admission
 from neptrio.execution.foreign_inputs import ForeignInputs
 from neptrio.execution.model_host import ModelHost
 from neptrio.execution.rate_limiter import RateLimiter
-from neptrio.loop import allocator, collector, open_files, threads
+from neptrio.loop import collector, open_files, threads
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.doorbells import Doorbells
 from neptrio.loop.loop_lag import LoopLag
@@ -218,7 +218,6 @@ class Server:
             await core.start(self.loop.poller.run)
             await core.start(self._completions)
             await core.start(self.repository.run)
-            core.start_soon(allocator.give_back_at_rest, self.services.large_work)
             core.start_soon(
                 collector.collect,
                 lambda: self.loop.lag.count,

@@ -242,7 +242,6 @@ class Front:
             await core.start(self._loop.poller.run)
             core.start_soon(self._listen_to_engine, core)
             core.start_soon(self._write)
-            core.start_soon(allocator.give_back_at_rest, self._services.large_work)
             collector.set_up()
             core.start_soon(collector.collect, lambda: self._loop.lag.count)
             self._loop.poller.listen(self._wake.fileno(), self._woken)

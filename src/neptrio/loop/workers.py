@@ -35,12 +35,11 @@ MOST_CLOCKS = 1024  # more are looked through for those that lie in the past
 
 @dataclass(frozen=True)
 class WorkersStatistics:
-    """Steps that run, that wait, and that were begun so far."""
+    """Steps that run, and that wait."""
 
     threads: int
     busy: int
     waiting: int
-    begun: int
 
 
 class _Turn:
@@ -68,7 +67,6 @@ class Workers:
         """`threads` 0: as many as there are processors, but at least 2 and at most 4."""
         self.threads = threads or max(2, min(4, os.cpu_count() or 1))
         self._busy = 0
-        self._begun = 0
         self._now = 0.0  # the clock of the step that was begun last
         self._clocks: dict[int, float] = {}  # of those whose clock is ahead
         self._waiting: list[tuple[float, int, trio.Event]] = []  # a heap: clock, order of coming
@@ -112,7 +110,6 @@ class Workers:
                 else:
                     self._given_up.add(number)
                 raise
-        self._begun += 1
         self._now = max(self._now, start)
 
     def _free(self, whose: int, seconds: float) -> None:
@@ -135,4 +132,4 @@ class Workers:
     def statistics(self) -> WorkersStatistics:
         """The current numbers."""
         waiting = len(self._waiting) - len(self._given_up)
-        return WorkersStatistics(self.threads, self._busy, waiting, self._begun)
+        return WorkersStatistics(self.threads, self._busy, waiting)

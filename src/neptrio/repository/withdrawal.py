@@ -121,7 +121,7 @@ class Withdrawal:
         try:
             while self._once_more:
                 with_cycles, self._once_more, self._with_cycles = self._with_cycles, False, False
-                with suppress(threads.NoThread):  # what rests is given back later (loop.allocator)
+                with suppress(threads.NoThread):  # it is given back after the next unload
                     await threads.run(self.give_back, with_cycles, abandon_on_cancel=True)
         finally:
             self._giving_back = False

@@ -52,7 +52,3 @@ class Services:
     logging: LoggingService
     cache: ResponseCache | None
     custom_metrics: CustomMetrics
-
-    def large_work(self) -> int:
-        """Changes with each large body that comes and each piece of work that a worker does."""
-        return self.workers.statistics().begun + self.held.asked

@@ -41,7 +41,6 @@ class HeldBytes(HeldCore):
     def __init__(self, limit: int = 0) -> None:
         """`limit` 0: default_limit()."""
         self.limit = limit or default_limit()
-        self.asked = 0  # how often there was to be room for a large body
         self._kept = 0
         self._sources: list[Callable[[], int]] = [lambda: self._kept]
         self._total = 0
@@ -68,7 +67,6 @@ class HeldBytes(HeldCore):
         `size` 0: for a request whose bytes are counted, or so few that they are not; there is room unless more is held
         than may be.
         """
-        self.asked += 1
         now = monotonic_ns() if now_ns is None else now_ns
         if now - self._looked_ns > GOOD_NS:
             self.look(now)
