@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as utils
-from neptrio.backends.python.ring_server import PORTION_BYTES
 from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
@@ -375,49 +374,6 @@ def test_nothing_is_kept_of_senders_that_cannot_go_on(how: str) -> None:
             assert pair.server.statistics()["untold"] == 0
     finally:
         pair.close()
-
-
-def test_large_responses_are_taken_in_portions(senders: Any) -> None:
-    """Behind a portion the server may rest, so that others have the processors."""
-    pair, _, one, two = senders
-    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
-    each = PORTION_BYTES // 2
-    for id in (one, two, one, two, one):
-        pair.child.respond(id, made, None, False, each)
-    while pair.server.drain():
-        pass
-    assert pair.portions == [2, 4] and len(pair.answers.got) == 5
-
-
-def test_behind_a_portion_the_host_may_let_the_process_wait(senders: Any) -> None:
-    pair, _, one, _ = senders
-    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
-    for _ in range(3):
-        pair.child.respond(one, made, None, False, PORTION_BYTES)
-    pair.at_once = False
-    for count in (1, 2, 3):
-        assert not pair.server.drain() and len(pair.answers.got) == count
-    assert not pair.server.drain() and pair.portions == [1, 2, 3]
-
-
-def test_a_portion_begins_when_the_process_was_waited_for(senders: Any) -> None:
-    pair, _, one, _ = senders
-    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
-    for _ in range(4):
-        pair.child.respond(one, made, None, False, PORTION_BYTES - 1)
-        assert not pair.server.drain()
-    assert len(pair.answers.got) == 4 and not pair.portions
-
-
-def test_a_size_that_cannot_be_is_a_portion(senders: Any) -> None:
-    """The process says what a response counts for; a hostile one could make the sum wrap."""
-    pair, _, one, _ = senders
-    made = utils.InferenceResponse([utils.Tensor("OUT", np.ones(1, np.float32))])
-    for _ in range(2):
-        pair.child.respond(one, made, None, False, 2**64 - 1)
-    while pair.server.drain():
-        pass
-    assert pair.portions == [1, 2] and len(pair.answers.got) == 2
 
 
 # ---------------------------------------------------------------- calls

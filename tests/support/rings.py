@@ -83,8 +83,6 @@ class Pair:
         self.finished_batches: list[Batch] = []
         self.answers = Answers()
         self.violations: list[str] = []
-        self.portions: list[int] = []  # how many responses had come at the end of each portion
-        self.at_once = True  # whether to go on behind a portion
         self.lags = 0  # how often the server's end asked to be called again
         self.calls: list[tuple[int, InferRequest, bool, bool]] = []
         self.segments: dict[int, int] = {}
@@ -121,10 +119,6 @@ class Pair:
 
     def lag(self) -> None:
         self.lags += 1
-
-    def portion_taken(self) -> bool:
-        self.portions.append(len(self.answers.got))
-        return self.at_once
 
     def send_segment(self, *given: Any) -> None:
         if isinstance(given[0], Segment):  # the server's

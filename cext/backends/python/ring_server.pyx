@@ -44,8 +44,6 @@ from neptrio.rings.message import Violation
 from triton_python_backend_utils._sender import UNTOLD_BYTES
 
 cdef uint64_t UNTOLD = UNTOLD_BYTES
-cdef uint64_t PORTION = 1 << 19  # bytes of responses, behind which the host may let the process wait: half of a sender's window
-PORTION_BYTES = PORTION
 
 cdef enum:
     DRAIN_AT_ONCE = 512      # descriptors, before other events have their turn
@@ -83,8 +81,7 @@ cdef class ServerEnd(RingSender):
     """See the module's text.
 
     `host` hears what is not the ring's own business: called(), took(), call_cancelled(), reschedule(),
-    send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long. It says in
-    portion_taken() whether drain() is to go on with a burst at once; if not, it has drain() called later.
+    send_segment() and violated(); and lag(), from any thread: flush() is to be called again before long.
     """
 
     cdef RingEnd answers
@@ -93,7 +90,6 @@ cdef class ServerEnd(RingSender):
     cdef dict segments               # numbers of segments of the process that have come
     cdef bint decoupled
     cdef readonly uint64_t received
-    cdef uint64_t portion            # bytes of responses that were taken since the process was waited for, or since a portion
     cdef dict passed                 # request id -> bytes of its responses that were passed on since its sender was told
 
     def __init__(self, Segment segment not None, layout, host, bint decoupled):
@@ -167,9 +163,6 @@ cdef class ServerEnd(RingSender):
         if self.closed:
             return False
         while True:
-            if self.portion >= PORTION:
-                self.portion = 0
-                return self.host.portion_taken()
             got = ring_peek(&self.answers, &entry)
             if got < 0:
                 self.broken("its index of a ring cannot be")
@@ -194,7 +187,6 @@ cdef class ServerEnd(RingSender):
             if self.closed:
                 return False
             ring_advance(&self.answers)
-        self.portion = 0
         if self.work_line or self.control_line:
             self.flush()
         return False
@@ -359,7 +351,6 @@ cdef class ServerEnd(RingSender):
         else:
             response = message.response(read_u32(&message.reader))
         message.finish()
-        self.portion += min(size, PORTION)
         if final:
             self.open.pop(id, None)
             self.passed.pop(id, None)

@@ -30,9 +30,6 @@ class Doorbells:
         self._poller = poller
         self._bells: dict[int, Callable[[], bool]] = {}
         self._again: set[int] = set()
-        self._last = -1
-        # how often a bell was rung that was not the last one: whether others are served meanwhile
-        self.turns = 0
         self._self = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # rung here for what has more to do
         poller.listen(self._self, self._ring_again, late=True)
 
@@ -55,9 +52,6 @@ class Doorbells:
         callback = self._bells.get(bell)
         if callback is None:
             return True
-        if bell != self._last:
-            self._last = bell
-            self.turns += 1
         try:
             if callback():
                 if not self._again:

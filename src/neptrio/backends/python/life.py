@@ -15,7 +15,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from neptrio.backends.python.bls import Call, OnLoop
-from neptrio.backends.python.burst_pause import BurstPause
 from neptrio.backends.python.convert import NUMBERS
 from neptrio.backends.python.model_runner import Reschedule, dropped
 from neptrio.backends.python.process import Process
@@ -76,8 +75,6 @@ class Life:
         self.registered = self.over = False
         self._lagging = False
         self._pause_ns = FIRST_LOOK_NS
-        self._burst_pause = BurstPause()
-        self._resting = False
 
     @property
     def rings(self) -> dict[str, Any]:
@@ -126,22 +123,6 @@ class Life:
             self._pause_ns = FIRST_LOOK_NS
 
     # ------------------------------------------------------------ called by ServerEnd
-
-    def portion_taken(self) -> bool:
-        """A portion of a burst was taken. Whether to go on at once; if not, a timer sees to it."""
-        now = monotonic_ns()
-        rest = 0 if self.over else self._burst_pause.after_portion(now, self._services.doorbells.turns)
-        if rest and not self._resting:  # what comes during a rest does not begin another
-            self._resting = True
-            self._services.timers.at(now + rest, self._has_rested)
-        return not rest
-
-    def _has_rested(self) -> None:
-        self._resting = False
-        self._go_on()
-
-    def _go_on(self) -> None:
-        self._services.doorbells.ring(self.bell)
 
     def called(
         self, key: int, request: InferRequest, decoupled: bool, blocking: bool, batch: Batch | None
@@ -216,7 +197,7 @@ class Life:
 
         def came() -> None:
             self.end.segment_came(message["k"], segment)
-            self._go_on()
+            self._services.doorbells.ring(self.bell)
 
         self._completions.post(OnLoop(came))
 

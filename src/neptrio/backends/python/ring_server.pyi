@@ -7,8 +7,6 @@ from neptrio.execution.batch import Batch
 from neptrio.request.infer_request import InferRequest
 from neptrio.rings.ring import Segment
 
-PORTION_BYTES: int
-
 class Lease: ...
 
 class OnCancel:
