@@ -33,12 +33,12 @@ from neptrio.execution.rate_limiter import RateLimiter
 from neptrio.loop import collector, open_files, threads
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
 from neptrio.loop.doorbells import Doorbells
+from neptrio.loop.interpreter_lock import serve_soon
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.mailbox import CompletionQueue
 from neptrio.loop.poller import Poller
 from neptrio.loop.socket_writer import listen
-from neptrio.loop.time_slice import serve_soon
 from neptrio.loop.timers import Timers
 from neptrio.loop.workers import Workers
 from neptrio.observe.host import HostSampler

@@ -35,10 +35,10 @@ from neptrio.frontend.front_end import FrontEnd, RemoteAdmission, RemoteSharedMe
 from neptrio.frontend.turns import Counts, OwnTurn
 from neptrio.loop import allocator, collector, open_files
 from neptrio.loop.busy_poll import BusyPoll, granted_ns
+from neptrio.loop.interpreter_lock import serve_soon
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.poller import Poller
-from neptrio.loop.time_slice import serve_soon
 from neptrio.loop.timers import Timer, Timers
 from neptrio.loop.workers import Workers
 from neptrio.request.infer_request import monotonic_ns

@@ -32,7 +32,6 @@ from .._sender import Channel
 from . import threads, tracing
 from .child import Child
 from .host import ChildHost
-from .time_slice import ModelSlice
 
 HEAR = 0  # in `finished`, beside the ids of requests (above) and of metrics (below)
 
@@ -148,7 +147,6 @@ class RingChild(Child):
         self.coming = threading.Condition()
         self.dropped = self.finished
         self.hearing = threading.RLock()  # a model's finalizer may come in between, on the same thread
-        self.slice = ModelSlice()
         self.end = self.make_end(memory, bell, rings)
 
     # ------------------------------------------------------------ called by the ring's end
@@ -357,8 +355,6 @@ class RingChild(Child):
             self._ring_failed(number, given, error, began, made, executed)
         finally:
             self.batch = None
-        if executed - made > self.slice.watched:
-            self.slice.after(executed - made)
 
     async def _execute_ring_async(self, number: int, message: Any) -> None:
         began = made = executed = time.monotonic_ns()
