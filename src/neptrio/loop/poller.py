@@ -52,7 +52,7 @@ from neptrio.loop.busy_poll import BusyPoll
 from neptrio.loop.loop_lag import LoopLag
 from neptrio.loop.loop_pass import LoopPass
 from neptrio.loop.outputs import Outputs
-from neptrio.loop.slices import waiting, waiting_fd
+from neptrio.loop.slices import waiting_fd
 from neptrio.loop.timers import Timers
 from neptrio.request.infer_request import monotonic_ns
 
@@ -330,7 +330,7 @@ class Poller(trio.abc.Instrument):
         look.register(
             self._epoll.fileno(), select.POLLIN
         )  # an epoll is readable when it has something to tell
-        before, fd_before = waiting.set(lambda: look.poll(0)), waiting_fd.set(self._epoll.fileno())
+        fd_before = waiting_fd.set(self._epoll.fileno())
         task_status.started()
         try:
             if inside is None:
@@ -357,7 +357,6 @@ class Poller(trio.abc.Instrument):
                 self._full = ()
         finally:
             self._running = False
-            waiting.reset(before)
             waiting_fd.reset(fd_before)
             self._epoll.close()
             self._watches.clear()  # whose owners refer back to it
