@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -75,37 +74,3 @@ def test_a_unix_socket_has_nothing_to_pace(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         assert not same_machine.paces(listener)
-
-
-def _connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname())
-        return listener.accept()[0], client
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sizes are Linux's")
-def test_a_bounded_connection_holds_little_and_a_free_one_what_the_system_likes() -> None:
-    size, locks = (socket.SOL_SOCKET, socket.SO_RCVBUF), (socket.SOL_SOCKET, 72)
-    ours, theirs = _connected()
-    with ours, theirs:
-        same_machine.bound(ours, True)
-        assert ours.getsockopt(*size) == 2 * same_machine.BOUND
-        assert ours.getsockopt(*locks) != 0
-        same_machine.bound(ours, False)
-        assert ours.getsockopt(*locks) == 0, "the system chooses the size again"
-
-
-def test_connections_to_other_machines_are_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_machine, "stays", lambda address, own: False)
-    ours, theirs = _connected()
-    with ours, theirs:
-        before = ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        same_machine.bound(ours, True)
-        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
-
-
-def test_sockets_that_are_no_connections_of_the_network_are_left_alone() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        same_machine.bound(ours, True)
-        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) != 2 * same_machine.BOUND

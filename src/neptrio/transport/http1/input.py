@@ -39,14 +39,12 @@ from neptrio.transport.rest import routes
 from neptrio.transport.rest.body import SplitBody
 from neptrio.transport.rest.infer import Headers, leading_int
 from neptrio.transport.rest.routes import Route
-from neptrio.transport.same_machine import bound
 
 log = logging.getLogger("neptrio.http1")
 
 DIRECT_BYTES = 32 << 10  # bodies of which more bytes are to come are received into a buffer of their own
 CHUNKED_STEP = 1 << 20  # bytes of chunked bodies that are taken from the budget at once
 DIRECT_READ = 1 << 20  # bytes of a body received at once
-BOUNDED_BYTES = 4 << 20  # larger bodies come through a bounded connection if a worker has to read them
 MAX_HEAD_BYTES = 64 << 10
 FEW_BYTES = 1 << 10  # bytes parsed at once: they cannot contain many pipelined requests
 PIECE_BYTES = 4 << 10  # bytes parsed at a time while searching for the end of a head
@@ -103,7 +101,6 @@ class Http1Input(Http1FastPath):
         self._body: Any = b""
         self._most_body = 0
         self._direct_at = 0
-        self._bounded = False
         self._direct_request = ("", "", False)
         self._head_seen = 0
         self._offered = False  # the head under way offers an upgrade and will be parsed without it
@@ -356,7 +353,6 @@ class Http1Input(Http1FastPath):
             parser.get_http_version(),
             parser.should_keep_alive(),
         )
-        self._bound_connection()
         self.direct = self._split_body(self._direct_request[0])
         if self.direct is None:
             # numpy does not touch the memory, so pages are used only as the body arrives
@@ -367,14 +363,6 @@ class Http1Input(Http1FastPath):
             part[:] = np.frombuffer(self._body, np.uint8, len(part), self._direct_at)
             self._direct_at += len(part)
         self._body = b""
-
-    def _bound_connection(self) -> None:
-        """Lets a body that a worker has to read come no faster than is good for others (same_machine.bound)."""
-        read = self.header_length is None or self.content_encoding is not None
-        wanted = read and self.content_length > BOUNDED_BYTES
-        if wanted != self._bounded:
-            self._bounded = wanted
-            bound(self.sock, wanted)
 
     def _split_body(self, method: str) -> SplitBody | None:
         """Buffers for an infer request with binary tensors whose model has memory for them; None for any other."""
