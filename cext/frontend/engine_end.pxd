@@ -3,7 +3,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
-from neptrio.frontend.sending cimport Awaited
 from neptrio.request.infer_request cimport InferRequest, InferResponse, Responder, Tensor
 
 cdef class Open:
@@ -25,7 +24,6 @@ cdef class EngineEnd(Channel):
     cdef readonly dict open          # id -> InferRequest
     cdef dict streams                # id -> Stream
     cdef list leaving                # requests whose clients have left, until dispatch()
-    cdef readonly Awaited awaited    # traces whose answers the front end sends
     cdef readonly int64_t begun      # before the front end was: nothing came earlier
     cdef object loop_pass
     cdef Responder http
@@ -34,6 +32,5 @@ cdef class EngineEnd(Channel):
     cdef int received_request(self, uint64_t id) except -1
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
-    cdef int take_sent(self) except -1
     cdef bint passes(self, Open open_, Tensor tensor) except -1
     cdef int answer(self, Open open_, InferRequest request, InferResponse response, bint final) except -1

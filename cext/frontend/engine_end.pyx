@@ -10,7 +10,7 @@ Rules:
     the engine's own ports.
  5. A cancellation is acted on when the requests that came with it have been dispatched: a client that closes its
     sending side behind a request, and reads on, gets what is computed on the loop, as it does without front ends.
- 6. A trace ends when the front end has told when it sent the answer (sending). What is made for a front end that has ended
+ 6. A trace ends when its answer was given to the front end, which sends it. What is made for a front end that has ended
     was not sent.
  7. Sequences that end with their stream (scheduling.base.SequenceStream) belong to the stream's number here.
 """
@@ -19,7 +19,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from neptrio.frontend.channel cimport Channel
 from neptrio.frontend.kinds cimport *
-from neptrio.frontend.sending cimport Awaited
 from neptrio.observe.trace cimport Trace
 from neptrio.request.infer_request cimport (
     DT_BYTES,
@@ -38,7 +37,7 @@ from neptrio.request.infer_request cimport (
     now_ns,
 )
 from neptrio.rings.packet cimport Packer, read_text, read_u32, read_u64
-from neptrio.rings.ring cimport Entry, ring_advance, ring_peek
+from neptrio.rings.ring cimport Entry
 
 from collections import deque
 import json
@@ -116,7 +115,6 @@ cdef class EngineEnd(Channel):
         self.open = {}
         self.streams = {}
         self.leaving = []
-        self.awaited = Awaited()
         self.begun = now_ns()
         self.loop_pass = services.loop.loop_pass
         self.clients_shapes = True
@@ -144,8 +142,6 @@ cdef class EngineEnd(Channel):
                 open_.unread = max(0, open_.unread - <int64_t>min(entry.length, <uint64_t>1 << 62))
                 if open_.when_room is not None and open_.unread <= ROOM_BYTES:
                     self.let_send(open_)
-        elif entry.kind == SENT:
-            self.awaited.told(entry.id, entry.offset, entry.length)
         elif entry.kind == CANCEL:
             request = self.open.get(entry.id)
             if request is not None:
@@ -368,8 +364,6 @@ cdef class EngineEnd(Channel):
             headers = (<Trace>request.trace).headers
             if headers:
                 flags |= HEADERS
-            if not response.null and self.awaited.wants(<Trace>request.trace):
-                flags |= TRACED
         if type(request.timing) is dict:
             flags |= TOLD
         if response.null:
@@ -420,18 +414,13 @@ cdef class EngineEnd(Channel):
                     response.model_name, response.model_version, response.id)
                 self.answer(open_, request, made, final)
             return 0
-        if flags & TRACED:
-            self.awaited.expect(open_.key, <Trace>request.trace)
         return 0
 
     # ------------------------------------------------------------ the end
 
     def gone(self):
         """The front end has ended: cancels its requests and ends its streams' sequences."""
-        if not self.closed:
-            self.take_sent()
         self.close()
-        self.awaited.gone()
         for request in list(self.open.values()):
             if request.trace is not None:
                 (<Trace>request.trace).abandon()
@@ -447,17 +436,6 @@ cdef class EngineEnd(Channel):
             except Exception:
                 log.exception("a sequence of a front end that has ended could not be ended")
         self.host = None
-
-    cdef int take_sent(self) except -1:
-        """Takes of what the front end had pushed before it ended when answers were sent."""
-        cdef Entry entry
-        for _ in range(self.into.entries):
-            if ring_peek(&self.into, &entry) <= 0:
-                break
-            if entry.kind == SENT:
-                self.awaited.told(entry.id, entry.offset, entry.length)
-            ring_advance(&self.into)
-        return 0
 
     @property
     def under_way(self) -> int:

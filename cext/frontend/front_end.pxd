@@ -3,7 +3,6 @@ from libc.stdint cimport int64_t, uint64_t
 
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
-from neptrio.frontend.sending cimport Sends
 from neptrio.request.infer_request cimport InferRequest, InferResponse, ModelCore, Tensor
 from neptrio.rings.body_area cimport BodyArea
 
@@ -21,7 +20,6 @@ cdef class FrontEnd(Channel):
     cdef list named                  # `bodies` of the request whose response is read
     cdef uint64_t number
     cdef public bint tells_clients   # requests of client addresses are limited
-    cdef readonly Sends sends        # when the answers to traced requests are sent
     cdef readonly int64_t answered   # requests with a final response, ever
     cdef int send_request(self, InferRequest request) except -1
     cdef bint lies_well(self, Tensor tensor) noexcept

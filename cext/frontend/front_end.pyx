@@ -18,7 +18,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from neptrio.execution.admission cimport Admission
 from neptrio.frontend.channel cimport Channel
 from neptrio.frontend.kinds cimport *
-from neptrio.frontend.sending cimport Sending, Sends
 from neptrio.observe.trace cimport Trace
 from neptrio.observe.trace_sampler cimport Sampler
 from neptrio.request.infer_request cimport (
@@ -125,7 +124,6 @@ cdef class FrontEnd(Channel):
         Channel.__init__(self, segment, layout, False, bell, late)
         self.received_into = BodyArea(segment, layout.bodies, layout.area)
         self.open = {}
-        self.sends = Sends()
         self._streams = _Streams(self)
 
     cdef int send_request(self, InferRequest request) except -1:
@@ -261,7 +259,7 @@ cdef class FrontEnd(Channel):
         cdef uint64_t id = entry.id
         cdef int64_t size = OF_RESPONSE
         cdef Tensor tensor
-        cdef Sending trace
+        cdef Trace trace
         if entry.kind != RESPONSE or not entry.size:
             raise Violation(f"a descriptor of kind {entry.kind}")
         request = self.open.get(id)
@@ -273,10 +271,10 @@ cdef class FrontEnd(Channel):
         response.model_version = self.name()
         response.id = read_text(&self.reader)
         response.parameters = self.parameters()
-        if flags & (HEADERS | TRACED):
-            trace = self.sends.begin(self, request, id) if request.trace is None else request.trace
-            if flags & HEADERS:
-                trace.headers = self.pairs()
+        if flags & HEADERS:  # the trace is the engine's: of this one transports read the headers
+            trace = Trace.__new__(Trace)
+            trace.headers = self.pairs()
+            request.trace = trace
         request.timing = self.parameters() if flags & TOLD else None
         response.null = flags & NULL_RESPONSE
         if flags & ERROR:
@@ -293,11 +291,7 @@ cdef class FrontEnd(Channel):
             del self.open[id]
             self.answered += 1
             request.state = DONE
-        if flags & TRACED:
-            trace.comes(response, flags & FINAL)
         request.responder.respond(request, response, flags & FINAL)
-        if request.trace is not None:
-            (<Trace>request.trace).answered(flags & FINAL)
         if not flags & FINAL and not request.responder.wait_for_room(request, lambda: self.room(id, size)):
             self.room(id, size)
         return 0

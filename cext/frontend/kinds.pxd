@@ -23,8 +23,6 @@ cdef enum Kind:
     CANCEL = 2           # id: the request's
     ROOM = 3             # id: the request's; length: bytes of responses that its client has room for again
     STREAM_END = 4       # id: the stream's
-    SENT = 5             # id: that of a request whose response was TRACED; offset, length: when the front end began to send
-                         # that response and when it had sent it, in ns of the monotonic clock; 0: it will not send it
     # to the front end
     RESPONSE = 16        # id: the request's
     # both ways
@@ -51,7 +49,6 @@ cdef enum Flag:
     ERROR = 4
     HEADERS = 8
     TOLD = 16            # the response tells the request's own times
-    TRACED = 32          # SENT is owed
 
 cdef enum Place:
     HERE = 0

@@ -30,9 +30,8 @@ cdef class Trace:
     cdef str request_id
     cdef bytes head                  # how its object in a file begins
     cdef bytes rest                  # further members of that object, made when first needed
-    cdef bint deferred, has_left, flushing, again, ended, abandoned, apart
+    cdef bint deferred, has_left, flushing, again, ended, abandoned
     cdef int64_t held                # hold() less go_on()
-    cdef int64_t handed              # responses of which a front end has yet to tell when it sent them
     cdef int64_t sending             # responses sent one by one: when sending began, 0 = it has not
     cdef list waiting                # responses after the first that are not sent: when they were made
     cdef list more                   # responses after the first: (made, send start, send end)
@@ -55,9 +54,6 @@ cdef class Trace:
     cdef object sent(self)
     cpdef hold(self)
     cpdef go_on(self)
-    cdef bint has_more(self) except -1
-    cdef object hand_on(self)
-    cdef bint sent_there(self, int64_t start, int64_t end) except -1
     cdef object close(self)
     cdef object follow(self)
     cdef object mark_sent(self, int64_t made, int64_t start, int64_t end)

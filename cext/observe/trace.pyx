@@ -10,7 +10,7 @@ Rules:
  1. A trace is finished when all its parts have ended: the root, and all its ensemble steps and BLS calls.
  2. A child's id is greater than its parent's.
  3. A part ends with its final response; a root that came over the network ends when that response was sent: when this
-    process has flushed the connection, when a transport that sends later says so, or when a front end does.
+    process has flushed the connection, or given it to a front end, or when a transport that sends later says so.
  4. A part that is closed no longer changes, and refers to no model.
 Source: docs/protocol/trace-file.md, docs/protocol/observed.md 11, docs/protocol/trace-extension.md.
 """
@@ -201,7 +201,7 @@ cdef class Trace:
         """It is done, and the transport has called want_flush(): the answer counts as sent when this pass has flushed its
         connection."""
         self.held -= 1
-        if self.held or self.handed or self.request is None:
+        if self.held or self.request is None:
             return
         self.deferred = False
         if not self.flushing:
@@ -224,18 +224,6 @@ cdef class Trace:
             elif self.waiting:
                 self.mark_sent(self.waiting.pop(0), self.sending, now)
         self.sending = 0
-
-    def release(self):
-        """Called by a transport after defer(), in place of abandon(): it sends nothing more, and hands nothing more on. What
-        it has handed on, a front end tells of. Does nothing when it is called again."""
-        if self.abandoned or self.request is None:
-            return
-        self.abandoned = True
-        if self.apart:
-            self.apart = False
-            self.held -= 1
-        if not self.handed:
-            self.left()
 
     cdef object follow(self):
         """Called by the loop pass after it has flushed the connection that the answer went to."""
@@ -278,58 +266,6 @@ cdef class Trace:
             if self.more is None:
                 self.more = []
             self.more.append((made, start, end))
-
-    # ------------------------------------------------------------ sent by a front end
-
-    cdef bint has_more(self) except -1:
-        """Whether there is a response that was made and neither sent nor handed on; those of clients that have gone are
-        not."""
-        cdef int64_t unsent = 1 if self.record.made and not self.record.send_end else 0
-        if self.waiting is not None:
-            unsent += len(self.waiting)
-        return unsent > self.handed and not self.abandoned and self.request is not None
-
-    cdef object hand_on(self):
-        """The next response, of which has_more() knows, was given to a front end: sent_there() is owed for it, or
-        abandon()."""
-        self.handed += 1
-        self.deferred = True
-
-    def hand_on_one(self) -> bool:
-        """Called by a transport after defer(): a front end was given the oldest response that was neither sent nor handed on;
-        sent_apart() is owed for it, or abandon(), and release() in any case. False when there is no such response."""
-        if not self.has_more():
-            return False
-        if not self.apart:
-            self.apart = True
-            self.held += 1     # what is not handed on yet is sent later
-        self.hand_on()
-        return True
-
-    def sent_apart(self, int64_t start, int64_t end):
-        """A front end has sent the oldest response of which hand_on_one() knows."""
-        self.sent_there(start, end)
-
-    cdef bint sent_there(self, int64_t start, int64_t end) except -1:
-        """A front end has sent the oldest response that was handed on, between these times. False when it owes no other."""
-        cdef int64_t made
-        if self.request is None or not self.handed:
-            return False
-        self.handed -= 1
-        made = self.waiting.pop(0) if self.record.send_end else self.record.made
-        end = min(max(end, made), now_ns())
-        self.mark_sent(made, start, end)
-        if self.handed:
-            return True
-        if self.held:
-            return False
-        if self.abandoned:
-            self.left()
-            return False
-        self.deferred = False
-        if self.ended:
-            self.sent()
-        return False
 
     def refused(self, error):
         """The scheduler refused the request: its answer is the error, sent when this pass ends."""

@@ -1,5 +1,5 @@
 """Traces of what front ends pass on whole (generate, infer_stream, OpenAI's routes and infer requests that they do not
-read): the times are those at which the front end received the request and sent the answer, and every trace ends."""
+read): the times are those at which the front end received the request and the engine gave it the answer, and every trace ends."""
 
 from __future__ import annotations
 
@@ -145,29 +145,6 @@ def of_its_own(tmp_path: Path) -> Iterator[Traced]:
 @pytest.fixture(params=HTTP)
 def http(request: pytest.FixtureRequest) -> type[Http1 | Http2]:
     return HTTP[request.param]
-
-
-@pytest.mark.parametrize("name", ROUTES)
-def test_send_times_are_the_front_ends(with_front_ends: Traced, http: type[Http1 | Http2], name: str) -> None:
-    """A front end that was stopped while the engine answered sends later, and the trace says so."""
-    traced, route = with_front_ends, ROUTES[name]
-    sent = time.monotonic_ns()
-    with http(traced.server.http) as client, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(route.ask, client)
-        traced.models.started()
-        with stopped(traced.server):
-            traced.answer(route)
-            begun = time.monotonic_ns()
-        assert call.result(60).status == 200
-    received = time.monotonic_ns()
-    trace = traced.of(route.model, sent)
-    found = points(trace)
-    assert [found.count(point) for point in ANSWERED] == [route.responses] * 3
-    assert found.index("REQUEST_START") < found.index("QUEUE_START") < found.index("COMPUTE_START")
-    assert max(times(trace, "INFER_RESPONSE_COMPLETE")) < begun
-    for start, end in zip(times(trace, "SEND_START"), times(trace, "SEND_END"), strict=True):
-        assert begun <= start <= end <= time.monotonic_ns()
-        assert start <= received
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -328,7 +305,7 @@ def test_a_request_is_whole_when_the_front_end_has_it(with_front_ends: Traced, n
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_a_front_end_that_is_killed(of_its_own: Traced, http: type[Http1 | Http2], name: str) -> None:
-    """The engine had answered; no client has the answer, and the trace ends without a time of it."""
+    """The engine had answered; no client has the answer, which the engine cannot know."""
     traced, route = of_its_own, ROUTES[name]
     sent = time.monotonic_ns()
     with http(traced.server.http) as client, ThreadPoolExecutor(1) as pool:
@@ -341,7 +318,7 @@ def test_a_front_end_that_is_killed(of_its_own: Traced, http: type[Http1 | Http2
         assert call.exception(60) is not None
     until(lambda: len(set(pids(traced.server)) - set(found)) == len(found), "others have started")
     ended = points(traced.late(route.model, sent))
-    assert [ended.count(point) for point in ANSWERED] == [route.responses, 0, 0]
+    assert [ended.count(point) for point in ANSWERED] == [route.responses] * 3
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -432,27 +409,3 @@ def test_a_count(traced: Traced, name: str) -> None:
     change({"trace_count": "-1"})
     files = sorted(traced.file.parent.glob("traces.*"))
     assert sum(len(read(each)) for each in files if each.suffix[1:].isdigit()) >= before + 3
-
-
-@pytest.mark.parametrize("name", ["generate", "generate_stream"])
-def test_a_front_end_that_hangs_holds_up_nobody_for_long(tmp_path: Path, name: str) -> None:
-    """Its trace is not told of while others are read, and ends when it goes on."""
-    route = ROUTES[name]
-    with traced_server(tmp_path, 2) as made, ThreadPoolExecutor(1) as pool:
-        hanging = Http1(made.server.http)
-        assert hanging.request("GET", "/v2/health/live").status == 200
-        pid = front_of(made.server, hanging.sock.getsockname())
-        sent = time.monotonic_ns()
-        call = pool.submit(route.ask, hanging)
-        made.models.started()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            made.answer(route)
-            with Http1(made.server.http) as serving:
-                reply = serving.request("GET", "/v2/trace/recent")
-            assert (reply.status, json.loads(reply.body)) == (200, [])
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        assert call.result(60).status == 200
-        assert points(made.of(route.model, sent))[-1] == "SEND_END"
-        hanging.close()

@@ -62,8 +62,6 @@ WRITTEN = {
     "headers that are no pairs": frame(Kind.HTTP, http(headers="[[1]]")),
     "a number twice": frame(Kind.HTTP, http()) * 2,
     "a deadline that no float is": frame(Kind.CALL, (CALL % ("9" * 400)).encode()),
-    "when something was sent, without times": frame(Kind.SENT, b""),
-    "when something was sent, with half a time": frame(Kind.SENT, b"\0" * 12),
     "a row with an infinite number": frame(Kind.ROW, b'{"lag": [Infinity]}'),
     "a row that is a list": frame(Kind.ROW, b"[]"),
     "an address that is no text": frame(Kind.ENTER, b"\xff"),

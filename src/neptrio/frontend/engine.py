@@ -39,7 +39,6 @@ log = logging.getLogger("neptrio.frontend")
 
 FIRST_PAUSE, LONGEST_PAUSE, SETTLED = 0.1, 30.0, 60.0  # seconds
 ANNOUNCE_SECONDS = 10.0
-TOLD_SECONDS = 1.0  # longest wait for front ends to tell of the answers that they have sent
 LOOK_SECONDS = 1.0  # between two looks at what front ends should know
 
 
@@ -75,7 +74,6 @@ class FrontEnds:
         self._settings = b""
         self._clients: AuthConfig | None = None
         services.connections.on_press = self.press
-        services.trace.until_told = self.told_of_answers
         self._generation = 0
         self._questions = 0
 
@@ -247,18 +245,6 @@ class FrontEnds:
             life.frames.send(Kind.ASK, question)
         while any(not life.ended and life.told < question for life in lives):
             await self._changed.wait()
-
-    async def told_of_answers(self) -> None:
-        """Returns when the engine knows of every answer that a client has by now: their traces have ended.
-
-        A front end tells of an answer before it answers a question that came later. One that hangs is waited for a second.
-        """
-        with trio.move_on_after(TOLD_SECONDS):
-            await self.count()
-        for life in list(self._lives):
-            if life is not None and not life.ended:
-                await life.take_pushed()
-        self.services.loop.loop_pass.end()
 
     def rows(self) -> list[FrontEndRow]:
         """A row for each front end that runs."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from neptrio.errors import Code, Reason
 from neptrio.frontend.channel import Channel, Layout
-from neptrio.frontend.sending import Awaited
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder
 from neptrio.rings.ring import Segment
 
@@ -43,8 +42,6 @@ class EngineEnd(Channel):
     def gone(self) -> None: ...
     @property
     def begun(self) -> int: ...
-    @property
-    def awaited(self) -> Awaited: ...
     @property
     def open(self) -> dict[int, InferRequest]: ...
     @property

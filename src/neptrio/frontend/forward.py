@@ -8,7 +8,7 @@ Rules:
     executed, recorded in the audit log and answered there.
  2. A client that leaves is told to the engine, which ends the work.
  3. Answers come in pieces, a few ahead of what the client has read.
- 4. When requests came and answers were sent is told to the engine, for its traces (call_sends).
+ 4. When requests came is told to the engine, for its traces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError
 
 from neptrio.errors import TritonError, raise_it
-from neptrio.frontend.call_sends import NEVER, CallSends
 from neptrio.frontend.frames import Frames, Kind, Room, pairs, texts
 from neptrio.service import Services
 from neptrio.service.certificates import Certificate
@@ -62,10 +61,6 @@ class Pending:
         self._frames.append((kind, payload))
         self._news.set()
 
-    def left(self, kind: int) -> bool:
-        """Whether a frame of that kind has come that nobody has taken."""
-        return any(each == kind for each, _ in self._frames)
-
     async def next(self) -> tuple[int, bytes]:
         """Waits for the next frame."""
         while not self._frames:
@@ -83,7 +78,6 @@ class Engine:
         self._asked: dict[int, Callable[[Any], None]] = {}
         self._number = 0
         self.answered = 0  # calls that have ended
-        self.telling: set[int] = set()  # calls whose traced answers are being sent
 
     def begin(self) -> tuple[int, Pending]:
         """A new call, and its number."""
@@ -111,8 +105,6 @@ class Engine:
         call = self._calls.get(number)
         if call is not None:
             call.came(kind, payload)
-        elif kind == Kind.WHOLE:
-            self.frames.send(Kind.SENT, number, NEVER)
 
     @property
     def under_way(self) -> int:
@@ -151,12 +143,11 @@ class ForwardingApp(RestApp):
             return
         number, call = self.engine.begin()
         scope[TIMES] = CallTimes(scope)
-        sends = CallSends(self.engine.frames, number, self.engine.telling)
         try:
             body = await self._body(scope, receive)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, number, receive)
-                await self._forward(number, call, scope, body, send, sends)
+                await self._forward(number, call, scope, body, send)
                 nursery.cancel_scope.cancel()
         except Disconnected:
             pass
@@ -167,7 +158,6 @@ class ForwardingApp(RestApp):
         finally:
             if not call.ended:
                 self.engine.frames.send(Kind.GONE, number)
-            sends.end(call.left(Kind.WHOLE))
             self.engine.end(number)
 
     async def _watch(self, number: int, receive: Receive) -> None:
@@ -177,7 +167,7 @@ class ForwardingApp(RestApp):
         self.engine.frames.send(Kind.GONE, number)
 
     async def _forward(
-        self, number: int, call: Pending, scope: dict[str, Any], body: Any, send: Send, sends: CallSends
+        self, number: int, call: Pending, scope: dict[str, Any], body: Any, send: Send
     ) -> None:
         frames = self.engine.frames
         times: CallTimes = scope[TIMES]
@@ -202,7 +192,6 @@ class ForwardingApp(RestApp):
             kind, payload = await call.next()
             if kind == Kind.HEADERS:
                 told = json.loads(payload)
-                sends.sends()
                 await send(
                     {
                         "type": "http.response.start",
@@ -210,16 +199,9 @@ class ForwardingApp(RestApp):
                         "headers": pairs(told["headers"]),
                     }
                 )
-                sends.sent()
             elif kind == Kind.BODY:
-                sends.sends()
                 await send({"type": "http.response.body", "body": payload, "more_body": True})
-                sends.sent()
                 frames.send(Kind.NEXT, number)
-            elif kind == Kind.TRACED:
-                sends.begins()
-            elif kind == Kind.WHOLE:
-                sends.whole()
             else:
                 call.ended = True
                 if json.loads(payload)["whole"]:

@@ -41,7 +41,6 @@ class Kind(IntEnum):
     ROW = 8  # what the front end holds: JSON; id: of the last question that it has seen
     ENTER = 9  # a connection was accepted and asks to be let in: the client's address
     LEAVE = 10  # a connection that was let in has ended: the client's address
-    SENT = 11  # when the bytes between a TRACED and its WHOLE were sent (call_sends)
     # to the front end
     HEADERS = 16  # of an HTTP answer: JSON with status and headers; of a gRPC answer: JSON with metadata
     BODY = 17
@@ -54,8 +53,6 @@ class Kind(IntEnum):
     PRESSED = 24  # a connection was turned away for lack of room
     REOPEN = 25  # the log's file
     CLIENTS = 26  # what --auth-config says: pickled; before the TABLE of the same generation
-    TRACED = 27  # what follows up to WHOLE stands for responses to traced requests
-    WHOLE = 28
     # both ways
     MESSAGE = 32  # of a gRPC call
     NEXT = 33  # one more piece or message may come

@@ -62,10 +62,6 @@ LATE_NS = 1_000_000  # until it is looked again for room
 LATEST_NS = 50_000_000
 LOOK_SECONDS = 0.1  # between two looks at how many connections there are
 ROW_LOOKS = 10  # of them between two whole rows
-TELL_SECONDS, TELL_LOOK_SECONDS = (
-    0.05,
-    0.001,
-)  # how long, and how often, answers that are being sent are waited for
 FEW = 2  # requests under way whose answers are worth looking for before this process sleeps
 WAKES_AT_ONCE = 64  # wakes that are read from their socket together: the bytes say nothing
 WAKES_ROOM = 1 << 16  # bytes, more than the socket holds: it has to be read empty
@@ -185,7 +181,6 @@ class Front:
             loop_pass=loop_pass, timers=timers, poller=Poller(loop_pass, timers, lag), lag=lag
         )
         self._end = FrontEnd(Segment(shared, layout.size), layout, self._ring, self._late)
-        self._end.sends.attach(loop_pass)
         self._admission = RemoteAdmission(self._end)
         self._engine = Engine(self._frames)
         self._looking: Timer | None = None
@@ -323,7 +318,7 @@ class Front:
                 self._frames.send(Kind.KNOWN, number)
                 self._known.set()
             elif kind == Kind.ASK:
-                core.start_soon(self._answer_question, number)
+                self._frames.send_json(Kind.ROW, number, self._row())
             elif kind == Kind.DRAIN:
                 self._draining.set()
             elif kind == Kind.CLIENTS:
@@ -342,18 +337,6 @@ class Front:
             logs.reopen()
         except OSError as error:
             log.error("SIGHUP: a log file cannot be opened again, it goes on as it was: %s", error)
-
-    async def _answer_question(self, number: int) -> None:
-        """Tells what this process holds, behind when the answers that clients have by now were sent (rule 4 of sending
-        and call_sends).
-
-        Those that their clients do not take are waited for a moment only.
-        """
-        begun, calls = set(self._end.sends.open), set(self._engine.telling)
-        with trio.move_on_after(TELL_SECONDS):
-            while not (begun.isdisjoint(self._end.sends.open) and calls.isdisjoint(self._engine.telling)):
-                await trio.sleep(TELL_LOOK_SECONDS)
-        self._frames.send_json(Kind.ROW, number, self._row())
 
     async def _rows(self) -> None:
         """Tells the engine what this process holds, when that has changed."""

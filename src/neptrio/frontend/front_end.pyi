@@ -5,7 +5,6 @@ from typing import Any
 
 from neptrio.execution.admission import Admission
 from neptrio.frontend.channel import Channel, Layout
-from neptrio.frontend.sending import Sends
 from neptrio.request.infer_request import InferRequest, ModelCore, Tensor
 from neptrio.rings.body_area import BodyMemory
 from neptrio.rings.ring import Segment
@@ -40,8 +39,6 @@ class FrontEnd(Channel):
     tells_clients: bool
     @property
     def open(self) -> dict[int, InferRequest]: ...
-    @property
-    def sends(self) -> Sends: ...
     @property
     def answered(self) -> int: ...
     def statistics(self) -> dict[str, int]: ...

@@ -22,7 +22,6 @@ from neptrio.backends.python.children import Forked
 from neptrio.codec.outputs import select
 from neptrio.codec.shared_memory import AskedFromThread
 from neptrio.errors import CLASSES, Code, Internal, TritonError
-from neptrio.frontend.call_sends import AwaitedCalls
 from neptrio.frontend.channel import Layout
 from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.engine_end import EngineEnd
@@ -46,7 +45,6 @@ log = logging.getLogger("neptrio.frontend")
 START_SECONDS = 120.0
 REST_SECONDS = 1.0  # for what a process had sent when it ended
 KILL_SECONDS = 10.0
-TAKES = 17  # of a part of the ring each, for all that it can hold
 
 
 class Life:
@@ -64,7 +62,6 @@ class Life:
         self.told = 0  # the last question for it that was answered
         self.ended = False
         self._calls: dict[int, HttpCall | GrpcCall] = {}
-        self._awaited = AwaitedCalls()
         self._timer: Timer | None = None
         self._look_ns = LATE_NS
         self._nursery: trio.Nursery | None = None
@@ -118,13 +115,6 @@ class Life:
                 self._timer.cancel()
             self._timer = self._at(0)
         return more
-
-    async def take_pushed(self) -> None:
-        """Takes all that the front end has pushed before the call."""
-        for _ in range(TAKES):
-            if not self._take():
-                break
-            await trio.lowlevel.checkpoint()
 
     def rung(self) -> bool:
         """The front end has pushed something. False when it has ended, and its bell is listened to no more."""
@@ -235,7 +225,6 @@ class Life:
         if self._timer is not None:
             self._timer.cancel()
         self.end.gone()
-        self._awaited.gone()
         self.clients.end()
         for call in self._calls.values():
             call.end()
@@ -269,13 +258,11 @@ class Life:
                 raise ValueError(f"a second call with the number {number}")
             verbs, frames, clients = self.fronts.verbs, self.frames, self.clients
             if kind == Kind.HTTP:
-                call = HttpCall(verbs, frames, number, payload, clients, self._awaited, self.end.begun)
+                call = HttpCall(verbs, frames, number, payload, clients, self.end.begun)
             else:
                 call = GrpcCall(verbs, frames, number, payload, clients)
             self._calls[number] = call
             self._nursery.start_soon(self._answer, number, call)
-        elif kind == Kind.SENT:
-            self._awaited.told(number, payload)
         elif kind == Kind.ENTER:
             why = self.clients.connect(payload.decode())
             self.frames.send_json(Kind.ENTERED, number, why)

@@ -20,7 +20,6 @@ from grpclib.metadata import Deadline
 
 from neptrio.addresses import is_loopback
 from neptrio.errors import Code, TooManyRequests, TritonError
-from neptrio.frontend.call_sends import AwaitedCalls
 from neptrio.frontend.clients import ClientsOfFront, Counted
 from neptrio.frontend.forward import LENGTH
 from neptrio.frontend.frames import PIECE, Frames, Kind, Room, pairs, texts
@@ -44,7 +43,7 @@ from neptrio.transport.origin_policy import OriginPolicy
 from neptrio.transport.rest import routes
 from neptrio.transport.rest.app import RestApp
 from neptrio.transport.rest.guards import always_answered, refuse
-from neptrio.transport.rest.times import ELSEWHERE, RECEIVED, Traced
+from neptrio.transport.rest.times import RECEIVED
 
 log = logging.getLogger("neptrio.frontend")
 
@@ -112,7 +111,6 @@ class HttpCall:
         number: int,
         payload: bytes,
         clients: ClientsOfFront,
-        awaited: AwaitedCalls,
         first_ns: int,
     ) -> None:
         """`first_ns`: the front end has received nothing before."""
@@ -124,8 +122,6 @@ class HttpCall:
         self._room = Room()
         self._gone = trio.Event()
         self._ended = False
-        self._awaited = awaited
-        awaited.forget(number)  # of an earlier call with that number, of which nobody tells any more
         (length,) = LENGTH.unpack_from(payload)
         told = json.loads(payload[LENGTH.size : LENGTH.size + length])
         self._body: bytes | None = payload[LENGTH.size + length :]
@@ -144,7 +140,6 @@ class HttpCall:
         if told["raw_headers"] is not None:
             self._scope[RAW_HEADERS] = pairs(told["raw_headers"])
         self._scope[RECEIVED] = believed(told["received"], first_ns)
-        self._scope[ELSEWHERE] = self
         certificate = certificate_of(told["certificate"])
         if certificate is not None:
             self._scope[CERTIFICATE] = certificate
@@ -215,19 +210,6 @@ class HttpCall:
             await self._unless_gone(self._room.take)
             self._frames.send(Kind.BODY, self._number, bytes(body[at : at + PIECE]))
         self._ended = not event.get("more_body", False)
-
-    def begins(self) -> bool:
-        """See transport.rest.times.Elsewhere."""
-        if not self._awaited.wants(self._number):
-            return False
-        self._frames.send(Kind.TRACED, self._number)
-        return True
-
-    def ends(self, responses: Traced) -> None:
-        """See transport.rest.times.Elsewhere. No task runs between the last bytes and this: whoever has those finds that
-        the front end is asked for their times."""
-        self._frames.send(Kind.WHOLE, self._number)
-        self._awaited.expect(self._number, responses)
 
     async def _unless_gone(self, wait: Callable[[], Awaitable[None]]) -> None:
         async with trio.open_nursery() as nursery:

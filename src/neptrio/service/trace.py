@@ -6,7 +6,7 @@ Source: docs/protocol/trace-extension.md, docs/protocol/observed.md 11; decision
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -29,17 +29,10 @@ class TraceService:
         self._repository = repository
         self._tracer = tracer
         self._settings = settings
-        # returns when the traces of all answers that clients have by now have ended; front ends set it
-        self.until_told: Callable[[], Awaitable[None]] | None = None
         self._allow_file = settings.allow_trace_file_update
         make_directory(settings.trace_options())
         self._folder = directory(settings.trace_options())  # clients may name files in it; None: none
         self._tell_of_tensors(tracer.table.globals.level)
-
-    async def settle(self) -> None:
-        """To be awaited before settings or recent traces are read: a client that has an answer then finds its trace."""
-        if self.until_told is not None and self._tracer.open:
-            await self.until_told()
 
     def settings(self, model: str = "") -> dict[str, Any]:
         """The settings, in the order of the protocol's keys. Raises InvalidArgument for an unknown model."""
@@ -62,7 +55,6 @@ class TraceService:
         file = changes.get("trace_file")
         if file is not None:
             check_file(file, self._folder or "", self._folder is not None)
-        await self.settle()
         if changes:
             await self._tracer.update(changes, model)
             self._tell_of_tensors(changes.get("trace_level"))

@@ -436,13 +436,11 @@ class RestApp:
     async def _trace_setting(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
         trace = self._services.trace
         if scope["method"] == "GET":
-            await trace.settle()
             return 200, JSON, [dump_json(trace.settings(route.model))]
         given = members(await self._document(scope, await self._body(scope, receive)))
         return 200, JSON, [dump_json(await trace.update(given, route.model))]
 
     async def _trace_recent(self, route: routes.Route, scope: Any, receive: Receive) -> Answer:
-        await self._services.trace.settle()
         traces = self._services.trace.recent(scope["query_string"].decode("latin-1"))
         return 200, JSON, [b"[", await gathered(map(bytes, traces), b","), b"]"]
 

@@ -2,8 +2,8 @@
 
 The problem: the app knows which responses an answer or a piece of a stream has, and when it gives them to send(). Without
 front ends that sends them. With front ends it passes them on, and the client gets them from another process, which also
-received the request. The choice: an object for each call that the app tells of responses; it takes times here, or leaves
-them to what the ASGI scope names (ELSEWHERE).
+received the request. The choice: an object for each call that the app tells of responses; a response counts as sent when
+it was given to send(), and when the request came the ASGI scope may say (RECEIVED).
 
 Rules:
  1. A response that does not become bytes of its own counts as sent with the bytes that stand for it.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from neptrio.errors import TritonError
 from neptrio.execution.admission import Admission
@@ -25,22 +25,11 @@ from neptrio.request.infer_request import InferRequest, monotonic_ns
 # keys of an ASGI scope
 TIMES = "neptrio.times"  # the CallTimes
 RECEIVED = "neptrio.received"  # when the first byte came and when the request was whole; 0: not known
-ELSEWHERE = "neptrio.elsewhere"  # the Elsewhere, where another process sends
 
 Responses = Sequence[
     tuple[InferRequest, int]
 ]  # how many of the oldest responses to a request that are not sent
 Traced = list[tuple[Trace, int]]
-
-
-class Elsewhere(Protocol):
-    """Another process that sends what the app gives to send(), and tells when."""
-
-    def begins(self) -> bool:
-        """The next bytes stand for traced responses. False: when they are sent is not told."""
-
-    def ends(self, responses: Traced) -> None:
-        """The last of these bytes was given to send()."""
 
 
 class CallTimes:
@@ -49,7 +38,6 @@ class CallTimes:
     def __init__(self, scope: dict[str, Any]) -> None:
         began, self._whole = scope.get(RECEIVED, (0, 0))
         self.began = began or monotonic_ns()
-        self._elsewhere: Elsewhere | None = scope.get(ELSEWHERE)
         self._requests: list[InferRequest] = []  # that this call has submitted
         self._traces: list[Trace] = []  # that are to be released
         self._answer: Traced = []
@@ -104,25 +92,18 @@ class CallTimes:
 
     @contextmanager
     def _sending(self, responses: Traced) -> Iterator[None]:
-        there = self._elsewhere
-        if not responses:
-            yield
-        elif there is not None and there.begins():
-            yield
-            there.ends(responses)
-        else:
-            for trace, _ in responses:
-                trace.send_one()
-            yield
-            for trace, count in responses:
-                trace.sent_one(count)
+        for trace, _ in responses:
+            trace.send_one()
+        yield
+        for trace, count in responses:
+            trace.sent_one(count)
 
     def over(self) -> None:
         """No more responses are sent."""
         self._let_go()
         traces, self._traces = self._traces, []
         for trace in traces:
-            trace.release()
+            trace.abandon()
 
     def _let_go(self) -> None:
         requests, self._requests = self._requests, []
