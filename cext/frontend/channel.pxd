@@ -58,4 +58,5 @@ cdef class Channel(MessageReader):
     cdef Tensor tensor_in(self, str name, int dtype, tuple shape)
     cdef object owner_of_passed(self, const char* data, uint64_t nbytes)
     cdef int take(self, Entry* entry) except -1
+    cdef int failed(self, const Entry* entry, error) except -1
     cdef bint taken(self, int at_once) except -1

@@ -340,9 +340,10 @@ cdef class Channel(MessageReader):
                 raise Violation(str(error)) from None
             except Violation:
                 raise
-            except Exception:
+            except Exception as error:
                 # this side's own fault: it costs what the message was about, and not those behind it
                 log.exception("what came from the other side could not be used")
+                self.failed(&entry, error)
             finally:
                 self.owner = None
         if self.outbox or self.returns:
@@ -352,6 +353,10 @@ cdef class Channel(MessageReader):
     cdef int take(self, Entry* entry) except -1:
         """One descriptor; its message, if it has one, has been opened."""
         raise NotImplementedError
+
+    cdef int failed(self, const Entry* entry, error) except -1:
+        """take() has raised an error of this side's own. Whoever waits for what the descriptor was about is answered with it."""
+        return 0
 
     cdef int opened(self, const Entry* entry) except -1:
         """Prepares to read a message (rules 2 and 3)."""

@@ -30,6 +30,7 @@ cdef class EngineEnd(Channel):
     cdef Responder grpc
     cdef int let_send(self, Open open_) except -1
     cdef int received_request(self, uint64_t id) except -1
+    cdef int refuse(self, Open open_, InferRequest request, error) except -1
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1
     cdef int respond(self, InferRequest request, InferResponse response, bint final) except -1
     cdef bint passes(self, Open open_, Tensor tensor) except -1

@@ -45,10 +45,12 @@ import logging
 
 from neptrio.codec.outputs import select, selects_slowly
 from neptrio.errors import Code, Internal, Reason, TritonError
+from neptrio.foreign import type_name
 from neptrio.execution.admission import GRPC_ONE_RESPONSE, HTTP_ONE_RESPONSE
 from neptrio.rings.message import Violation
 from neptrio.observe.propagation import asked
 from neptrio.request.device_memory import on_host
+from neptrio.request.room import let_send
 
 log = logging.getLogger("neptrio.frontend")
 
@@ -173,8 +175,7 @@ cdef class EngineEnd(Channel):
         """Calls whoever waits for room: each response that came meanwhile has a callback."""
         waiting, open_.when_room = open_.when_room, None
         if waiting is not None:
-            for callback in waiting:
-                callback()
+            let_send(waiting)
         return 0
 
     cdef int received_request(self, uint64_t id) except -1:
@@ -208,12 +209,29 @@ cdef class EngineEnd(Channel):
             raise
         except Exception as found:
             log.exception("a request of model '%s' failed", request.model_name)
-            error = Internal(f"internal error: {type(found).__name__}")
+            error = Internal(f"internal error: {type_name(found)}")
+        self.refuse(open_, request, error)
+        return 0
+
+    cdef int refuse(self, Open open_, InferRequest request, error) except -1:
         response = InferResponse(None, error.with_traceback(None))
         response.id = request.id
         response.model_name = response.model_version = ""
-        self.answer(open_, request, response, True)
-        return 0
+        return self.answer(open_, request, response, True)
+
+    cdef int failed(self, const Entry* entry, error) except -1:
+        """A request that came is answered, if it was not admitted: what executes answers it otherwise."""
+        cdef InferRequest request
+        cdef Open open_
+        if entry.kind != REQUEST or entry.id in self.open or self.closed:
+            return 0
+        open_ = Open.__new__(Open)
+        open_.end = self
+        open_.id = entry.id
+        open_.key = open_.id
+        request = InferRequest.__new__(InferRequest)
+        request.id = ""
+        return self.refuse(open_, request, Internal(f"internal error: {type_name(error)}"))
 
     cdef int read_into(self, InferRequest request, uint32_t flags, Open open_) except -1:
         """Reads a request's message. Raises TritonError where it names what the engine does not have, Violation."""

@@ -17,6 +17,9 @@ cdef class FrontEnd(Channel):
     cdef BodyArea received_into      # where large bodies are received
     cdef object _streams             # ends of streams
     cdef readonly dict open          # id -> InferRequest
+    cdef InferRequest answering      # whose response is taken
+    cdef bint is_last                # that is its final one
+    cdef set failed_ones             # requests whose later responses nobody gets
     cdef list named                  # `bodies` of the request whose response is read
     cdef uint64_t number
     cdef public bint tells_clients   # requests of client addresses are limited

@@ -44,6 +44,7 @@ import json
 import logging
 
 from neptrio.errors import CLASSES, Cancelled, Code, Internal, Overloaded, Reason, TritonError
+from neptrio.foreign import type_name
 from neptrio.rings.message import Violation
 from neptrio.request.file_part import LargeFiles
 
@@ -124,6 +125,7 @@ cdef class FrontEnd(Channel):
         Channel.__init__(self, segment, layout, False, bell, late)
         self.received_into = BodyArea(segment, layout.bodies, layout.area)
         self.open = {}
+        self.failed_ones = set()
         self._streams = _Streams(self)
 
     cdef int send_request(self, InferRequest request) except -1:
@@ -263,9 +265,14 @@ cdef class FrontEnd(Channel):
         if entry.kind != RESPONSE or not entry.size:
             raise Violation(f"a descriptor of kind {entry.kind}")
         request = self.open.get(id)
-        if request is None:
-            raise Violation(f"a response to request {id}, which is not open")
         flags = read_u32(&self.reader)
+        if request is None:
+            if id not in self.failed_ones:
+                raise Violation(f"a response to request {id}, which is not open")
+            if flags & FINAL:
+                self.failed_ones.discard(id)
+            return 0
+        self.answering, self.is_last = request, flags & FINAL
         response = InferResponse.__new__(InferResponse)
         response.model_name = self.name()
         response.model_version = self.name()
@@ -291,9 +298,35 @@ cdef class FrontEnd(Channel):
             del self.open[id]
             self.answered += 1
             request.state = DONE
-        request.responder.respond(request, response, flags & FINAL)
-        if not flags & FINAL and not request.responder.wait_for_room(request, lambda: self.room(id, size)):
-            self.room(id, size)
+        try:
+            request.responder.respond(request, response, flags & FINAL)
+            if not flags & FINAL and not request.responder.wait_for_room(request, lambda: self.room(id, size)):
+                self.room(id, size)
+        except Violation:
+            raise
+        except Exception as error:  # a ValueError here is no message's that cannot be
+            log.exception("a response could not be handed to its client's connection")
+            self.failed(entry, error)
+        self.answering = None
+        return 0
+
+    cdef int failed(self, const Entry* entry, error) except -1:
+        """The client of the request gets the error, and no more of its responses."""
+        cdef InferRequest request = self.answering
+        self.answering = None
+        if request is None:
+            return 0
+        self.named = None
+        if self.open.pop(entry.id, None) is not None:
+            self.answered += 1
+            if not self.is_last:
+                self.failed_ones.add(entry.id)
+                self.post(CANCEL, entry.id, 0, 0)
+        request.state = DONE
+        try:
+            request.responder.respond(request, InferResponse(None, Internal(f"internal error: {type_name(error)}")), True)
+        except Exception:
+            log.exception("a client could not be told that its response was lost")
         return 0
 
     cdef object owner_of_passed(self, const char* data, uint64_t nbytes):

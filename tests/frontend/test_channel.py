@@ -10,6 +10,7 @@ import pytest
 
 from neptrio.errors import InvalidArgument, Overloaded
 from neptrio.execution.admission import Admission
+from neptrio.execution.batch import complete
 from neptrio.observe.trace_sampler import Sampler
 from neptrio.request.infer_request import DataType, InferRequest, InferResponse, RequestedOutput, Tensor
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
@@ -137,6 +138,51 @@ def test_an_answer_that_never_fits_is_an_error(pair: FrontPair) -> None:
     ((response, final),) = pair.answers.got
     assert final
     assert "do not fit" in str(response.error)
+
+
+@pytest.mark.parametrize("lost", ["only", "first"])
+def test_a_response_that_a_transport_cannot_take_is_an_error(pair: FrontPair, lost: str) -> None:
+    """Its request is answered with the error, and once; others are answered as ever."""
+    raises = iter([True, False])
+
+    def respond(request: InferRequest, response: InferResponse, final: bool) -> None:
+        if request.id == "lost" and next(raises):
+            raise ValueError("this transport is wrong")
+        pair.answers.got.append((response, final))
+
+    pair.answers.respond = respond  # type: ignore[method-assign]
+    pair.request(from_numpy("IN", SMALL), id="lost")
+    pair.request(from_numpy("IN", SMALL), id="other")
+    pair.engine.drain()
+    if lost == "first":
+        one, _ = pair.directory.scheduler.requests
+        one.model.decoupled = True
+        complete(one, InferResponse([from_numpy("OUT", SMALL)]), False)
+        one.model.decoupled = False
+        pair.turn()
+        assert pair.directory.scheduler.cancelled == [one]
+    pair.directory.scheduler.answer()
+    pair.turn()
+    (error, final), (good, _) = pair.answers.got
+    assert (str(error.error), final) == ("internal error: ValueError", True)
+    assert good.id == "other" and good.error is None
+    assert pair.front.under_way == 0 and not pair.violations
+
+
+def test_a_request_that_the_engine_cannot_take_is_answered(pair: FrontPair) -> None:
+    """Here its refusal fails."""
+
+    def leave(client: object) -> None:
+        raise RuntimeError("this host is wrong")
+
+    pair.engine_host.enter, pair.engine_host.leave = lambda client: None, leave
+    pair.front.tells_clients = True
+    pair.answers.client = "10.0.0.1"  # type: ignore[attr-defined]
+    pair.request(from_numpy("IN", SMALL), model="missing")
+    pair.turn()
+    ((response, final),) = pair.answers.got
+    assert (str(response.error), final) == ("internal error: RuntimeError", True)
+    assert not pair.violations
 
 
 def test_cancelling(pair: FrontPair) -> None:

@@ -129,7 +129,6 @@ class FrontPair:
             lambda: self.bells.append("engine"),
             lambda: self.late.append("front"),
         )
-        self.front.sends.attach(self.front_pass)
         self.admission = RemoteAdmission(self.front)
         self.admission.tracer.tracing = tracer is not None
         self.answers = Answers()

@@ -20,6 +20,7 @@ from neptrio.errors import Code, Internal, TritonError
 from neptrio.foreign import text_of
 from neptrio.loop.timers import Timer
 from neptrio.request.infer_request import InferRequest, InferResponse, Responder, monotonic_ns
+from neptrio.request.room import let_send
 
 if TYPE_CHECKING:
     from neptrio.embedded.engine import Engine
@@ -123,8 +124,7 @@ class Call(Responder):
 
     def _make_room(self) -> None:
         room, self._room = self._room, []
-        for callback in room:
-            callback()
+        let_send(room)
 
     def abandon(self) -> None:
         """The caller reads no more responses, and lets the request run: the model need not wait any more."""

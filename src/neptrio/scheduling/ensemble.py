@@ -47,6 +47,7 @@ from neptrio.request.infer_request import (
     Timestamp,
     monotonic_ns,
 )
+from neptrio.request.room import let_send
 from neptrio.scheduling.base import LoopServices, Scheduler, SchedulerStatistics
 from neptrio.scheduling.ensemble_graph import Graph, Step
 
@@ -204,8 +205,7 @@ class _Walk(Responder):
     def _let_send(self) -> None:
         if self._senders and self._has_room():
             senders, self._senders = self._senders, []
-            for callback in senders:
-                callback()
+            let_send(senders)
 
     def respond(self, child: InferRequest, response: InferResponse, final: bool) -> None:
         """Takes a step's response. Called by complete()."""

@@ -34,6 +34,7 @@ from neptrio.foreign import text_of
 from neptrio.loop.mailbox import WorkItem
 from neptrio.request.infer_request import InferRequest, InferResponse, RequestedOutput, Responder
 from neptrio.request.numpy_tensor import from_numpy
+from neptrio.request.room import let_send
 from triton_python_backend_utils._host import Host
 
 log = logging.getLogger("neptrio.python")
@@ -236,8 +237,7 @@ class Call(Responder):
         self._ahead -= size
         if self._ahead <= AHEAD_BYTES or self._unread:
             room, self._room = self._room, []
-            for callback in room:
-                callback()
+            let_send(room)
 
     def cancel(self) -> None:
         """Cancels the request. With `decoupled`, the calling model goes on reading its responses. Any thread."""

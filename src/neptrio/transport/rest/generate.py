@@ -26,6 +26,7 @@ from neptrio.observe.propagation import asked
 from neptrio.observe.timing import HEADER as TIMING
 from neptrio.observe.timing import timing_headers, wish
 from neptrio.request.infer_request import InferRequest, InferResponse, Protocol, Responder
+from neptrio.request.room import let_send
 from neptrio.service import Services
 from neptrio.transport.header_policy import Forwarded
 from neptrio.transport.rest.disconnect import unless_gone
@@ -81,8 +82,7 @@ class ResponseQueue(Responder):
         self._waiting_bytes -= _size(response)
         if self._waiting_bytes <= WAITING_BYTES:
             room, self._room = self._room, []
-            for callback in room:
-                callback()
+            let_send(room)
         return response
 
 
