@@ -23,6 +23,14 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     assert stale == [], "run `make proto`"
 
 
+def test_the_kinds_on_the_rings_are_current() -> None:
+    tool = ROOT / "tools" / "gen_kinds.py"
+    checked = subprocess.run(
+        [sys.executable, str(tool), "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
 def diagram(page: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tools" / "sequence_diagram.py"), "--check", "--page", str(page)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)

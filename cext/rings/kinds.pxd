@@ -18,6 +18,9 @@
 #                  u64 parent request, u64 batch, text parameters, u32 names, texts, u32 inputs, tensors
 #   call response  u32 flags (FINAL, NULL), answer unless NULL
 #   sequence end   u32 is text, u64 or text correlation, text reason
+#
+# This is the list: cext/rings/kinds.pxd is made of it (tools/gen_kinds.py), and a test compares the two.
+
 cdef enum Kind:
     # to the model's process, on the ring of its main thread
     BATCH = 1            # id: the batch's number
@@ -46,8 +49,9 @@ cdef enum Answer:
 
 cdef enum Place:
     HERE = 0             # offset counts from where the message's tensors begin
-    GIVEN = 1            # from the start of the shared memory: of an input, in the area of received bodies; of an
-                         # output, in the batch that is answered
+    # offset counts from the start of the shared memory: of an input, in the area of received bodies; of an output, in the
+    # batch that is answered
+    GIVEN = 1
     LENT = 2             # in the process's part of the shared memory, from its start
 
 cdef enum Flag:
@@ -70,8 +74,7 @@ cdef enum:
 
 cdef extern from *:
     """
-    #define RING_OWN (1ULL << 63)
-    #define RING_KEEP (1ULL << 63)
+    #define RING_TOP (1ULL << 63)
     """
-    const unsigned long long OWN "RING_OWN"     # in Entry.offset
-    const unsigned long long KEEP "RING_KEEP"   # in Entry.length: the sender waits for RETURN
+    const unsigned long long OWN "RING_TOP"     # in Entry.offset: it is a segment's number
+    const unsigned long long KEEP "RING_TOP"    # in Entry.length: the sender waits for RETURN

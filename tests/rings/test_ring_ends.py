@@ -17,11 +17,10 @@ from neptrio.errors import Internal, Reason, TritonError
 from neptrio.execution.batch import complete
 from neptrio.request.infer_request import InferResponse, RequestedOutput
 from neptrio.request.numpy_tensor import from_numpy, to_numpy
-from neptrio.rings import child as ring_child
 from tests.support.rings import AREA, Pair
 from tests.support.waiting import until
 from triton_python_backend_utils._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
-from triton_python_backend_utils._process import plain_messages
+from triton_python_backend_utils._process import kinds
 from triton_python_backend_utils._sender import UNTOLD_BYTES
 
 BIG = 100_000  # bytes: above what is copied anyway
@@ -307,7 +306,7 @@ def senders(
             if taken is None:
                 break
             kind, id, _, length = taken
-            assert kind == ring_child.K_ACKNOWLEDGE
+            assert kind == kinds.ACKNOWLEDGE
             told.append((id, length))
         return told
 
@@ -402,22 +401,15 @@ def test_a_call_there_and_back(pair: Pair) -> None:
     )
     kind, key, message, _ = pair.child.take()
     response, final = pair.child.response(message)
-    assert (kind, key, final) == (ring_child.K_ANSWER, 5, True)
+    assert (kind, key, final) == (kinds.ANSWER, 5, True)
     assert response.output_tensors()[0].as_numpy().tolist() == [1, 1] and json.loads(
         response.parameters()
     ) == {"a": 1}
     pair.server.respond(6, InferResponse(None, TritonError("no")), False, False, {})
     kind, key, message, _ = pair.child.take_control()
     response, final = pair.child.response(message)
-    assert (kind, key, final) == (ring_child.K_CALL_RESPONSE, 6, False)
+    assert (kind, key, final) == (kinds.CALL_RESPONSE, 6, False)
     assert response.error().message() == "no"
-
-
-def test_both_ends_of_a_process_use_the_same_numbers() -> None:
-    """The one for other interpreters (plain_messages) has a list of its own."""
-    names = [name for name in vars(ring_child) if name.startswith("K_")]
-    assert len(names) > 8
-    assert {n: getattr(plain_messages, n) for n in names} == {n: getattr(ring_child, n) for n in names}
 
 
 @pytest.mark.parametrize(("size", "by_thread"), [(1 << 20, 0), (2 << 20, 1)])
@@ -443,7 +435,7 @@ def _answered(pair: Pair, due: Callable[[], bool]) -> None:
     pair.server.respond(5, InferResponse([], None, {}), True, True, {})
     thread.join()
     assert came == [True]
-    assert pair.child.take()[0] == ring_child.K_ANSWER
+    assert pair.child.take()[0] == kinds.ANSWER
 
 
 def test_asking_for_answers_in_vain_becomes_rarer() -> None:

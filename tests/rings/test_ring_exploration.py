@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from neptrio.rings import child as ring_child
 from tests.support.ring_text import TextEnd
 from tests.support.rings import Pair
+from triton_python_backend_utils._process import kinds
 
 ENTRIES = 1
 MOST = ENTRIES + 1  # that were sent on a ring and not taken: one of them waits in line
@@ -223,7 +223,7 @@ class Run:
         taken = child.take_control()
         if taken is not None:
             due = [n for n, kind in enumerate(self.sent[CONTROL], 1) if kind == "acknowledge"]
-            assert taken[0] == ring_child.K_ACKNOWLEDGE
+            assert taken[0] == kinds.ACKNOWLEDGE
             assert taken[3] == due[self.heard], "an acknowledgement came twice, late or never"
             self.heard += 1
             self.waits = False

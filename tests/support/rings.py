@@ -19,7 +19,7 @@ from neptrio.request.infer_request import InferRequest, InferResponse, ModelCore
 from neptrio.rings import child as ring_child
 from neptrio.rings.ring import Segment
 from tests.support.requests import request_of
-from triton_python_backend_utils._process import plain_end
+from triton_python_backend_utils._process import kinds, plain_end
 from triton_python_backend_utils._process.reserved import sealed_memory
 
 AREA = 1 << 20
@@ -170,7 +170,7 @@ class Pair:
     def execute(self, function: Callable[[list[utils.InferenceRequest]], list[Any]]) -> None:
         """Plays the model's process: takes a batch, calls `function` like execute(), and answers."""
         kind, number, message, _ = self.child.take()
-        assert kind == ring_child.K_BATCH
+        assert kind == kinds.BATCH
         given = self.child.requests(number, message)
         names = [request._channel.names for request in given]
         responses = function(given)

@@ -2,17 +2,6 @@
 
 from typing import Any
 
-K_ACKNOWLEDGE: int
-K_ANSWER: int
-K_BATCH: int
-K_CALL_CANCEL: int
-K_CALL_RESPONSE: int
-K_CANCEL: int
-K_DROPPED: int
-K_LOOK: int
-K_SEQUENCE_END: int
-K_TOOK: int
-
 class Heard: ...
 class GivenMessage: ...
 class InputBytes: ...

@@ -36,8 +36,6 @@ preloaded: dict[str, Any] = {}  # path -> module, in a template of one model and
 class CompiledRingChild(RingChild):
     """The process of a model with the server's interpreter."""
 
-    ends = ends
-
     def _load(self, path: str) -> Any:
         """Loads the model's file with the same import rules as in the server's process (ModelSource)."""
         return preloaded.get(path) or ModelSource(Path(path), Path(path).parent.parent.name).load()

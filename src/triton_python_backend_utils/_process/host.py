@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _host
+from . import kinds
 from .reserved import sealed_memory
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ class _Handle:
         self._child.took(self._key)
 
     def cancel(self) -> None:
-        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key)
+        self._child.end.post(kinds.CALL_CANCEL, self._key)
 
     def drop(self) -> None:
-        self._child.end.post(self._child.ends.K_CALL_CANCEL, self._key, 1)
+        self._child.end.post(kinds.CALL_CANCEL, self._key, 1)
 
 
 class ChildHost(_host.Host):

@@ -2,7 +2,7 @@
 
 It does what cext/rings/child.pyx does, whose text says who owns what, with Python's struct for messages and a small
 library without Python (cext/rings/plain_ring.c) for the rings, so any version from 3.8 with numpy will do. Kinds of
-messages and their form: cext/rings/kinds.pxd.
+messages and their form: kinds.py.
 
 It is simpler in one thing: tensors are copied into the shared memory with every response, also where a model
 returns an input as it is.
@@ -30,39 +30,41 @@ from .._execute import OPEN_ANSWER, RESCHEDULED_ANSWER
 from .._foreign import text_of
 from .._request import InferenceRequest, InferenceResponse, InferenceTrace
 from .._tensor import Tensor
-from .plain_messages import (
-    ALIGN,
+from .kinds import (
     BLOCKING,
+    CALL,
+    CALL_RESPONSE,
     CONTEXT,
     DECOUPLED,
     END,
     ERROR,
     FINAL,
-    FULL_SECONDS,
     HERE,
-    K_CALL,
-    K_CALL_RESPONSE,
-    K_LOOK,
-    K_RELEASE,
-    K_RESULT,
-    K_RETURN,
-    K_SEND,
     KEEP_ABOVE,
+    LOOK,
     NAMES,
     NULL_RESPONSE,
     OPEN,
     PARAMETERS,
     PARENT,
-    PLACE,
-    REQUEST,
+    RELEASE,
     REQUEST_BITS,
     RESCHEDULED,
     RESPONSE,
+    RESULT,
+    RETURN,
+    SEND,
     START,
     TEXT_ID,
-    TIMES,
     TOP,
     TRACED,
+)
+from .plain_messages import (
+    ALIGN,
+    FULL_SECONDS,
+    PLACE,
+    REQUEST,
+    TIMES,
     Entry,
     Extents,
     GivenMessage,
@@ -137,7 +139,7 @@ class PlainEnd:
         entry = Entry()
         if self._library.plain_take(ctypes.byref(self._work), ctypes.byref(entry)) <= 0:
             return None
-        message = None if entry.kind == K_LOOK else GivenMessage(self, entry)
+        message = None if entry.kind == LOOK else GivenMessage(self, entry)
         return entry.kind, entry.id, message, entry.length
 
     def take_control(self) -> Any:
@@ -146,7 +148,7 @@ class PlainEnd:
         if not self._heard:
             return None
         entry = self._heard.popleft()
-        message = GivenMessage(self, entry) if entry.kind == K_CALL_RESPONSE else None
+        message = GivenMessage(self, entry) if entry.kind == CALL_RESPONSE else None
         return entry.kind, entry.id, message, entry.length
 
     def take_returns(self) -> bool:
@@ -157,7 +159,7 @@ class PlainEnd:
                 entry = Entry()
                 if self._library.plain_take(ctypes.byref(self._control), ctypes.byref(entry)) <= 0:
                     return len(self._heard) > 0
-                if entry.kind == K_RETURN:
+                if entry.kind == RETURN:
                     self._returned.append(entry.offset)
                 else:
                     self._heard.append(entry)
@@ -238,7 +240,7 @@ class PlainEnd:
 
     def release(self, offset: int) -> None:
         """Nothing looks at a message of the server any more. Never blocks, wakes nobody."""
-        if self._push_now(Entry(K_RELEASE, 0, 0, offset, 0)) <= 0:
+        if self._push_now(Entry(RELEASE, 0, 0, offset, 0)) <= 0:
             self._unsaid.append(offset)
 
     def _push(self, entry: Entry) -> int:
@@ -248,7 +250,7 @@ class PlainEnd:
                 offset = self._unsaid.pop()
             except IndexError:  # another thread was faster
                 break
-            if self._push_now(Entry(K_RELEASE, 0, 0, offset, 0)) <= 0:
+            if self._push_now(Entry(RELEASE, 0, 0, offset, 0)) <= 0:
                 self._unsaid.append(offset)
                 break
         while True:
@@ -354,7 +356,7 @@ class PlainEnd:
                 except Exception as problem:
                     packer.back_to(before)
                     packer.error(failed(f"cannot use an output tensor: {text_of(problem)}"), 1)
-        self._send(K_RESULT, number, packer)
+        self._send(RESULT, number, packer)
 
     def failure(self, number: int, began: int, made: int, executed: int, packed: int, text: str) -> None:
         """Sends that a whole batch failed."""
@@ -362,7 +364,7 @@ class PlainEnd:
         packer.own += TIMES.pack(began, made, executed, packed)
         packer.u32(1)
         packer.text(text)
-        self._send(K_RESULT, number, packer)
+        self._send(RESULT, number, packer)
 
     def respond(self, id: int, response: Any, names: Any, final: bool, size: int) -> None:
         """Sends a response of a sender. Raises what a tensor that cannot be sent raises."""
@@ -371,7 +373,7 @@ class PlainEnd:
         packer.u64(size)
         if response is not None:
             self._pack_response(packer, response, names)
-        self._send(K_SEND, id, packer)
+        self._send(SEND, id, packer)
 
     def call(self, key: int, request: Any, decoupled: bool, blocking: bool, parent: Any, batch: int) -> None:
         """Sends a request to another model."""
@@ -400,7 +402,7 @@ class PlainEnd:
         packer.u32(len(request._inputs))
         for tensor in request._inputs:
             packer.tensor(tensor)
-        self._send(K_CALL, key, packer)
+        self._send(CALL, key, packer)
 
     @staticmethod
     def _pack_response(packer: Packer, response: Any, names: Any) -> None:

@@ -1,7 +1,7 @@
 """The messages of the rings, for an interpreter that cannot load the server's compiled modules: what they are made of,
 how they are read and packed, and which extents of the shared memory they take.
 
-Kinds of messages and their form: cext/rings/kinds.pxd.
+Kinds of messages and their form: kinds.py.
 """
 
 from __future__ import annotations
@@ -15,21 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._types import BYTES, join_strings, numpy_dtype, split_strings
+from .kinds import ERROR, HERE, TOP
 
 if TYPE_CHECKING:
     from .plain_end import PlainEnd
 
-K_BATCH, K_ANSWER, K_SEQUENCE_END, K_LOOK = 1, 2, 3, 4
-K_CANCEL, K_ACKNOWLEDGE, K_CALL_RESPONSE, K_RETURN = 8, 9, 10, 11
-K_RESULT, K_SEND, K_CALL, K_TOOK, K_CALL_CANCEL, K_DROPPED, K_RELEASE = 16, 17, 18, 19, 20, 21, 22
-RESPONSE, ERROR, OPEN, RESCHEDULED = 0, 1, 2, 3
-HERE = 0
-START, END, TRACED, TEXT_ID, PARAMETERS, NAMES, CONTEXT = 1, 2, 4, 8, 16, 32, 64
-DECOUPLED, BLOCKING, PARENT = 128, 256, 512
-FINAL, NULL_RESPONSE = 1, 2
-KEEP_ABOVE = 16384
-REQUEST_BITS = 20
-TOP = 1 << 63  # of an offset: it is a segment's number; of a length: the sender waits for RETURN
 ALIGN, GRAIN = 64, 256
 FULL_SECONDS = 50e-6  # between two looks at a ring that is full
 U32, U64, TIMES = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<4Q")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import plain_end, plain_messages
+from . import plain_end
 from .own_socket import own_socket
 from .ring_child import RingChild, make_back
 
 
 class PlainRingChild(RingChild):
     """The process of a model with an interpreter of its own."""
-
-    ends = plain_messages
 
     def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
         return plain_end.PlainEnd(

@@ -15,7 +15,7 @@ Rules:
     of a channel, never the other way round.
 
 What crosses on the socket may overtake what the server put into a ring before it. So `finalize` waits in the inbox
-until K_LOOK comes on the ring of batches, behind the last ends of sequences.
+until LOOK comes on the ring of batches, behind the last ends of sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from .._execute import answers, failed_text, failure_text, listed
 from .._request import InferenceRequest, InferenceResponse
 from .._sender import Channel
-from . import threads, tracing
+from . import kinds, threads, tracing
 from .child import Child
 from .host import ChildHost
 
@@ -119,7 +119,6 @@ def make_back(child: RingChild) -> Any:
 class RingChild(Child):
     """The process of a model whose requests cross in shared memory."""
 
-    ends: Any  # the module of the rings' end; a subclass sets it
     end: Any = None
 
     def make_end(self, memory: int, bell: int, rings: dict[str, Any]) -> Any:
@@ -177,18 +176,18 @@ class RingChild(Child):
 
     def hear(self) -> None:
         """Handles the messages that wait on the second thread's ring. Any thread that holds no channel's lock."""
-        end, ends = self.end, self.ends
+        end = self.end
         while end.has_control:
             with self.hearing:
                 taken = end.take_control()
                 if taken is None:  # they were memory, or another thread was faster
                     continue
                 kind, id, message, length = taken
-                if kind == ends.K_CANCEL:
+                if kind == kinds.CANCEL:
                     self._ring_cancel(id, bool(length))
-                elif kind == ends.K_ACKNOWLEDGE:
+                elif kind == kinds.ACKNOWLEDGE:
                     self._ring_acknowledge(id, length)
-                elif kind == ends.K_CALL_RESPONSE:
+                elif kind == kinds.CALL_RESPONSE:
                     self._ring_response(id, message)
                 taken = message = None
 
@@ -227,7 +226,7 @@ class RingChild(Child):
         if key in self.decoupled_calls:
             if key not in self.calls:
                 self.decoupled_calls.discard(key)
-            self.end.post(self.ends.K_TOOK, key)
+            self.end.post(kinds.TOOK, key)
 
     def finish(self) -> None:
         """Does what may not be done where it was noticed: sends what finalizers (__del__) report, which must not block, and
@@ -239,14 +238,14 @@ class RingChild(Child):
             elif id < 0:
                 self.send({"t": "forget", "id": -id})
             elif self.end is not None:
-                self.end.post(self.ends.K_DROPPED, id)
+                self.end.post(kinds.DROPPED, id)
 
     # ------------------------------------------------------------ the main thread
 
     def answer(self, key: int) -> Any:
         """Waits for the response to a call of the main thread, which is in no table. Batches that come before it are kept
         for later; the answer to an earlier call, for which nobody waits any more, is left."""
-        end, answer = self.end, self.ends.K_ANSWER
+        end, answer = self.end, kinds.ANSWER
         while True:
             end.wait_answer()
             taken = end.take()
@@ -268,7 +267,7 @@ class RingChild(Child):
         if self.loop is not None:
             self.loop.run_forever()
             return
-        end, ends = self.end, self.ends
+        end = self.end
         aside = self.aside
         while True:
             if aside:
@@ -280,19 +279,19 @@ class RingChild(Child):
                     continue
             kind, number, message, _ = taken
             taken = None
-            if kind == ends.K_BATCH:
+            if kind == kinds.BATCH:
                 self._execute_ring(number, message)
-            elif kind == ends.K_SEQUENCE_END:
+            elif kind == kinds.SEQUENCE_END:
                 id, reason = end.sequence_end(message)
                 self._sequence_end({"c": id, "reason": reason})
-            elif kind == ends.K_LOOK:
+            elif kind == kinds.LOOK:
                 self._guarded(self._finalize, self.inbox.get())
                 self._exit()
             message = None
 
     def _feed(self) -> None:
         """Passes what comes on the ring to the event loop, in line; the third thread runs it."""
-        end, loop, look = self.end, self.loop, self.ends.K_LOOK
+        end, loop, look = self.end, self.loop, kinds.LOOK
         assert loop is not None
         while True:
             end.wait()
@@ -309,12 +308,11 @@ class RingChild(Child):
     def _spawn(self, taken: Any) -> None:
         assert self.loop is not None
         kind, number, message, _ = taken
-        ends = self.ends
-        if kind == ends.K_BATCH:
+        if kind == kinds.BATCH:
             task = self.loop.create_task(self._execute_ring_async(number, message))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-        elif kind == ends.K_SEQUENCE_END:
+        elif kind == kinds.SEQUENCE_END:
             id, reason = self.end.sequence_end(message)
             self.dispatch({"t": "sequence_end", "c": id, "reason": reason})
 

@@ -13,12 +13,11 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from neptrio.request.infer_request import InferResponse
-from neptrio.rings import child as compiled_end
 from tests.backends.python.models import config, python_model
 from tests.support.cancelled import UNTIL_CANCELLED
 from tests.support.rings import Pair
 from tests.support.server import ServerProcess
-from triton_python_backend_utils._process import plain_messages
+from triton_python_backend_utils._process import kinds
 from triton_python_backend_utils._process.ring_child import RingChild
 
 # calls IN times with an input that the server looks at where it lies: each is memory to be returned
@@ -142,7 +141,7 @@ def test_ends_of_sequences_do_not_hold_up_an_acknowledgement(plain: bool) -> Non
         for i in range(300):
             pair.server.sequence_ended(i + 1, "idle")
         pair.server.acknowledge(1 << 20, 7)
-        assert pair.child.take_control() == (compiled_end.K_ACKNOWLEDGE, 1 << 20, None, 7)
+        assert pair.child.take_control() == (kinds.ACKNOWLEDGE, 1 << 20, None, 7)
         assert pair.server.waiting == 300 - 256
     finally:
         pair.close()
@@ -151,8 +150,8 @@ def test_ends_of_sequences_do_not_hold_up_an_acknowledgement(plain: bool) -> Non
 class Hearing(RingChild):
     """A process's half, without its socket and model: only what hears."""
 
-    def __init__(self, pair: Pair, ends: Any) -> None:
-        self.end, self.ends = pair.child, ends
+    def __init__(self, pair: Pair) -> None:
+        self.end = pair.child
         self.calls = {}
         self.hearing = threading.RLock()
 
@@ -160,7 +159,7 @@ class Hearing(RingChild):
 @pytest.mark.parametrize("plain", [False, True], ids=["compiled", "plain"])
 def test_two_threads_that_hear_keep_the_order(plain: bool) -> None:
     pair = Pair(plain=plain)
-    child = Hearing(pair, plain_messages if plain else compiled_end)
+    child = Hearing(pair)
     order: list[int] = []
     other = threading.Thread(target=child.hear)
 
