@@ -24,7 +24,7 @@ from libc.stdint cimport (
 )
 from libc.string cimport memcpy
 
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.request.sched cimport sched_yield
 from neptrio.codec.bounded cimport add_char, add_text
 from neptrio.codec.json_reader cimport MAX_DEPTH, Reader, Stop, unescape
 from neptrio.codec.json_writer cimport Writer

@@ -15,7 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.request.sched cimport sched_yield
 from neptrio.codec.protobuf cimport (
     Cursor,
     Slice,

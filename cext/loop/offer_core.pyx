@@ -9,6 +9,7 @@ Rules:
  1. Never with the GIL held: who gets the core may keep it for milliseconds, and the loop would wait for all of them.
  2. Work in C calls sched_yield() itself, where it looks whether it should stop (Stop).
 """
+from neptrio.request.sched cimport sched_yield
 
 
 def offer_core():

@@ -20,7 +20,7 @@ from cpython.object cimport PyObject
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memset
 
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.request.sched cimport sched_yield
 
 import os
 import threading

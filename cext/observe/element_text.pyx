@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 from neptrio.codec.bounded cimport add_char, add_many, add_text
 from neptrio.codec.json_writer cimport Writer
 from neptrio.codec.number_text cimport PRINT_ROOM, put_int, put_uint, shortest_digits
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.request.sched cimport sched_yield
 from neptrio.request.infer_request cimport (
     DT_BF16,
     DT_BOOL,

@@ -10,7 +10,7 @@ Rules:
 """
 from libc.errno cimport EINTR, errno
 
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.request.sched cimport sched_yield
 
 cdef extern from "<sys/uio.h>" nogil:
     ssize_t writev(int fd, const iovec* parts, int count)

@@ -17,7 +17,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
 
-from neptrio.loop.offer_core cimport sched_yield
+from neptrio.request.sched cimport sched_yield
 from neptrio.request.infer_request cimport GPU_MEMORY, Tensor
 
 from threading import Lock

@@ -7,6 +7,8 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
+from neptrio.request.sched cimport sched_yield
+
 from neptrio.request.infer_request cimport (
     DT_BYTES,
     GPU_MEMORY,
@@ -27,9 +29,6 @@ from operator import index
 from neptrio.datatypes import NAME
 from neptrio.errors import InvalidArgument
 from neptrio.limits import LONGEST_VALUE, shown
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()   # see cext/loop/offer_core, which stands above this package
 
 cdef object ZERO = 0    # most requests are of no sequence
 cdef object MOST_ID = (1 << 64) - 1

@@ -28,6 +28,7 @@ from libc.string cimport memcpy
 from posix.time cimport nanosleep, timespec
 from posix.unistd cimport write
 
+from neptrio.request.sched cimport sched_yield
 from neptrio.rings.packet cimport Packer, Reader, read_raw, read_text, read_u32, read_u64
 from neptrio.rings.ring cimport (
     Entry,
@@ -59,9 +60,6 @@ from triton_python_backend_utils._types import _NUMPY, join_strings, numpy_dtype
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 cdef enum:
     MOST_IN_VAIN = 63       # see ChildEnd.wait_answer()

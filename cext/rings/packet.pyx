@@ -9,8 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()   # see cext/loop/offer_core, which stands above this package
+from neptrio.request.sched cimport sched_yield
 
 
 cdef extern from "Python.h":
