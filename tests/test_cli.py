@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from neptrio import cli, commands, flags
+from neptrio import cli, commands, flags, serving
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess
 
@@ -41,13 +41,13 @@ TRITONSERVER = """
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     with pytest.raises(SystemExit) as info:
-        cli.settings_of([REPOSITORY, *argv])
+        serving.settings_of([REPOSITORY, *argv])
     assert info.value.code == 2
     return capsys.readouterr().err
 
 
 def test_defaults_are_tritonservers() -> None:
-    settings, warnings = cli.settings_of([REPOSITORY])
+    settings, warnings = serving.settings_of([REPOSITORY])
     assert warnings == []
     assert settings.id == "triton"
     assert settings.model_repository == (Path("models"),)
@@ -60,7 +60,7 @@ def test_defaults_are_tritonservers() -> None:
 
 
 def test_both_value_forms_and_repeated_flags() -> None:
-    settings, _ = cli.settings_of(
+    settings, _ = serving.settings_of(
         [
             "--model-store",
             "a",
@@ -84,18 +84,18 @@ def test_both_value_forms_and_repeated_flags() -> None:
     [("true", True), ("1", True), ("on", True), ("False", False), ("0", False), ("OFF", False)],
 )
 def test_boolean_spellings(text: str, value: bool) -> None:
-    assert cli.settings_of([REPOSITORY, f"--strict-readiness={text}"])[0].strict_readiness is value
-    assert cli.settings_of([REPOSITORY, "--strict-readiness", text])[0].strict_readiness is value
+    assert serving.settings_of([REPOSITORY, f"--strict-readiness={text}"])[0].strict_readiness is value
+    assert serving.settings_of([REPOSITORY, "--strict-readiness", text])[0].strict_readiness is value
 
 
 def test_auto_complete_switches() -> None:
-    assert cli.settings_of([REPOSITORY, "--disable-auto-complete-config"])[0].disable_auto_complete_config
-    settings, warnings = cli.settings_of([REPOSITORY, "--strict-model-config=true"])
+    assert serving.settings_of([REPOSITORY, "--disable-auto-complete-config"])[0].disable_auto_complete_config
+    settings, warnings = serving.settings_of([REPOSITORY, "--strict-model-config=true"])
     assert settings.disable_auto_complete_config and "deprecated" in warnings[0]
 
 
 def test_backend_config() -> None:
-    settings, _ = cli.settings_of(
+    settings, _ = serving.settings_of(
         [
             REPOSITORY,
             "--backend-config=onnxruntime,default-max-batch-size=8",
@@ -165,7 +165,7 @@ def test_refusals_say_what_to_do(
 
 
 def test_restrictions_and_patterns() -> None:
-    settings, warnings = cli.settings_of(
+    settings, warnings = serving.settings_of(
         [
             REPOSITORY,
             "--http-restricted-api=health,trace:Key=a=b:c",
@@ -185,26 +185,29 @@ def test_restrictions_and_patterns() -> None:
 
 def test_missing_repository(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.settings_of([])
+        serving.settings_of([])
     assert "--model-repository=DIR is missing" in capsys.readouterr().err
 
 
 def test_off_values_of_missing_features_and_hints_are_accepted() -> None:
-    _, warnings = cli.settings_of(
+    _, warnings = serving.settings_of(
         [REPOSITORY, "--allow-sagemaker=off", "--model-namespacing", "false", "--http-thread-count=8"]
     )
     assert warnings == ["--http-thread-count has no effect: one thread serves all connections"]
 
 
 def test_resources_without_a_rate_limit_are_not_silent() -> None:
-    _, warnings = cli.settings_of([REPOSITORY, "--rate-limit-resource=R:4"])
+    _, warnings = serving.settings_of([REPOSITORY, "--rate-limit-resource=R:4"])
     assert warnings == ["--rate-limit-resource has no effect without --rate-limit=execution_count"]
-    assert cli.settings_of([REPOSITORY, "--rate-limit-resource=R:4", "--rate-limit=execution_count"])[1] == []
+    assert (
+        serving.settings_of([REPOSITORY, "--rate-limit-resource=R:4", "--rate-limit=execution_count"])[1]
+        == []
+    )
 
 
 def test_tritonservers_flags_are_served_refused_or_said_to_have_no_effect() -> None:
     """Each in exactly one way (docs/protocol/features.md A8)."""
-    known = {flag for action in cli.parser()._actions for flag in action.option_strings}
+    known = {flag for action in serving.parser()._actions for flag in action.option_strings}
     assert not known & set(flags.NO_EFFECT) and not known & set(flags.MISSING)
     assert not set(flags.NO_EFFECT) & set(flags.MISSING)
     given = {f"--{name}" for name in TRITONSERVER.split()}
@@ -214,12 +217,12 @@ def test_tritonservers_flags_are_served_refused_or_said_to_have_no_effect() -> N
 
 def test_help_is_grouped_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as info:
-        cli.settings_of(["--help"])
+        cli.main(["--help"])
     assert info.value.code == 0
     text = capsys.readouterr().out
     for group in ("general:", "model repository:", "HTTP/REST:", "gRPC:", "logging:"):
         assert group in text
-    for action in cli.parser()._actions:
+    for action in serving.parser()._actions:
         if action.help != "==SUPPRESS==":
             assert action.help, f"{action.option_strings} has no help text"
     for name in commands.names():

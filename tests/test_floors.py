@@ -51,8 +51,9 @@ startup
 server
 embedded
 compat ray testing
-cli
+serving
 commands.demo commands.serve
+cli
 __main__
 """
 FLOOR_OF = {name: number for number, line in enumerate(FLOORS.split("\n")) for name in line.split()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neptrio import Server
-from neptrio.cli import settings_of
+from neptrio.serving import settings_of
 from neptrio.storage_uri import resolve
 
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import neptrio
-from neptrio.cli import serve, settings_of
+from neptrio.serving import serve, settings_of
 
 HELP = "serve a few example models"
 SERVES = True

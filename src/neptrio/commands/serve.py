@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from neptrio.cli import serve, settings_of
 from neptrio.embedded.functions import absolute, server_of
+from neptrio.serving import serve, settings_of
 
 HELP = "serve the models of a Python program"
 SERVES = True
