@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = """
 limits
 foreign
-errors datatypes cores process_end terminal
+errors datatypes cores process_parts terminal
+process_end
 request
 rings
 loop

@@ -23,6 +23,8 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
+from neptrio import process_parts
+
 _served = False
 
 
@@ -34,8 +36,7 @@ def serves() -> None:
 
 def is_to_leave() -> bool:
     """Whether this process has to end with leave() (rules 3 and 4)."""
-    device = sys.modules.get("neptrio.backends.kernel.device")
-    return _served and not (device is not None and device.Device._open)
+    return _served and not process_parts.gpus
 
 
 def leave(status: int) -> NoReturn:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
-from neptrio import logs, startup
+from neptrio import logs, process_parts, startup
 from neptrio.codec.inflate_budget import InflateBudget
 from neptrio.config import accelerators
 from neptrio.errors import InvalidArgument, TritonError
@@ -272,9 +272,8 @@ class Server:
 
     async def _settle_devices(self) -> None:
         """Waits until the GPUs have what regions and models held; within the exit timeout."""
-        module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
-        if module is not None:
-            await threads.run_surely(module.settle, abandon_on_cancel=True)
+        for settle in process_parts.settle:
+            await threads.run_surely(settle, abandon_on_cancel=True)
 
     async def settled(self) -> None:
         """Waits for imports that still run while the server already serves."""
@@ -475,17 +474,14 @@ def run(settings: Settings) -> int:
 
 def _devices_hang() -> bool:
     """Whether something hangs on a GPU, or what it holds is not released: the end of the interpreter might wait for it."""
-    device = sys.modules.get("neptrio.backends.kernel.device")
-    releases = sys.modules.get("neptrio.backends.onnx.releases")
-    return bool((device is not None and device.hangs()) or (releases is not None and releases.unfinished()))
+    return any(hangs() for hangs in process_parts.hang)
 
 
 def _leave(status: int) -> NoReturn:
     """Ends the process without waiting for its threads. Processes of isolated models end too."""
     logs.settle()
-    processes = sys.modules.get("neptrio.backends.python.process")
-    if processes is not None:
-        processes.kill_all()
+    for kill in process_parts.kill:
+        kill()
     os._exit(status)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from types import SimpleNamespace
 
 import pytest
 
+from neptrio import process_parts
 from neptrio.observe.memory import MemoryProbe, anonymous_resident_bytes, pinned_pools, usage
 
 
@@ -62,9 +62,8 @@ def test_instances_on_one_device_are_one_row() -> None:
 
 
 def test_pinned_pools_of_all_devices_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "neptrio.backends.kernel.device", raising=False)
+    monkeypatch.setattr(process_parts, "gpus", {})
     assert pinned_pools(100) == (100, 0)
-    devices = {i: SimpleNamespace(pinned=SimpleNamespace(used=i)) for i in (1, 2)}
-    fake = SimpleNamespace(Device=SimpleNamespace(_open=devices))
-    monkeypatch.setitem(sys.modules, "neptrio.backends.kernel.device", fake)
+    for i in (1, 2):
+        process_parts.gpus[i] = SimpleNamespace(pinned=SimpleNamespace(used=i))
     assert pinned_pools(100) == (200, 3)

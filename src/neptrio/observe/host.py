@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import sys
 from dataclasses import dataclass, field
 
+from neptrio import process_parts
 from neptrio.errors import TritonError
 
 log = logging.getLogger("neptrio.metrics")
@@ -88,11 +88,8 @@ class HostSampler:
 
 def of_driver() -> tuple[GpuSample, ...]:
     """The memory of the GPUs that this process uses, as the driver counts it."""
-    module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
-    if module is None:
-        return ()
     found = []
-    for _, device in sorted(module.Device._open.items()):
+    for _, device in sorted(process_parts.gpus.items()):
         try:
             info = device.memory_info()
         except TritonError:

@@ -9,11 +9,11 @@ with accounts of its own (pinned pools, GPU memory) adds them through Backend.me
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from neptrio import process_parts
 from neptrio.errors import TritonError
 from neptrio.loop import allocator, collector
 from neptrio.loop.allocator import anonymous_resident_bytes
@@ -94,16 +94,14 @@ def usage(cpu_bytes: int, own: list[tuple[str, int, int]]) -> list[dict[str, obj
 def pinned_pools(limit: int) -> tuple[int, int]:
     """(total, used) bytes of the pinned memory pools: `limit` for each GPU that models use. The first GPU's
     counts even before a model uses it, as in a Triton server's report."""
-    module = sys.modules.get("neptrio.backends.kernel.device")  # loaded by the first model on a GPU
-    devices = list(module.Device._open.values()) if module is not None else []
+    devices = list(process_parts.gpus.values())
     return limit * max(1, len(devices)), sum(d.pinned.used for d in devices)
 
 
 def device_pools() -> list[tuple[str, int, int]]:
     """(uuid, reserved bytes, used bytes) of the memory pool of each GPU that models use."""
-    module = sys.modules.get("neptrio.backends.kernel.device")
     rows = []
-    for _, device in sorted(module.Device._open.items()) if module is not None else ():
+    for _, device in sorted(process_parts.gpus.items()):
         try:
             statistics = device.statistics()
         except TritonError:

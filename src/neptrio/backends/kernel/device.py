@@ -40,6 +40,7 @@ from typing import Any, Protocol
 from trio.lowlevel import in_trio_run
 
 import neptrio.request.device_memory as device_memory
+from neptrio import process_parts
 from neptrio.backends.kernel.driver_thread import DriverThread
 from neptrio.config import accelerators
 from neptrio.errors import Internal, InvalidArgument, Reason, Unavailable
@@ -150,7 +151,7 @@ class MemoryInfo:
 class Device:
     """One GPU's context and pools, shared by all its users. Use get() and release()."""
 
-    _open: dict[int, Device] = {}  # noqa: RUF012
+    _open: dict[int, Device] = process_parts.gpus
     _lock = threading.RLock()
     remedy = "the server must be started anew"
 
@@ -401,3 +402,7 @@ def settle(seconds: float = SETTLE_SECONDS) -> None:
     for device in list(Device._open.values()):
         if not device.pool.broken:
             device.thread.settle(seconds)
+
+
+process_parts.settle.append(settle)
+process_parts.hang.append(hangs)

@@ -18,6 +18,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from neptrio import process_parts
 from neptrio.backends.kernel.driver_thread import DriverThread
 
 if TYPE_CHECKING:
@@ -175,3 +176,6 @@ def keep(thing: Any) -> None:
 def unfinished() -> bool:
     """True when the process cannot end in the ordinary way, because that would wait for a device."""
     return any(releases.unfinished for releases in list(Releases._made.values()))
+
+
+process_parts.hang.append(unfinished)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as utils
+from neptrio import process_parts
 from neptrio.backends.python import memory_group, template
 from neptrio.backends.python.children import Started
 from neptrio.backends.python.environment import variables
@@ -68,6 +69,9 @@ def kill_all() -> None:
     """Kills every child. Called before the server exits without waiting for threads that are stuck."""
     for process in list(_alive):
         process.kill()
+
+
+process_parts.kill.append(kill_all)
 
 
 class Process:
