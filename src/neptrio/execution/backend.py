@@ -80,6 +80,14 @@ class LoadContext:
     abandonment: Abandonment = field(default_factory=Abandonment)
 
 
+class InstanceListener(Protocol):
+    """Who hears of an instance's changes: the model. Both are called on the trio thread."""
+
+    def health_changed(self) -> None: ...
+
+    def memory_changed(self) -> None: ...
+
+
 class BackendInstance(ABC):
     """One instance of a model. An instance with `native` executes without the GIL."""
 
@@ -113,11 +121,21 @@ class BackendInstance(ABC):
     # finalize() is not called
     hangs = False
 
+    _hears: InstanceListener | None = None
+
+    def tell(self, listener: InstanceListener) -> None:
+        """Sets who hears of changes."""
+        self._hears = listener
+
     def on_health(self) -> None:
-        """Called after `healthy` has changed; the model sets this attribute."""
+        """To be called on the trio thread after `healthy` has changed."""
+        if self._hears is not None:
+            self._hears.health_changed()
 
     def on_memory(self) -> None:
-        """Called on the trio thread after Backend.memory_usage() has changed; the model sets this attribute."""
+        """To be called on the trio thread after Backend.memory_usage() has changed."""
+        if self._hears is not None:
+            self._hears.memory_changed()
 
     def initialize(self) -> None:
         """Called once on the instance's thread before the first batch. May raise."""
@@ -197,8 +215,7 @@ class BackendInstance(ABC):
     def let_go(self) -> None:
         """Called on the trio thread when nobody uses it any more, finalized or never initialized: drops what refers back
         to it, so that reference counts free it."""
-        for told in ("on_health", "on_memory"):  # methods of the model
-            self.__dict__.pop(told, None)
+        self._hears = None
 
 
 def _failure_text(error: BaseException) -> str:

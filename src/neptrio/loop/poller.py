@@ -257,6 +257,15 @@ class Poller(trio.abc.Instrument):
 
     # ------------------------------------------------------------ waiting instead of trio
 
+    # trio asks for these once and then calls the compiled methods, for every step of a task
+    @property
+    def before_task_step(self) -> Callable[[trio.lowlevel.Task], None]:
+        return self.lag.step_begins
+
+    @property
+    def after_task_step(self) -> Callable[[trio.lowlevel.Task], None]:
+        return self.lag.step_ends
+
     def before_io_wait(self, timeout: float) -> None:
         """Called by trio when it is about to wait for `timeout` seconds; 0 when a task can run."""
         try:
@@ -342,9 +351,6 @@ class Poller(trio.abc.Instrument):
             self._full = self.outputs.full
             _taken.set(True)
             self._timers.host(True)
-            # The compiled methods are assigned directly: on the slower ways there is a task step for every request.
-            self.before_task_step = self.lag.step_begins  # type: ignore[method-assign]
-            self.after_task_step = self.lag.step_ends  # type: ignore[method-assign]
             trio.lowlevel.add_instrument(self)
             try:
                 await trio.sleep_forever()

@@ -102,7 +102,7 @@ class Model(ServedModel):
         self._cpu_bytes = measured.cpu_bytes
         self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
 
-    def _memory_changed(self) -> None:
+    def memory_changed(self) -> None:
         """The memory use of an instance has changed while it serves."""
         self.counters.memory_usage = usage(self._cpu_bytes, self.backend.memory_usage())
 
@@ -185,13 +185,12 @@ class Model(ServedModel):
                 await self.stop()
             raise
         self._serving = True
-        self._health_changed()
+        self.health_changed()
 
     def make_instance(self, place: Place, name: str) -> Instance:
         """A new instance that is not started. Raises what the backend raises."""
         made = self.backend.create_instance(name, place.kind, place.device)
-        made.on_health = self._health_changed  # type: ignore[method-assign]
-        made.on_memory = self._memory_changed  # type: ignore[method-assign]
+        made.tell(self)
         instance = Instance(name, self, made, self._completions, self.pool)
         instance.place = place
         return instance
@@ -220,10 +219,10 @@ class Model(ServedModel):
         """A change in place: takes over the instance groups and version policy of `config`, and swaps instances."""
         groups.take_over(self.config, config)
         self.pool.exchange(added, retired)
-        self._health_changed()
+        self.health_changed()
         self.pass_soon()
 
-    def _health_changed(self) -> None:
+    def health_changed(self) -> None:
         """Updates `ready`: a model is ready when all of its instances are healthy. Called when one changes."""
         if self._serving:
             self.ready = all(i.backend.healthy for i in self.pool.instances)

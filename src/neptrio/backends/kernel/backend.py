@@ -173,7 +173,10 @@ class HostInstance(BackendInstance):
             spec.batching,
             partial(_plan, spec, self._order, backend.signatures),
         )
-        self.prepare = self._builder.prepare  # type: ignore[method-assign]  # see IdentityInstance
+
+    @property
+    def prepare(self) -> Callable[[Batch], Batch]:  # see IdentityInstance
+        return self._builder.prepare
 
     def initialize(self) -> None:
         names = [n for n, s in self._backend.signatures.items() if not s.template]

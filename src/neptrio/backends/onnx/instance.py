@@ -205,7 +205,10 @@ class NativeInstance(OnnxInstance):
             or onnx_options.settings(context).get("session.set_denormal_as_zero") == "1"
         )
         self._builder = OnnxBuilder(context.name, self._batching, own_thread)
-        self.prepare = self._builder.prepare  # type: ignore[method-assign]
+
+    @property
+    def prepare(self) -> Callable[[Batch], Batch]:
+        return self._builder.prepare
 
     def initialize(self) -> None:
         super().initialize()

@@ -141,14 +141,13 @@ class TritonPythonModel:
             name = args["model_instance_name"]
             # loading asks drivers for devices, which no event loop should wait for
             self._backend, instance = await asyncio.to_thread(_loaded, context, args)
-            instance.on_health = self._health_changed  # type: ignore[method-assign]
-            instance.on_memory = self._tell_memory  # type: ignore[method-assign]
+            instance.tell(self)
             self._model = _Model(context)
             self._instance = Instance(name, self._model, instance, self._completions, InstancePool())
             await self._called(self._instance.start)
         except TritonError as error:
             raise AnswerError(str(error)) from error
-        self._tell_memory()
+        self.memory_changed()
 
     async def _called(self, function: Callable[[Callable[[BaseException | None], None]], None]) -> None:
         """Waits until `function`, which is given a callback, has called it. Raises the error that it is called with."""
@@ -206,7 +205,7 @@ class TritonPythonModel:
 
     # ------------------------------------------------------------ health and memory
 
-    def _health_changed(self) -> None:
+    def health_changed(self) -> None:
         self._lost = self._instance.backend.lost
         self._leave_if_lost()
 
@@ -214,7 +213,7 @@ class TritonPythonModel:
         if self._lost and not self._under_way:
             self._loop.call_soon(_leave)  # when the last answer is on its way
 
-    def _tell_memory(self) -> None:
+    def memory_changed(self) -> None:
         if self._host is not None:
             self._host.holds_memory(self._backend.memory_usage())
 
