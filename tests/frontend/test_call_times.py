@@ -318,7 +318,9 @@ def test_a_front_end_that_is_killed(of_its_own: Traced, http: type[Http1 | Http2
         assert call.exception(60) is not None
     until(lambda: len(set(pids(traced.server)) - set(found)) == len(found), "others have started")
     ended = points(traced.late(route.model, sent))
-    assert [ended.count(point) for point in ANSWERED] == [route.responses] * 3
+    made, begun, sent_there = (ended.count(point) for point in ANSWERED)
+    assert made == route.responses
+    assert begun == sent_there <= made  # a task of the engine's may not have given it all of them yet
 
 
 @pytest.mark.parametrize("name", STREAMS)
