@@ -357,7 +357,7 @@ class IsolatedInstance(BackendInstance):
             self._fail(batch, Internal(self._cause, reason=Reason.BACKEND))
 
     def _life_over(self, life: Life) -> None:
-        """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 4). Trio thread."""
+        """Handles the end of a process: uses what it had answered, and fails the rest (rules 2, 3). Trio thread."""
         life.drain_all()
         if self._life is life:
             self._life = None
