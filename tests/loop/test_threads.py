@@ -17,6 +17,7 @@ import trio
 import tritonclient.http as httpclient
 
 import neptrio
+import triton_python_backend_utils as utils
 from neptrio.errors import Code, Unavailable
 from neptrio.loop import threads
 from tests.backends.python.models import isolated, python_model
@@ -78,15 +79,16 @@ def test_an_error_of_the_function_stays_its_own() -> None:
     trio.run(run)
 
 
-def test_every_thread_of_the_server_starts_in_one_place() -> None:
+def test_every_thread_of_the_server_and_of_models_processes_starts_in_one_place() -> None:
     """Elsewhere nobody expects that the system refuses one."""
     found = []
-    for file in Path(neptrio.__file__).parent.rglob("*.py"):
-        if file != Path(threads.__file__):
+    package, of_models = Path(neptrio.__file__).parent, Path(utils.__file__).parent
+    for file in (*package.rglob("*.py"), *of_models.rglob("*.py")):
+        if file not in (Path(threads.__file__), of_models / "_process" / "threads.py"):
             for number, line in enumerate(file.read_text().splitlines(), 1):
                 if re.search(r"trio\.to_thread|threading\.(Thread|Timer)\(|start_new_thread", line):
                     found.append(f"{file}:{number}: {line.strip()}")
-    assert not found, "use neptrio.loop.threads:\n" + "\n".join(found)
+    assert not found, "use neptrio.loop.threads, or _process/threads.py:\n" + "\n".join(found)
 
 
 def post(server: ServerProcess, path: str, body: Any) -> tuple[int, str]:
