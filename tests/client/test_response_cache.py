@@ -13,9 +13,10 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from neptrio.scheduling.response_cache import ENTRY_OVERHEAD_BYTES, TENSOR_OVERHEAD_BYTES
-from tests.support import onnx_models
+from tests.support import infer_messages, onnx_models
 from tests.support.gate import Gate
 from tests.support.metrics import scrape, value
+from tests.support.raw_http2 import RawClient
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -123,28 +124,28 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
 
 @pytest.mark.parametrize("coalesce", ["false", "true"])
 def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: str) -> None:
+    """The order in which the server sends: threads of a client may tell of two answers in another."""
     ordered = CACHED + " dynamic_batching { preserve_ordering: true }"
     gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=ordered, size=1)
-    answers: list[str] = []
     with (
         ServerProcess(
             tmp_path / "repository", f"--cache-config=local,size=100000,coalesce={coalesce}"
         ) as server,
-        grpcclient.InferenceServerClient(server.grpc) as client,
+        RawClient(server.grpc) as client,
     ):
+        streams: dict[int, str] = {}
+
+        def send(id: str, number: int) -> int:
+            stream = 2 * len(streams) + 1
+            streams[stream] = id
+            numbers = np.full((1, 4), number, np.int32)
+            client.start(stream, infer_messages.request("gate", numbers, request_id=id))
+            client.sync()
+            return stream
+
         gate.go()
-        client.infer("gate", tensor(grpcclient, 5), request_id="known")
+        client.finish(send("known", 5))
         gate.started()
-
-        def send(id: str, number: int) -> None:
-            client.async_infer(
-                "gate",
-                tensor(grpcclient, number),
-                lambda result, error: answers.append(id if error is None else f"{id}: {error}"),
-                request_id=id,
-            )
-            client.get_inference_statistics("gate")  # behind it on the same connection
-
         send("slow", 7)
         assert gate.started() == ["slow"]
         send("hit", 5)
@@ -152,10 +153,14 @@ def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: 
         send("same", 7)
         send("hit again", 5)
         until(lambda: stats(server, "gate")["inference_stats"]["cache_hit"]["count"] == 2, "the other hit")
-        assert answers == [], "they wait for the one that came first"
+        client.sync()
+        waiting = [stream for stream, id in streams.items() if id != "known"]
+        assert not any(client.replies[stream].done for stream in waiting), "they wait for the one that came first"
         gate.go("k" if coalesce == "true" else "kk")
-        until(lambda: len(answers) == 4, "all answers")
-        assert answers == ["slow", "hit", "same", "hit again"]
+        for stream in waiting:
+            client.finish(stream)
+        ends = [f.stream_id for f in client.frames if f.stream_id in waiting and "END_STREAM" in f.flags]
+        assert [streams[stream] for stream in ends] == ["slow", "hit", "same", "hit again"]
     gate.close()
 
 
