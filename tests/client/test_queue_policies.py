@@ -22,9 +22,10 @@ import tritonclient.http as httpclient
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import InferenceServerException
 
-from tests.support import onnx_models
+from tests.support import infer_messages, onnx_models
 from tests.support.bench import Bench, tensor
 from tests.support.metrics import scrape, value
+from tests.support.raw_http2 import RawClient
 from tests.support.repository import identity_config, write_model
 from tests.support.server import ServerProcess, without_front_ends
 from tests.support.waiting import until
@@ -428,28 +429,26 @@ def test_answers_keep_the_order_of_arrival_though_instances_finish_in_another(tm
     for i in range(3):
         os.mkfifo(tmp_path / f"go{i}")
     pipes = [os.open(tmp_path / f"go{i}", os.O_RDWR) for i in range(3)]
-    got: list[int] = []
     with (
         ServerProcess(repository) as server,
-        grpcclient.InferenceServerClient(server.grpc) as client,
+        httpclient.InferenceServerClient(server.http) as http,
+        RawClient(server.grpc) as client,
     ):
 
-        def called(result: Any, error: Any) -> None:
-            got.append(int(result.as_numpy("OUTPUT0").flat[0]) if error is None else -1)
-
         def executions() -> int:
-            stats = client.get_inference_statistics("ordered").model_stats[0]
-            return int(stats.execution_count)
+            return int(http.get_inference_statistics("ordered")["model_stats"][0]["execution_count"])
 
-        for i in range(3):
-            client.async_infer("ordered", tensor(i), called)
-            client.get_inference_statistics("ordered")  # behind it on the same connection
+        streams = [1, 3, 5]
+        for i, stream in enumerate(streams):
+            client.start(stream, infer_messages.request("ordered", np.full((1, 2), i, np.int32)))
+            client.sync()
         for done, i in enumerate((2, 1)):
             os.write(pipes[i], b"k")
             until(lambda done=done: executions() == done + 1, f"{i} has been executed")  # type: ignore[misc]
-        assert got == [], "their answers wait for the first"
+        client.sync()
+        assert client.ends == [], "their answers wait for the first"
         os.write(pipes[0], b"k")
-        until(lambda: len(got) == 3, "all answers")
-        assert got == [0, 1, 2]
+        client.until(lambda: len(client.ends) == 3, "all answers")
+        assert client.ends == streams
     for pipe in pipes:
         os.close(pipe)

@@ -124,7 +124,6 @@ def test_a_failed_leader_leaves_the_others_their_own_execution(tmp_path: Path) -
 
 @pytest.mark.parametrize("coalesce", ["false", "true"])
 def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: str) -> None:
-    """The order in which the server sends: threads of a client may tell of two answers in another."""
     ordered = CACHED + " dynamic_batching { preserve_ordering: true }"
     gate = Gate(tmp_path / "repository", tmp_path / "gate", extra=ordered, size=1)
     with (
@@ -154,13 +153,10 @@ def test_hits_and_followers_keep_the_order_of_arrival(tmp_path: Path, coalesce: 
         send("hit again", 5)
         until(lambda: stats(server, "gate")["inference_stats"]["cache_hit"]["count"] == 2, "the other hit")
         client.sync()
-        waiting = [stream for stream, id in streams.items() if id != "known"]
-        assert not any(client.replies[stream].done for stream in waiting), "they wait for the one that came first"
+        assert client.ends == [1], "they wait for the one that came first"
         gate.go("k" if coalesce == "true" else "kk")
-        for stream in waiting:
-            client.finish(stream)
-        ends = [f.stream_id for f in client.frames if f.stream_id in waiting and "END_STREAM" in f.flags]
-        assert [streams[stream] for stream in ends] == ["slow", "hit", "same", "hit again"]
+        client.until(lambda: len(client.ends) == 5, "all answers")
+        assert [streams[stream] for stream in client.ends] == ["known", "slow", "hit", "same", "hit again"]
     gate.close()
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 from neptrio.config import sequence_config as configuration
 from neptrio.config.model_config import new_config
 from neptrio.scheduling.sequence_direct import delay_left
-from tests.sequences.models import LATCHED, Caller, Stream, listing, rest, sequence_config, tensors
+from tests.sequences.models import LATCHED, Caller, Stream, listing, rest, sequence_config
+from tests.support import infer_messages
 from tests.support.latch import Latch
+from tests.support.raw_http2 import RawClient
 from tests.support.repository import write_model
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -117,45 +118,28 @@ def test_order_of_responses_across_instances(
     server: ServerProcess, repository: Path, model: str, order: list[int]
 ) -> None:
     """The first sequence's instance is held until the second's has finished."""
-    results: list[int] = []
-    done = threading.Event()
-
-    def callback(result: Any, error: Any) -> None:
-        assert error is None
-        results.append(int(result.as_numpy("OUTPUT").item()))
-        if len(results) == 2:
-            done.set()
-
-    with (
-        Latch(repository / model / "open") as latch,
-        grpcclient.InferenceServerClient(server.grpc) as client,
-    ):
+    with Latch(repository / model / "open") as latch, RawClient(server.grpc) as client:
 
         def send(value: int) -> None:
-            client.async_infer(
-                model,
-                tensors(grpcclient, value),
-                callback,
-                sequence_id=value,
-                sequence_start=True,
-                sequence_end=True,
-            )
-
-        send(1)
-        until(lambda: [r["executing"] for r in listing(server, model)["sequences"]] == [1])
-        send(2)
+            numbers = np.full((1, 1), value, np.int32)
+            whole = {"sequence_id": value, "sequence_start": True, "sequence_end": True}
+            client.start(2 * value - 1, infer_messages.request(model, numbers, names=["INPUT"], **whole))
 
         def executions() -> int:
             _, stats = rest(server, "GET", f"/v2/models/{model}/stats")
             return int(stats["model_stats"][0]["execution_count"])
 
+        send(1)
+        until(lambda: [r["executing"] for r in listing(server, model)["sequences"]] == [1])
+        send(2)
         until(lambda: executions() == 1)
         if order == [2, 1]:
-            until(lambda: results == [2])
-        assert results == order[:-1][: 1 if order == [2, 1] else 0]
+            client.finish(3)
+        client.sync()
+        assert len(client.ends) == (order == [2, 1])
         latch.open()
-        assert done.wait(60)
-    assert results == order
+        client.until(lambda: len(client.ends) == 2, "both answers")
+        assert client.ends == [2 * value - 1 for value in order]
 
 
 SENDER = """

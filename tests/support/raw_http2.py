@@ -75,7 +75,8 @@ class Reply:
 
 
 class RawClient:
-    """A connection, which sends SETTINGS at once. `replies[stream_id]` fills as frames are read.
+    """A connection, which sends SETTINGS at once. `replies[stream_id]` fills as frames are read. `ends` are the ids of streams
+    in the order in which the server ended them: threads of other clients may tell of two answers in another order.
 
     `credit`: send WINDOW_UPDATE frames for what was read, as clients do.
     """
@@ -94,6 +95,7 @@ class RawClient:
         self.authority = address
         self.replies: dict[int, Reply] = {}
         self.frames: list[Frame] = []
+        self.ends: list[int] = []
         self.goaway: GoAwayFrame | None = None
         self.closed = False
         self.server_settings: dict[int, int] = {}
@@ -237,6 +239,8 @@ class RawClient:
                 self._answer(PingFrame(0, flags=["ACK"], opaque_data=got.opaque_data).serialize())
         elif isinstance(got, GoAwayFrame):
             self.goaway = got
+        if reply is not None and reply.ended and got.stream_id not in self.ends[-1:]:
+            self.ends.append(got.stream_id)
 
     def _answer(self, data: bytes) -> None:
         """Sends a reply to frames that were read. Ignores a closed connection: its last bytes are still to be read."""
