@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import server_template
+
 # how many front ends servers have whose test does not say; `make test-frontends`
 FRONTENDS = int(os.environ.get("NEPTRIO_TEST_FRONTENDS", "0"))
 # for tests of what docs/frontends.md says is otherwise with front ends
@@ -59,23 +61,22 @@ class ServerProcess:
         self._lines: list[str] = []
         self._news = threading.Condition()
         self._started = threading.Event()
-        self.process = subprocess.Popen(
+        arguments = [
+            *command,
+            *([f"--model-repository={repository}"] if repository is not None else []),
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--grpc-address=127.0.0.1",
+            "--grpc-port=0",
+            "--metrics-port=0",
+            *([f"--frontends={FRONTENDS}"] if FRONTENDS else []),
+            *flags,
+        ]
+        ordinary = bool(limits) or python != sys.executable
+        self.process = (None if ordinary else server_template.start(arguments, env)) or subprocess.Popen(
             [
                 *(["sh", "-c", f'{limits}; exec "$@"', "sh"] if limits else []),
-                python,
-                "-W",
-                "error",
-                "-m",
-                "neptrio",
-                *command,
-                *([f"--model-repository={repository}"] if repository is not None else []),
-                "--http-address=127.0.0.1",
-                "--http-port=0",
-                "--grpc-address=127.0.0.1",
-                "--grpc-port=0",
-                "--metrics-port=0",
-                *([f"--frontends={FRONTENDS}"] if FRONTENDS else []),
-                *flags,
+                *(python, "-W", "error", "-m", "neptrio", *arguments),
             ],
             stderr=subprocess.PIPE,
             text=True,
