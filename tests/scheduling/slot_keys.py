@@ -47,10 +47,10 @@ class Request:
 
 def encode(table: SlotTable) -> Key:
     """The table's key."""
-    idle = {s: i for i, s in enumerate(table._idle)}
+    idle = {s: i for i, s in enumerate(table.idle)}
     ready = {s: i for row in table.ready for i, s in enumerate(r for r in row if r.state != transitions.GONE)}
     waiting_until = sorted(
-        {s.expires_ns for s in table._backlog if s.state != transitions.GONE and s.expires_ns}
+        {s.expires_ns for s in table.backlog if s.state != transitions.GONE and s.expires_ns}
     )
     until = {when: i + 1 for i, when in enumerate(waiting_until)}
 
@@ -65,9 +65,9 @@ def encode(table: SlotTable) -> Key:
     rows = []
     for instance, row in enumerate(table.slots):
         if row:
-            rows.append((instance in table._retired, sorted(map(plain, row))))
+            rows.append((instance in table.retired, sorted(map(plain, row))))
     rows.sort(key=_nameless)
-    backlog = [plain(s) for s in table._backlog if s.state != transitions.GONE]
+    backlog = [plain(s) for s in table.backlog if s.state != transitions.GONE]
     alike = any(_nameless(x) == _nameless(y) for x, y in itertools.pairwise(rows)) or any(
         p and p[:6] == q[:6] for _, held in rows for p, q in itertools.pairwise(held)
     )
@@ -131,7 +131,7 @@ def decode(key: Key, bounds: Bounds) -> SlotTable:
             table.in_flight += 1
         if expires:
             s.expires_ns = NOW + RANK_NS * expires
-            heapq.heappush(table._timeouts, (s.expires_ns, next(table._order), s))
+            heapq.heappush(table.timeouts, (s.expires_ns, next(table.order), s))
         if rank >= 0:
             idle[rank] = s
         return s
@@ -147,33 +147,33 @@ def decode(key: Key, bounds: Bounds) -> SlotTable:
                 table.held[instance] += 1
                 table.slots_used += 1
                 table.waiting[instance] += len(s.waiting or ())
-                table._free.remove((slot, instance))
+                table.free.remove((slot, instance))
                 if p[5] >= 0:
                     ready[p[5]] = s
                     s.offered = True
         if retired:
-            table._retired.add(instance)
-            table._free = [entry for entry in table._free if entry[1] != instance]
+            table.retired.add(instance)
+            table.free = [entry for entry in table.free if entry[1] != instance]
         table.ready[instance].extend(ready[i] for i in sorted(ready))
-        heapq.heapify(table._free)
+        heapq.heapify(table.free)
     for p in backlog:
         s = made(p)
-        table._backlog.append(s)
+        table.backlog.append(s)
         table.backlog_sequences += 1
         table.backlog_requests += len(s.waiting or ())
     for rank in sorted(idle):
         idle[rank].last_ns = 1000 + rank
-        table._idle[idle[rank]] = None
+        table.idle[idle[rank]] = None
     return table
 
 
 def tally(table: SlotTable) -> tuple[int, ...]:
     """Every number that the table keeps; tables with equal keys must agree in them."""
     return (
-        len(table._free),
+        len(table.free),
         len(table.live),
-        len(table._idle),
-        len(table._retired),
+        len(table.idle),
+        len(table.retired),
         table.slots_used,
         table.backlog_sequences,
         table.backlog_requests,

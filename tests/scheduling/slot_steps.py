@@ -84,19 +84,19 @@ class Step:
         self.now = now
         self.oldest = bounds.oldest
         self.finished: list[Request] = []
-        self.runs = [s for row in table.slots for s in row if s] + [*table._backlog]
+        self.runs = [s for row in table.slots for s in row if s] + [*table.backlog]
         self.runs = [s for s in self.runs if s.state != transitions.GONE]
         # what may stand as a reason: an old one, or this event's
         self.ended_by = {s: s.reason for s in self.runs if s.reason}
         self.leaves: set[int] = set()  # instances that may be drained
-        self.were_waiting = [s for s in table._backlog if s.state != transitions.GONE]
+        self.were_waiting = [s for s in table.backlog if s.state != transitions.GONE]
 
     def apply(self, event: Event) -> bool:
         """False when the event was refused."""
         kind = event[0]
         table = self.table
         before = {s: self.requests(s) for s in self.runs}
-        free = sorted(table._free)
+        free = sorted(table.free)
         ok = getattr(self, "do_" + kind)(*event[1:])
         effects, table.effects = table.effects, []
         self.account(before, effects)
@@ -265,8 +265,8 @@ class Step:
 
     def do_idle(self) -> bool:
         table = self.table
-        first = next(iter(table._idle))
-        timeouts, table._timeouts = table._timeouts, []  # these may be as late as one likes
+        first = next(iter(table.idle))
+        timeouts, table.timeouts = table.timeouts, []  # these may be as late as one likes
         table.idle_ns = self.now + 1 - first.last_ns
         due = table.next_deadline()
         assert due == self.now + 1
@@ -275,14 +275,14 @@ class Step:
         self.maybe(first, "idle")
         self.leaves.add(first.instance)
         table.expire(due)
-        table._timeouts = timeouts
+        table.timeouts = timeouts
         table.idle_ns = FAR
         assert first.state != transitions.ACTIVE and first.id not in table.live
         return True
 
     def do_timeout(self) -> bool:
         table = self.table
-        waiting = [s for s in table._backlog if s.state != transitions.GONE and s.expires_ns]
+        waiting = [s for s in table.backlog if s.state != transitions.GONE and s.expires_ns]
         first = min(waiting, key=lambda s: s.expires_ns)
         due = table.next_deadline()
         assert due == first.expires_ns
@@ -305,5 +305,5 @@ class Step:
 
     def do_add(self) -> bool:
         instance = self.table.add_instance(self.now)
-        assert self.table.slots[instance] and instance not in self.table._retired
+        assert self.table.slots[instance] and instance not in self.table.retired
         return True

@@ -142,7 +142,7 @@ def test_an_impossible_event_is_an_error() -> None:
     table = SlotTable(1, 1, IDLE_NS)
     a, _ = table.accept("a", Request("a", True, True), 0)
     with pytest.raises(RuntimeError, match="REQUEST cannot happen in ENDING"):
-        table._apply(a, transitions.REQUEST, 0, Request("a", False, False))
+        table.apply(a, transitions.REQUEST, 0, Request("a", False, False))
 
 
 def test_abandoned_backlog_entries_do_not_pile_up() -> None:
@@ -155,4 +155,4 @@ def test_abandoned_backlog_entries_do_not_pile_up() -> None:
         table.cancel(sequence, request, 0)
         table.effects.clear()
     assert table.backlog_sequences == 1
-    assert len(table._backlog) < 100 and len(table._timeouts) < 100
+    assert len(table.backlog) < 100 and len(table.timeouts) < 100

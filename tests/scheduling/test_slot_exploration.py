@@ -31,11 +31,11 @@ def check(table: SlotTable, oldest: bool) -> None:
     taken: set[tuple[int, int]] = set()
     requests = flights = 0
     for i, row in enumerate(table.slots):
-        assert bool(row) != (i in table._vacant)
+        assert bool(row) != (i in table.vacant)
         offered = [s for s in table.ready[i] if s.state != transitions.GONE]
         wants, here, queued = [], 0, 0
         for slot, s in enumerate(row):
-            if i not in table._retired:
+            if i not in table.retired:
                 everything.add((slot, i))
             if s is None:
                 continue
@@ -54,14 +54,14 @@ def check(table: SlotTable, oldest: bool) -> None:
             flights += s.in_flight is not None
         requests += queued
         assert (table.held[i], table.waiting[i]) == (here, queued)
-        assert i not in table._retired or here, "a retired instance was not let go"
+        assert i not in table.retired or here, "a retired instance was not let go"
         if oldest:
             assert len(offered) == len(wants) and set(offered) == set(wants)
-    free = table._free
+    free = table.free
     assert len(set(free)) == len(free), "a free slot is listed twice"
     assert set(free) == everything - taken, "a slot was lost, or is free and held"
     assert len(set(held)) == len(held), "a sequence holds two slots"
-    backlog = [s for s in table._backlog if s.state != transitions.GONE]
+    backlog = [s for s in table.backlog if s.state != transitions.GONE]
     assert not (free and backlog), "the backlog waits beside a free slot"
     behind = 0
     for s in backlog:
@@ -78,9 +78,9 @@ def check(table: SlotTable, oldest: bool) -> None:
             assert table.live[s.id] is s and not s.reason, "an id is live twice, or not as it should be"
         else:
             assert s.reason
-        assert (s in table._idle) == (s.state == transitions.ACTIVE)
+        assert (s in table.idle) == (s.state == transitions.ACTIVE)
     assert len(table.live) == live
-    for s in table._idle:
+    for s in table.idle:
         assert last <= s.last_ns, "the idle order is not the order of the deadlines"
         last = s.last_ns
     stats = table.statistics()
@@ -93,7 +93,7 @@ def take(key: Key, event: Event, bounds: Bounds) -> tuple[SlotTable, bool]:
     """The table after the event, and whether it took it; what became of every request was checked."""
     table = decode(key, bounds)
     step = Step(table, bounds)
-    step.leaves.update(table._retired)
+    step.leaves.update(table.retired)
     return table, step.apply(event)
 
 
@@ -124,13 +124,13 @@ def drain(table: SlotTable, oldest: bool) -> None:
 def explore(bounds: Bounds) -> tuple[dict[Key, tuple[int, ...]], int, set[tuple[int, int]]]:
     """Every reachable state, the number of transitions, and the rows of the table that were used."""
     used: set[tuple[int, int]] = set()
-    original = SlotTable._apply
+    original = SlotTable.apply
 
     def recorded(self: Any, sequence: Any, event: int, now_ns: int, request: Any = None) -> None:
         used.add((sequence.state, event))
         original(self, sequence, event, now_ns, request)
 
-    SlotTable._apply = recorded  # type: ignore[method-assign]
+    SlotTable.apply = recorded  # type: ignore[method-assign]
     try:
         first = encode(SlotTable(bounds.instances, bounds.per_instance, FAR, bounds.oldest))
         seen, frontier, taken = {first: tally(decode(first, bounds))}, [first], 0
@@ -155,7 +155,7 @@ def explore(bounds: Bounds) -> tuple[dict[Key, tuple[int, ...]], int, set[tuple[
                     drain(copy, bounds.oldest)
             frontier = following
     finally:
-        SlotTable._apply = original  # type: ignore[method-assign]
+        SlotTable.apply = original  # type: ignore[method-assign]
     return seen, taken, used
 
 
@@ -198,7 +198,7 @@ def walk(bounds: Bounds, seen: dict[Key, tuple[int, ...]]) -> None:
         rows, backlog = raw(table)
         event = chance.choice(list(events(rows, backlog, bounds)))
         step = Step(table, bounds, now)
-        step.leaves.update(table._retired)
+        step.leaves.update(table.retired)
         step.apply(event)
         check(table, bounds.oldest)
         key = encode(table)
@@ -217,8 +217,8 @@ def raw(table: SlotTable) -> tuple[list[Any], list[Any]]:
             return ()
         expires = s.expires_ns if s.slot < 0 else 0
         waiting = tuple(s.waiting or ())
-        idle = 0 if s in table._idle else -1
+        idle = 0 if s in table.idle else -1
         return (s.state, int(s.in_flight is not None), waiting, expires, idle, 0 if s in ready else -1, s.id)
 
-    rows = [(i in table._retired or not row, [plain(s) for s in row]) for i, row in enumerate(table.slots)]
-    return rows, [plain(s) for s in table._backlog if s.state != transitions.GONE]
+    rows = [(i in table.retired or not row, [plain(s) for s in row]) for i, row in enumerate(table.slots)]
+    return rows, [plain(s) for s in table.backlog if s.state != transitions.GONE]

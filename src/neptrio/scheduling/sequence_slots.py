@@ -139,7 +139,8 @@ class SlotTable:
     """The slots of every instance of one model, the backlog, and the ids that are live.
 
     `effects` collects what the caller must do, in order: (CANCELLED | TIMED_OUT, request), (ENDED, sequence) and
-    (DRAINED, instance index). With `offers`, `ready[instance]` lists the sequences that have a request to issue,
+    (DRAINED, instance index). The rest of the state is plain as well, so that whoever explores its states can tell two of
+    them apart; only the methods change it. With `offers`, `ready[instance]` lists the sequences that have a request to issue,
     in the order in which they got one; entries may be stale (see drop_stale()).
     """
 
@@ -157,13 +158,13 @@ class SlotTable:
         self.in_flight = 0
         self._per_instance = slots_per_instance
         self._offers = offers
-        self._free: list[tuple[int, int]] = []  # heap of (slot, instance)
-        self._retired: set[int] = set()  # retired instances that still have sequences
-        self._vacant: list[int] = []  # indices of forgotten instances, to be used again
-        self._backlog: deque[Sequence] = deque()  # in order of arrival; may contain sequences that are GONE
-        self._idle: OrderedDict[Sequence, None] = OrderedDict()
-        self._timeouts: list[tuple[int, int, Sequence]] = []
-        self._order = itertools.count()
+        self.free: list[tuple[int, int]] = []  # heap of (slot, instance)
+        self.retired: set[int] = set()  # retired instances that still have sequences
+        self.vacant: list[int] = []  # indices of forgotten instances, to be used again
+        self.backlog: deque[Sequence] = deque()  # in order of arrival; may contain sequences that are GONE
+        self.idle: OrderedDict[Sequence, None] = OrderedDict()
+        self.timeouts: list[tuple[int, int, Sequence]] = []
+        self.order = itertools.count()
         for _ in range(instances):
             self.add_instance()
 
@@ -180,40 +181,40 @@ class SlotTable:
         event = END if request.sequence_end else REQUEST
         if sequence is not None:
             conflict = bool(request.sequence_start)
-            self._apply(sequence, event, now_ns, request)
+            self.apply(sequence, event, now_ns, request)
         else:
             if not request.sequence_start:
                 raise StartMissing
             sequence = self.live[key] = Sequence(key, now_ns)
             self.backlog_sequences += 1
-            self._backlog.append(sequence)
-            self._apply(sequence, event, now_ns, request)
+            self.backlog.append(sequence)
+            self.apply(sequence, event, now_ns, request)
             self._fill(now_ns)
         return sequence, conflict
 
     def issue(self, sequence: Sequence, now_ns: int) -> Any:
         """Removes and returns the sequence's first waiting request, to be executed."""
-        self._apply(sequence, ISSUE, now_ns)
+        self.apply(sequence, ISSUE, now_ns)
         request = sequence.in_flight
         self._check_head(sequence, now_ns)
         return request
 
     def finish(self, sequence: Sequence, now_ns: int) -> None:
         """The request that issue() returned has left the instance."""
-        self._apply(sequence, FINISH, now_ns)
+        self.apply(sequence, FINISH, now_ns)
 
     def requeue(self, sequence: Sequence, request: Any, now_ns: int) -> bool:
         """Queues an iterative sequence's request again; False when the id is no longer live."""
         if sequence.state != ACTIVE:
             return False
-        self._apply(sequence, REQUEST, now_ns, request)
+        self.apply(sequence, REQUEST, now_ns, request)
         self._check_head(sequence, now_ns)
         return True
 
     def cancel(self, sequence: Sequence, request: Any, now_ns: int) -> None:
         """Acts on `request`, which is marked as cancelled: now, or when it becomes the first one waiting (rule 7)."""
         if sequence.state in (WAITING, WAITING_ENDED):
-            self._apply(sequence, CANCEL, now_ns)
+            self.apply(sequence, CANCEL, now_ns)
         elif sequence.state in (ACTIVE, ENDING):
             self._check_head(sequence, now_ns)
 
@@ -226,31 +227,31 @@ class SlotTable:
             event, sequence.reason = CLOSE, "ended"
         if (sequence.state, event) not in TRANSITIONS:
             return False
-        self._apply(sequence, event, now_ns)
+        self.apply(sequence, event, now_ns)
         return True
 
     def expire(self, now_ns: int) -> None:
         """Ends sequences that were idle for too long and rejects requests that waited for too long."""
         limit = now_ns - self.idle_ns
-        while self._idle:
-            sequence = next(iter(self._idle))
+        while self.idle:
+            sequence = next(iter(self.idle))
             if sequence.last_ns > limit:
                 break
-            self._apply(sequence, IDLE, now_ns)
-        while self._timeouts and self._timeouts[0][0] <= now_ns:
-            when, _, sequence = heapq.heappop(self._timeouts)
+            self.apply(sequence, IDLE, now_ns)
+        while self.timeouts and self.timeouts[0][0] <= now_ns:
+            when, _, sequence = heapq.heappop(self.timeouts)
             if sequence.state in (WAITING, WAITING_ENDED) and sequence.expires_ns == when:
-                self._apply(sequence, TIMEOUT, now_ns)
+                self.apply(sequence, TIMEOUT, now_ns)
 
     def next_deadline(self) -> int | None:
         """When expire() next has something to do; None: never."""
         when = None
-        if self._idle:
-            when = next(iter(self._idle)).last_ns + self.idle_ns
-        while self._timeouts:
-            expires, _, sequence = self._timeouts[0]
+        if self.idle:
+            when = next(iter(self.idle)).last_ns + self.idle_ns
+        while self.timeouts:
+            expires, _, sequence = self.timeouts[0]
             if sequence.state not in (WAITING, WAITING_ENDED) or sequence.expires_ns != expires:
-                heapq.heappop(self._timeouts)
+                heapq.heappop(self.timeouts)
                 continue
             when = expires if when is None else min(when, expires)
             break
@@ -259,7 +260,7 @@ class SlotTable:
     def close(self, now_ns: int) -> None:
         """Ends every live sequence; accepted requests still run."""
         for sequence in list(self.live.values()):
-            self._apply(sequence, CLOSE, now_ns)
+            self.apply(sequence, CLOSE, now_ns)
 
     # ------------------------------------------------------------ instances
 
@@ -270,8 +271,8 @@ class SlotTable:
         """
         if self.effects:
             raise RuntimeError("an instance was added while effects name instances by index")
-        if self._vacant:
-            instance = self._vacant.pop()
+        if self.vacant:
+            instance = self.vacant.pop()
         else:
             instance = len(self.slots)
             self.slots.append([])
@@ -280,25 +281,25 @@ class SlotTable:
             self.ready.append(deque())
         self.slots[instance] = [None] * self._per_instance
         for slot in range(self._per_instance):
-            heapq.heappush(self._free, (slot, instance))
+            heapq.heappush(self.free, (slot, instance))
         self._fill(now_ns)
         return instance
 
     def retire_instance(self, instance: int) -> None:
         """Gives it no new sequences. Live ones keep their slots; (DRAINED, instance) follows after the last."""
-        if instance in self._retired or not self.slots[instance]:
+        if instance in self.retired or not self.slots[instance]:
             raise RuntimeError(f"instance {instance} was retired twice")
-        self._retired.add(instance)
-        self._free = [entry for entry in self._free if entry[1] != instance]
-        heapq.heapify(self._free)
+        self.retired.add(instance)
+        self.free = [entry for entry in self.free if entry[1] != instance]
+        heapq.heapify(self.free)
         self._forget_if_empty(instance)
 
     def _forget_if_empty(self, instance: int) -> None:
         if not self.held[instance]:
-            self._retired.remove(instance)
+            self.retired.remove(instance)
             self.slots[instance] = []
             self.ready[instance].clear()
-            self._vacant.append(instance)
+            self.vacant.append(instance)
             self.effects.append((DRAINED, instance))
 
     # ------------------------------------------------------------ looking
@@ -323,13 +324,13 @@ class SlotTable:
             for sequence in slots:
                 if sequence is not None:
                     yield sequence
-        for sequence in self._backlog:
+        for sequence in self.backlog:
             if sequence.state != GONE:
                 yield sequence
 
     def statistics(self) -> SlotTableStatistics:
         """What is held now."""
-        retired = sum(len(self.slots[i]) for i in self._retired)
+        retired = sum(len(self.slots[i]) for i in self.retired)
         return SlotTableStatistics(
             live=len(self.live),
             slots=sum(map(len, self.slots)) - retired,
@@ -342,7 +343,8 @@ class SlotTable:
 
     # ------------------------------------------------------------ the machine
 
-    def _apply(self, sequence: Sequence, event: int, now_ns: int, request: Any = None) -> None:
+    def apply(self, sequence: Sequence, event: int, now_ns: int, request: Any = None) -> None:
+        """Does what TRANSITIONS has for the event in the sequence's state. RuntimeError: nothing."""
         row = _ROWS[sequence.state][event]
         if row is None:
             raise RuntimeError(
@@ -356,14 +358,14 @@ class SlotTable:
 
     def _check_head(self, sequence: Sequence, now_ns: int) -> None:
         if sequence.waiting and sequence.waiting[0].cancelled:
-            self._apply(sequence, CANCEL, now_ns)
+            self.apply(sequence, CANCEL, now_ns)
 
     def _fill(self, now_ns: int) -> None:
         """Gives free slots to sequences in the backlog (rule 6)."""
-        while self._free and self._backlog:
-            sequence = self._backlog.popleft()
+        while self.free and self.backlog:
+            sequence = self.backlog.popleft()
             if sequence.state != GONE:
-                self._apply(sequence, SLOT, now_ns)
+                self.apply(sequence, SLOT, now_ns)
 
     # ------------------------------------------------------------ actions
 
@@ -382,21 +384,21 @@ class SlotTable:
             expires = now_ns + request.timeout_us * 1000
             if not sequence.expires_ns or expires < sequence.expires_ns:
                 sequence.expires_ns = expires
-                if len(self._timeouts) > 4 * self.backlog_sequences + 64:
-                    self._timeouts = [e for e in self._timeouts if e[2].slot < 0 and e[2].state != GONE]
-                    heapq.heapify(self._timeouts)
-                heapq.heappush(self._timeouts, (expires, next(self._order), sequence))
+                if len(self.timeouts) > 4 * self.backlog_sequences + 64:
+                    self.timeouts = [e for e in self.timeouts if e[2].slot < 0 and e[2].state != GONE]
+                    heapq.heapify(self.timeouts)
+                heapq.heappush(self.timeouts, (expires, next(self.order), sequence))
 
     def _unmap(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         del self.live[sequence.key]
 
     def _leave_backlog(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         self.backlog_sequences -= 1
-        if len(self._backlog) > 2 * self.backlog_sequences + 64:
-            self._backlog = deque(s for s in self._backlog if s.state != GONE)
+        if len(self.backlog) > 2 * self.backlog_sequences + 64:
+            self.backlog = deque(s for s in self.backlog if s.state != GONE)
 
     def _occupy(self, sequence: Sequence, now_ns: int, request: Any) -> None:
-        slot, instance = heapq.heappop(self._free)
+        slot, instance = heapq.heappop(self.free)
         if self.slots[instance][slot] is not None:
             raise RuntimeError(f"slot {slot} of instance {instance} was given twice")
         sequence.slot, sequence.instance = slot, instance
@@ -411,14 +413,14 @@ class SlotTable:
 
     def _start_idle(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         sequence.last_ns = now_ns
-        self._idle[sequence] = None
+        self.idle[sequence] = None
 
     def _touch(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         sequence.last_ns = now_ns
-        self._idle.move_to_end(sequence)
+        self.idle.move_to_end(sequence)
 
     def _stop_idle(self, sequence: Sequence, now_ns: int, request: Any) -> None:
-        del self._idle[sequence]
+        del self.idle[sequence]
 
     def _offer(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         if self._offers and sequence.waiting and sequence.in_flight is None and not sequence.offered:
@@ -462,7 +464,7 @@ class SlotTable:
 
     def _settle(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         if not sequence.waiting and sequence.in_flight is None:
-            self._apply(sequence, EMPTY, now_ns)
+            self.apply(sequence, EMPTY, now_ns)
 
     def _release(self, sequence: Sequence, now_ns: int, request: Any) -> None:
         instance, slot = sequence.instance, sequence.slot
@@ -472,10 +474,10 @@ class SlotTable:
         self.held[instance] -= 1
         self.slots_used -= 1
         self.effects.append((ENDED, sequence))
-        if instance in self._retired:
+        if instance in self.retired:
             self._forget_if_empty(instance)
         else:
-            heapq.heappush(self._free, (slot, instance))
+            heapq.heappush(self.free, (slot, instance))
             self._fill(now_ns)
 
 
